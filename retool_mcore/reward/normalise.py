@@ -72,7 +72,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
-_IT_IS = re.compile(r"^it(?: is|['’]s) (?!not )(?=[a-z])")
+_IT_IS = re.compile(r"^it(?:(?: is|['’]s) (?!not )(?=[a-z])| (?=cannot |can ?not |can't |depends |does not ))")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
 MAX_NAME_CHARS = 60
@@ -103,6 +103,7 @@ _DENIES = re.compile(
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
     r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J]|(?<=\()[a-j](?=\)))\)?"
+    r"|(?:[Tt]he )?(?:[Oo]ption|[Cc]hoice) ([a-j])"
     r"|(?:[Oo]ption |[Cc]hoice )?\(?([A-J])\)? is (?:the )?(?:correct|right)(?: (?:answer|option|choice|one))?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")

@@ -23,7 +23,7 @@ _BEFORE = re.compile(
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
 _EXCEPT = re.compile(
-    r"(?:\\text\s?\{\s?)?all (?:real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?|\$?[a-z]\$?),? "
+    r"(?:\\text\s?\{\s?)?(?:all|any|every) (?:real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?|\$?[a-z]\$?),? "
     r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?((?:[a-z]\s?=\s?)?(?:[-\d]|\\pm)[^<>]{0,80})",
     re.IGNORECASE,
 )
@@ -58,7 +58,9 @@ _QUOTIENT = re.compile(  # 17 R 3
     r"(\d{1,9})\s{0,3}(?:\\(?:text|mathrm)\s?\{\s{0,3})?(?:[Rr]\.?|remainder:?|余)(?:\s{0,3}\})?\s{0,3}(\d{1,9})"
 )
 _RATIO = r"-?(?:\d{1,9}\s?/\s?\d{1,9}|\\[dt]?frac\s?\{?\d{1,9}\}?\s?\{?\d{1,9}\}?)"
-_FRACTION_DECIMAL = re.compile(rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}})\)")  # 7/16 (0.4375)
+_FRACTION_DECIMAL = re.compile(
+    rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}}|-?\d{{1,9}}(?:\.\d{{1,20}})?\\?%)\)"
+)  # 7/16 (0.4375)
 _DECIMAL_FRACTION = re.compile(rf"(-?\d{{0,9}}\.\d{{1,20}})(?:\s|\\[ ,;]|~){{1,3}}\(({_RATIO})\)")
 _CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
 _VALUES_APART = re.compile(r"[a-z]\s?=\s?-?[\d./]{1,20}(?:\s{1,3}[a-z]\s?=\s?-?[\d./]{1,20}){1,5}")  # x=3 y=-1

@@ -50,7 +50,7 @@ def beside_words(text: str) -> str | None:
 
 
 def _known(word: str) -> bool:
-    return word in _VALUES or word == "a" or word in _UNDER or word in _SCALES or word in ("hundred", "and")
+    return word in _VALUES or word == "a" or word in _UNDER or word in _SCALES or word in ("hundred", "dozen", "and")
 
 
 def _spelt(words: list[str]) -> Fraction | None:
@@ -63,8 +63,8 @@ def _spelt(words: list[str]) -> Fraction | None:
     for word in words:
         if word in _VALUES:
             part += _VALUES[word]
-        elif word == "hundred":
-            part = max(part, 1) * 100
+        elif word in ("hundred", "dozen"):
+            part = max(part, 1) * (100 if word == "hundred" else 12)
         elif word in _SCALES:
             total, part = total + max(part, 1) * _SCALES[word], 0
         elif word != "and":

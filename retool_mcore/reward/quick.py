@@ -168,9 +168,9 @@ def _same_words(answer: Normal, truth: Normal) -> bool | None:
     words = [each.words for each in (answer, truth) if each.words is not None]
     if len(words) == 2 and (words[0] == words[1] or any(map(str.isdigit, "".join(words)))):
         return words[0] == words[1]  # with digits they are dates and times
-    if all(each.number is not None or each.tree is not None for each in (answer, truth)):
-        return None
-    return len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth))
+    if len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth)):
+        return True
+    return None if all(each.number is not None or each.tree is not None for each in (answer, truth)) else False
 
 
 def _unit(node: Term | None) -> str:

@@ -123,7 +123,8 @@ _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
 _BRACED_DICT = re.compile(rf"\\\{{\s?({_PAIR}(?:,\s?{_PAIR}){{1,9}})\\\}}")
 _LEADING = re.compile(
-    r"^(?:=|→|(?:#{1,6}|\*)(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
+    r"^(?:=|→|✓|✅|\\checkmark(?![a-z])|(?:#{1,6}|\*)(?= )"
+    r"|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
 
 
@@ -171,7 +172,7 @@ def trimmed(text: str) -> str:
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
         text = text.removesuffix(quad).rstrip()
-    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#", "*") else text
+    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#", "*", "✓", "✅") else text
 
 
 def respelled(text: str) -> str:

@@ -81,7 +81,7 @@ _CHINESE_COUNT = re.compile(  # 还剩13个, 最小值-2
 )
 _SAYS = re.compile(rf"[{_HAN}]")
 _SO = re.compile(
-    r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|then|finally|consequently|in conclusion"
+    r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|then|finally|consequently|in conclusion|it's"
     r"|we (?:get|have|find|obtain))(?:,? that)?,?\s(?:\s?\})?",
     re.IGNORECASE,
 )

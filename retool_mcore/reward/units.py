@@ -15,7 +15,7 @@ _MARKED = {
     "sec": "second", "ms": "ms", "cm": "cm", "nm": "nm", "mi": "mile", "cc": "cm^3", "kph": "km/hr", "kmh": "km/hr",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
-_PLAIN_LETTERS = set("msghL")
+_PLAIN_LETTERS = set("msghLNJWV")
 VOWELS = set("aeiouy")
 _GENERIC = {f"{base}^{power}" for base in ("unit", "times", "way", "point") for power in (1, 2, 3)}
 _RAISED = {"squared": "^2", "cubed": "^3"}
@@ -51,7 +51,7 @@ _ORDINALS = (
     "hundredths thousandth thousandths millionth millionths"
 )
 _CHANGING = set(
-    f"{_TENS} {_ONES} {_ORDINALS} squared cubed plus minus divided multiplied factorial choose modulo base power "
+    f"{_TENS} {_ONES} {_ORDINALS} hex squared cubed plus minus divided multiplied factorial choose modulo base power "
     "raised root doubled tripled halved halve double triple twice thrice reciprocal inverse inverted negative negated "
     "opposite repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect "
     "wrong false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
