@@ -30,7 +30,7 @@ _SIGNS_BETWEEN = re.compile("[^\u2460-\u2473]")
 
 def label(text: str) -> tuple[str, str]:
     """The letter in front of an answer and the answer behind it; ("", text) where there is none."""
-    match = _LABEL.match(text)
+    match = None if text[:5] == "D.N.E" else _LABEL.match(text)
     if match is None or (match[5] is not None) != text.startswith("\\"):
         return "", text
     return next(filter(None, match.groups()[:4])).upper(), text[match.end() :]

@@ -52,8 +52,8 @@ _AND_BEHIND = re.compile(r"(\\text\s?\{\s?[A-Za-z][A-Za-z ]{1,30}?) and ?\}")  #
 _CORNERS = str.maketrans("⎡⎢⎣⎤⎥⎦", "[[[]]]")
 _QUOTES = ("'", '"', "`")
 _FENCES = ("```", "'''", '"""')
-_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "∎", "■", "□",
-          "<br>", "<br/>", "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
+_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "✅", "☑", "🎉", "∎",
+          "■", "□", "<br>", "<br/>", "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
 _TAGS = re.compile(r"</?(?:b|i|u|p|em|strong|span|answer)>")
 
 

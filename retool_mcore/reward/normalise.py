@@ -65,6 +65,12 @@ _ONE_LINE = re.compile(  # of a display
     re.DOTALL,
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
+_SUPPOSES = frozenset("\\iIlLsStTaAmMpPgG")
+_SUPPOSING = re.compile(  # not all are words to the reader: if x = 5 would be a product
+    r"(?:\\text(?:bf|rm)?\s?\{\s?)?"
+    r"(?:if|let|say|try|suppose|assum(?:e|ing)|maybe|perhaps|guess|possibly|probably)(?![A-Za-z])",
+    re.IGNORECASE,
+)
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
 _DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?(?:[\d,]|\{,\}){0,40}(?:\.\d{1,10})?")
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
@@ -183,6 +189,8 @@ def _read(text: str) -> Normal:
 def _expression(text: str) -> Normal:
     if len(text) > MAX_ANSWER_CHARS:
         return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
+    if text[:1] in _SUPPOSES and _SUPPOSING.match(text):
+        return Normal(text, problem="it only supposes an answer")
     cut_off = _DIGITS_OF.fullmatch(text) if "dots" in text else None
     try:
         tree = read(cut_off[1] if cut_off else text)
@@ -358,6 +366,8 @@ def _words(text: str) -> str | None:
         return next(filter(None, match.groups())).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
+    if text in ("D.N.E", "D. N. E"):
+        return "dne"
     text = text[:-1] if text[-1] == "!" and text[:-1].lower() in ("yes", "no", "true", "false") else text
     if not _LETTERS.fullmatch(text):
         return text if text in PHRASES or text in SAYINGS else None

@@ -67,6 +67,9 @@ _PART_OF = r"(?:of (?:an? |the |all (?:the )?|her |his |their |its )?)"
 _SEVERAL = r"[A-Za-z]{2,15}(?: [A-Za-z]{2,15})"
 _WORDS_BEHIND = re.compile(rf"{_COUNT} (?:{_PART_OF}((?=[A-Za-z]{{3}}){_SEVERAL}{{0,4}})|({_SEVERAL}{{1,4}}))")
 _ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in)")  # else a union, and i times n
+_A_TIME = re.compile(r"(?<=[a-z\d]) an? (day|week|month|year|hour|minute|second)$")  # 72 dollars a day
+_WHOLE_AND_PART = re.compile(r"\A(\d{1,9}) and (\d{1,9}/\d{1,9})(?= [a-z])")  # 1 and 1/2 cups
+_INCHES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?(?:\"|″|'')")
 _EACH = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)\s?/\s?(day|week|month|year|hour|minute|person|child|student|item|box|ticket|pound|each)"
 )
@@ -227,6 +230,8 @@ def _in_ascii(text: str) -> str:
 
 def _measured(text: str) -> str:
     """Whole minutes with their seconds, miles an hour, mixed numbers in Chinese."""
+    if text[-1:] in "\"″'" and (match := _INCHES.fullmatch(text)):
+        return rf"{match[1]}\text{{ inches}}"
     if text[-3:] == ":00" and (match := _SECONDS.fullmatch(text)):
         return match[1]
     text = _MILES.sub("mph", text) if "/" in text and "mi" in text else text
@@ -277,6 +282,7 @@ def _noted(text: str) -> str:
 
 def _with_words_behind(text: str) -> str:
     """A unit in words behind a number: ``2/3 of the pizza``, ``18/day``, ``66 in``."""
+    text = _A_TIME.sub(r" per \1", _WHOLE_AND_PART.sub(r"\1 \2", text))
     if "%" in text:
         return match[1] if (match := _PERCENT_OF.fullmatch(text) or _PERCENT_TEXT.fullmatch(text)) else text
     if match := _EACH.fullmatch(text):
@@ -312,6 +318,8 @@ def _unbracketed(match: re.Match[str]) -> str:
     """A known unit, or one that is marked, without the brackets around it."""
     plain = match[1].partition("^")[0].rstrip("²³")
     marked = plain.startswith("\\") or not plain.isascii()
+    if plain.isalpha() and plain.isascii() and len(plain) > 3 and plain == match[1] and plain not in UNITS | WORDS:
+        return rf"\text{{ {plain}}}"  # 72 (clips)
     return f" {match[1]}" if plain in UNITS or marked else match[0]
 
 

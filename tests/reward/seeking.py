@@ -70,5 +70,13 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (r"\frac{3}{4}", ("3/4 (75%)", r"\frac{3}{4} (75\%)"), ("3/4 (72%)", "3/4 (0.75%)")),
     ("ACD", ("(ACD)", "(A)(C)(D)"), ("(ABD)", "(AC)")),
     (r"8\text{ AM}", ("8:00", "08:00"), ("20:00", "8:30")),
+    ("72", ("72 clips altogether in April and May", "72 dollars a day", "72 (clips)", "altogether 72", "In total, 72",
+            "72 ✅"),
+     ("72 (wrong)", "72 (approx)", "72 (false)", "let x = 72", "if x = 72", "suppose x = 72", r"\text{if }x = 72",
+      "maybe x = 72", "altogether 73", "72 dollars a day less", "72 (sin)", "72 (clips, maybe)")),
+    (r"\$72\text{ per day}", ("72 dollars a day", "$72 a day"), ("73 dollars a day", "72 dollars a week")),
+    (r"18\text{ inches}", ('18"', "18″"), ("18'", '19"')),
+    (r"1\frac{1}{2}\text{ cups}", ("1 and 1/2 cups", "1½ cups"), ("1 and 1/3 cups", "2 and 1/2 cups", "1, 1/2 cups")),
+    (r"\text{DNE}", ("D.N.E.", "does not exist"), ("D", "N.E.")),
 ]
 # fmt: on
