@@ -21,7 +21,7 @@ from retool_mcore.reward.respell import bare_braces, respelled, trimmed
 from retool_mcore.reward.sentences import stated
 from retool_mcore.reward.spelling import MAX_ANSWER_CHARS, spelling
 from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
-from retool_mcore.reward.tokens import WORDS, Unreadable
+from retool_mcore.reward.tokens import GLUED, WORDS, Unreadable
 from retool_mcore.reward.value import exact
 
 MAX_EXACT_DIGITS = 2000
@@ -378,7 +378,7 @@ def _words(text: str) -> str | None:
         return None  # i and -i
     if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
         return None
-    if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:
+    if any(run in WORDS or GLUED.fullmatch(run) for run in runs) and text.casefold() not in PHRASES:
         return None
     plain = _AND.sub(" ", text.casefold()).replace(".", "")
     return _ARTICLE.sub("", _IT_IS.sub("", " ".join(plain.split())))

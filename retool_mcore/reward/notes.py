@@ -13,7 +13,7 @@ MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
     r"|vertex|center|centre|focus|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
-    r"|exactly|only|(?:probability|length|area|volume|distance|speed|rate|price|cost|value|profit|radius) of"
+    r"|exactly|only|just|(?:probability|length|area|volume|distance|speed|rate|price|cost|value|profit|radius) of"
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"

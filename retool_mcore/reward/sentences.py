@@ -60,7 +60,7 @@ _MEASURED = re.compile(
 _IS_IT = re.compile(
     r"(?:\\text\s?\{\s{0,2}|(?<=\s))(?:is|are) (?:the |our |an? )?"
     r"(?:(?:final|correct|right|only|desired|required|unique|exact|general|real) ){0,2}"
-    r"(?:answers?|solutions?(?: sets?)?|results?|roots?|values?)\s?\.?\s?\}?\s?$"
+    r"(?:answers?|solutions?(?: sets?)?|results?|roots?|values?|m(?:in|ax)imum|smallest|largest)\s?\.?\s?\}?\s?$"
 )
 _BEHIND = re.compile(
     r"(?:\\text\s?\{[\s,.]{0,3})?(?<![A-Za-z])"

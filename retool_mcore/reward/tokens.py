@@ -96,6 +96,8 @@ WORDS = {
 # What stands for itself as text, too; other words may be units or names there.
 _FUNCTIONS = "cis choose sin cos tan cot csc arcsin arccos arctan ln log lg gcd lcm exp"
 _SPELT = frozenset(_FUNCTIONS.split())
+# A function and its letter in one run: sinx, lnx, sinA, xlnx.
+GLUED = re.compile(r"(x?)(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|lg|log)([xyABC])")
 # A function of several values has a bracket behind it; letters without one are a product.
 BRACKETED = ("abs", "max", "gcd", "lcm", "det")
 
@@ -155,6 +157,9 @@ def _letters(run: str, glued: bool, following: str) -> list[Token]:
     lower = run if run in WORDS else run.lower()
     if lower in WORDS and (lower not in BRACKETED or following in tuple("(|{[ _")):
         return [Token("command", WORDS[lower], glued)]
+    if len(run) > 2 and (match := GLUED.fullmatch(run)):
+        head = [Token("letter", match[1], glued)] if match[1] else []
+        return [*head, Token("command", WORDS[match[2]], glued or bool(head)), Token("letter", match[3], True)]
     if len(run) > 3 or run in UNITS or run in ("or", "and", "men"):
         return [Token("word", run, glued)]
     return [Token("letter", letter, glued or index > 0) for index, letter in enumerate(run)]

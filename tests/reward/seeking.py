@@ -78,5 +78,9 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (r"18\text{ inches}", ('18"', "18″"), ("18'", '19"')),
     (r"1\frac{1}{2}\text{ cups}", ("1 and 1/2 cups", "1½ cups"), ("1 and 1/3 cups", "2 and 1/2 cups", "1, 1/2 cups")),
     (r"\text{DNE}", ("D.N.E.", "does not exist"), ("D", "N.E.")),
+    (r"\frac{\sin x}{x}", ("sinx/x", "(sinx)/x"), ("cosx/x", "sinx", "sinx/y", "x/sinx")),
+    (r"x\ln x - x", ("xlnx - x", "x lnx - x"), ("xlnx", "lnx - x", "xlgx - x")),
+    (r"\sin A", ("sinA",), ("cosA", "sinB", "sina")),
+    ("9", ("9 is the minimum", "just 9"), ("9 is not the minimum", "not just 9", "9 is less")),
 ]
 # fmt: on
