@@ -4,14 +4,13 @@ Each function gives the form as the other side has it, or the form as it is. The
 truth are each read beside the other as it was written.
 """
 
-from math import gcd
-
 from retool_mcore.reward.conditions import is_membership, is_start, without_notes
 from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
 from retool_mcore.reward.decimals import written
 from retool_mcore.reward.families import counted
 from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.points import names
+from retool_mcore.reward.ratios import is_clock, ratio_behind_names
 from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
 from retool_mcore.reward.vectors import rows, vector
@@ -31,6 +30,8 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
     node, other = counted(_alike(node), _alike(other))
     if node.op == "family":
         return node
+    if _are_eigenvalues(node):
+        return _of_one_letter(node)
     node = _only_element(without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
@@ -234,7 +235,7 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     node = _function_of(_angle(node, other), other)
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
-    node = _ratio_behind_names(node)
+    node = ratio_behind_names(node)
     if _names_set(node) and other.op == "relation" and other.text != "=":
         return node.args[1]  # A = [1, 3) beside 1 \le x < 3
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
@@ -259,7 +260,9 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
         return Term("relation", node.args, "=")  # x: 7
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
-    return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+    if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" and not names(other):
+        return node.args[1]
+    return node
 
 
 def _angle(node: Term, other: Term) -> Term:
@@ -311,37 +314,12 @@ def _is_curve(node: Term) -> bool:
     return node == name("y") or (node.op == "add" and bool(names(node)))
 
 
-def _ratio_behind_names(node: Term) -> Term:
-    """``AB:BC = 3:2`` as ``3:2``."""
-    signs = node.text.split()
-    if signs[:1] == ["="] and set(signs[1:]) == {":"} and node.args[0].op == "name":
-        return Term("relation", node.args[1:], " ".join(signs[1:]))  # ratio = 3:2
-    half = len(signs) // 2
-    if len(signs) < 3 or signs != [":"] * half + ["="] + [":"] * half:
-        return node
-    left, right = node.args[: half + 1], node.args[half + 1 :]
-    named = all(map(names, left)) and not any(map(names, right))
-    return Term("relation", right, " ".join(signs[half + 1 :])) if named else node
-
-
-def is_clock(node: Term) -> bool:
-    """Whether a part of a ratio is 0 or begins with 0: ``9:00`` and ``9:05`` are times of day."""
-    texts = [each.text for each in node.args if each.op == "number"]
-    return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)
-
-
-def is_time(node: Term) -> bool:
-    """Whether a truth is a time of day, ``2:30``: a ratio of truth has its lowest terms."""
-    texts = [each.text for each in node.args if each.op == "number"]
-    if len(texts) != 2 or len(node.args) != 2 or not all(map(str.isdigit, texts)) or len(texts[1]) != 2:
-        return False
-    return int(texts[0]) < 24 and int(texts[1]) < 60 and gcd(int(texts[0]), int(texts[1])) > 1
-
-
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
     column = node.op == "matrix" and node.text in ("matrix 1", f"matrix {len(node.args)}")
     solved = other.op == "list" and other.text != "or" and len(other.args) == len(node.args) and len(node.args) > 1
+    if solved and _are_eigenvalues(other):
+        return Term("list", node.args)  # in any order
     if (column or (node.text == "[]" and not is_truth)) and solved and _by_letter(other) is not None:
         return Term("tuple", node.args, "()")
     if node.op != "tuple" or node.text != "[]" or (is_truth and not _is_printed(node)):
@@ -390,6 +368,12 @@ def _named(node: Term) -> dict[Term, Term]:
     """The values of ``x=3, y=4`` by name; others are left out."""
     parts = [each.args for each in node.args if each.op == "relation" and each.text == "="]
     return {pair[0]: pair[1] for pair in parts if len(pair) == 2 and pair[0].op == "name"}
+
+
+def _are_eigenvalues(node: Term) -> bool:
+    r"""``\lambda_1 = 1, \lambda_2 = 3``, which have no order."""
+    said = _named(node) if node.op == "list" else {}
+    return bool(said) and all(each.text.startswith(r"\lambda_") for each in said)
 
 
 def _of_one_letter(node: Term) -> Term:

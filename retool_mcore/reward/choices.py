@@ -8,6 +8,7 @@ import re
 _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
     r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\}|[\d$]|\\(?:frac|sqrt))"
+    r"|\(([a-e])\)(?=\s[\d$\\-][^()]{0,60}$)|([A-J])(?=\s\(-?\$?[\d./]{1,20}\)$)"
     r"|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
     r"(?!\([A-J]\)$)(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
@@ -29,10 +30,10 @@ _SIGNS_BETWEEN = re.compile("[^\u2460-\u2473]")
 
 def label(text: str) -> tuple[str, str]:
     """The letter in front of an answer and the answer behind it; ("", text) where there is none."""
-    match = _LABEL.match(text)
-    if match is None or (match[3] is not None) != text.startswith("\\"):
+    match = None if text[:5] == "D.N.E" else _LABEL.match(text)
+    if match is None or (match[5] is not None) != text.startswith("\\"):
         return "", text
-    return match[1] or match[2], text[match.end() :]
+    return next(filter(None, match.groups()[:4])).upper(), text[match.end() :]
 
 
 def bare_choice(text: str) -> str:
@@ -69,11 +70,13 @@ def same_choice(answer: str, truth: str) -> bool:
 
 
 def _letters(text: str) -> str | None:
-    if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
-        return text
-    for opening, closing in ((r"\{", r"\}"), ("[", "]")):
+    for opening, closing in ((r"\{", r"\}"), ("[", "]"), ("(", ")")):
+        if opening == "(" and not _RUN.fullmatch(text[1:-1]):
+            continue  # (A)(C)
         if text.startswith(opening) and text.endswith(closing):
             text = text[len(opening) : -len(closing)].strip()
+    if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
+        return text
     if "\\" in text and len(text) < 200:
         text = _MARKED.sub(r"\1", text)
     if len(text) < 60 and _SEVERAL.fullmatch(text):

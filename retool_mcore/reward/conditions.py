@@ -5,7 +5,7 @@ They count only where both sides state them.
 
 from fractions import Fraction
 
-from retool_mcore.reward.node import Term, put
+from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.points import names
 
 
@@ -23,6 +23,8 @@ def without_notes(node: Term, other: Term, is_truth: bool) -> Term:
         return node  # k >= 0 and k >= 2
     if all((_is_exclusion(each) or _start(each) is not None) and names(each) <= symbols for each in notes):
         return first
+    if all(_is_positive(each) and names(each) <= symbols for each in notes) and not any(map(_is_positive, other.args)):
+        return first  # v = f\lambda, f > 0
     if not all(map(is_membership, notes)):
         return node
     theirs = members(other)
@@ -64,6 +66,17 @@ def _start(node: Term) -> Fraction | None:
         return None
     start = node.args[1].value + (node.text == ">")
     return start if node.args[0].text in ("n", "k", "m") and start in (0, 1, 2) else None
+
+
+def _is_positive(node: Term) -> bool:
+    r"""``a > 0``, a note of what a letter may be; of x, y, z it is a part of the curve."""
+    return (
+        node.op == "relation"
+        and node.text in (">", r"\ge")
+        and node.args[1] == number(0)
+        and node.args[0].op == "name"
+        and node.args[0].text not in ("x", "y", "z", "t", r"\theta")
+    )
 
 
 def is_start(node: Term) -> bool:

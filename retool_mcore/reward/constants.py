@@ -84,6 +84,8 @@ def of_classes(node: Term, other: Term) -> Term:
     r"""``x = 7k + 3`` beside ``x \equiv 3 \pmod 7`` as such a class, where 7 and 3 are numbers."""
     first = node.args[0] if node.op == "list" and len(node.args) == 2 and node.args[1].text == r"\in" else node
     classes = other.op == "relation" and other.text == r"\equiv" and other.args[-1].op == "mod"
+    if classes and first.op in ("add", "mul") and len(names(first)) == 1 and other.args[0].op == "name":
+        first = Term("relation", (other.args[0], first), "=")  # 4k + 1
     if not classes or first.op != "relation" or first.text != "=" or first.args[0] != other.args[0]:
         return node
     total = first.args[1]

@@ -9,7 +9,6 @@ This runs in a checker process: values of hostile answers may take long.
 
 from itertools import pairwise
 
-from retool_mcore.reward.beside import is_clock, is_time
 from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
@@ -22,9 +21,10 @@ from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
+from retool_mcore.reward.ratios import is_clock, is_time
 from retool_mcore.reward.regions import same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
-from retool_mcore.reward.signs import equations, holds, signed, solves
+from retool_mcore.reward.signs import as_product, equations, holds, signed, solves
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import (
     close_to,
@@ -60,6 +60,7 @@ def same(a: Term, b: Term) -> bool:
     if a == b:
         return True
     if "or" in (a.text, b.text):
+        a, b = as_product(a, b), as_product(b, a)
         a, b = (_spread(each) if each.op == "list" and each.text == "or" else each for each in (a, b))
     if (a.op == "degree") != (b.op == "degree"):
         return _same_angle(*(a, b) if a.op == "degree" else (b, a))
@@ -261,6 +262,8 @@ def _same_relations(a: Term, b: Term) -> bool:
             return True
         if first.text in ("=", r"\ne", r"\parallel", r"\perp") and all(map(_told_same, first.args, second.args[::-1])):
             return True
+    if a.text == b.text and a.text in (r"\parallel", r"\perp") and len(a.args) == len(b.args) == 2:
+        return any(all(map(same_segment, a.args, each)) for each in (b.args, b.args[::-1]))
     if a.text == b.text == "=" and len(a.args) == len(b.args) == 2 and same_segment(a.args[0], b.args[0]):
         return same(a.args[1], b.args[1])
     if set(first.text.split()) == {":"} == set(second.text.split()):
@@ -376,7 +379,7 @@ def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
         return False
     if names(first) and names(value):
         return all(_told_same(each, value) for each in exactly)  # x^2 - 1 = (x-1)(x+1)
-    if names(first):
+    if names(first) or holds(first, "call"):
         return loose and not names(last) and not has_constant_term(first) and same(last, value)
     return same(first, last) and same(last, value)
 

@@ -47,14 +47,14 @@ _LOOKS = re.compile(
 )
 _JOINER = re.compile(r"\\(?:text|mathrm|textrm)\s?\{\s{0,3}([或和且与及])\s{0,3}\}")
 _LETTER_LABEL = re.compile(r"\\(?:text|mathrm|textbf|textit)\s?\{\s?([A-Za-z])\s?([:=])\s?\}")  # \text{x: }7
-_LINE_WITHOUT = re.compile(r"(?:\AR|(?<=[= ])R|\\mathbb\{R\}) \\ (?=[\[({\\])")  # R \ [-1, 1]
+_LINE_WITHOUT = re.compile(r"(?:\AR|(?<=[= ])R|ℝ|\\mathbb\{R\}) \\ (?=[\[({\\])")  # R \ [-1, 1]
 _AND_BEHIND = re.compile(r"(\\text\s?\{\s?[A-Za-z][A-Za-z ]{1,30}?) and ?\}")  # 12\text{ boys and }8
 _CORNERS = str.maketrans("⎡⎢⎣⎤⎥⎦", "[[[]]]")
 _QUOTES = ("'", '"', "`")
 _FENCES = ("```", "'''", '"""')
-_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "∎", "■", "□",
-          "<br>", "<br/>", "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
-_TAGS = re.compile(r"</?(?:b|i|u|p|em|strong|span)>")
+_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "✅", "☑", "🎉", "∎",
+          "■", "□", "<br>", "<br/>", "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
+_TAGS = re.compile(r"</?(?:b|i|u|p|em|strong|span|answer)>")
 
 
 def folded(text: str) -> str:
@@ -77,7 +77,7 @@ def folded(text: str) -> str:
         text = _AND_BEHIND.sub(r"\1} \\text{ and }", text)
     if ":" in text or "=" in text:
         text = _LETTER_LABEL.sub(r"\1\2 ", text) if "\\text" in text or "\\math" in text else text
-    if "R \\ " in text or "R} \\ " in text:
+    if "R \\ " in text or "R} \\ " in text or "ℝ \\ " in text:
         text = _LINE_WITHOUT.sub(r"\\mathbb{R} \\setminus ", text)
     if "</" in text:
         text = _TAGS.sub("", text)

@@ -14,10 +14,10 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
         "time": {"second": "1", "ms": "1/1000", "minute": "60", "hr": "3600", "day": "86400", "week": "604800"},
         "money": {"dollar": "1", "cent": "1/100"},
         "energy": {"joule": "1", "kJ": "1000"},
-        "volume": {"liter": "1", "ml": "1/1000"},
     }.items()
     for unit, size in units.items()
 }  # fmt: skip
+_VOLUMES = {"liter": Fraction(1, 1000), "ml": Fraction(1, 10**6)}  # of cubic metres
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textrm|textbf)\s?\{([^{}]{0,60})\}|\\[ ,;:!]|~|\\quad")
 _TWO = re.compile(r"\d[^\d+\-*/=^_()<>]{1,60}\d")  # two numbers with a word between them
 _HOURS, _MINUTES, _SECONDS = r"(?:hours?|hrs?|h|个?小时)", r"(?:minutes?|mins?|分钟?)", r"(?:seconds?|secs?|秒)"
@@ -53,10 +53,15 @@ def _measured(unit: str) -> tuple[dict[str, int], Fraction] | None:
     size = Fraction(1)
     for part in unit.split():
         base, _, power = part.partition("^")
-        if base not in _SIZES or not power.removeprefix("-").isdigit() or len(power) > 2:
+        if not power.removeprefix("-").isdigit() or len(power) > 2:
             return None
-        kind, one = _SIZES[base]
-        kinds[kind] = kinds.get(kind, 0) + int(power)
+        if base in _VOLUMES:
+            kind, one, times = "length", _VOLUMES[base], 3
+        elif base in _SIZES:
+            (kind, one), times = _SIZES[base], 1
+        else:
+            return None
+        kinds[kind] = kinds.get(kind, 0) + int(power) * times
         size *= one ** int(power)
     return kinds, size
 

@@ -15,6 +15,8 @@ def is_name(node: Term) -> bool:
         return True  # the gradient of f
     if _is_segment(node) or _is_inverse(node):
         return True
+    if node.op == "mul" and len(node.args) == 2 and all(each.text.startswith(r"\vec") for each in node.args):
+        return True  # \vec{a} \cdot \vec{b}
     if node.op == "mul" and _is_inverse(node.args[0]):
         return len(node.args) == 2 and node.args[1].op == "group"
     if node.op == "mul" and node.args[0].op == "name":
@@ -36,7 +38,10 @@ def _is_segment(node: Term) -> bool:
 
 
 def same_letter(a: Term, b: Term) -> Term:
-    """``f(t) = 2t`` with the letter of ``f(x) = 2x``."""
+    r"""``f(t) = 2t`` with the letter of ``f(x) = 2x``; polar ``r`` beside ``\rho``."""
+    polar = {each.text for side in (a, b) for each in side.args[:1]} == {"r", r"\rho"}
+    if polar and all(r"\theta" in names(each) for each in (a, b)) and not names(b) >= {"r", r"\rho"}:
+        return put(b, b.args[0], a.args[0])
     mine, theirs = _applied(a.args[0]), _applied(b.args[0])
     if mine is None or theirs is None or mine[0] != theirs[0] or mine[1].text in names(b):
         return b
@@ -68,7 +73,7 @@ def has_constant_term(node: Term) -> bool:
         return all(map(has_constant_term, node.args))
     if node.op in ("neg", "group", "pow"):
         return has_constant_term(node.args[0])
-    return not names(node)
+    return node.op != "call" and not names(node)  # f(1) is no number that is told
 
 
 def are_chances(a: Term, b: Term) -> bool:

@@ -21,7 +21,7 @@ from retool_mcore.reward.respell import bare_braces, respelled, trimmed
 from retool_mcore.reward.sentences import stated
 from retool_mcore.reward.spelling import MAX_ANSWER_CHARS, spelling
 from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
-from retool_mcore.reward.tokens import WORDS, Unreadable
+from retool_mcore.reward.tokens import GLUED, WORDS, Unreadable
 from retool_mcore.reward.value import exact
 
 MAX_EXACT_DIGITS = 2000
@@ -43,7 +43,7 @@ _CHAINED = re.compile(  # 1 < x \leq 2
 _LATEX = re.compile(
     r"\A(?=[^\\]*(?:\d|\\[a-z]|\\\{-?\d))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
     r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
-    r"|(?<=[a-z])_"
+    r"|(?<=[a-z])_(?!\{1,)"
     r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
     r"|\\(?:frac|dfrac|tfrac|sqrt|pi|cdot|times|left(?=[(|])|right(?=[)|])|infty|pm|sin|cos|tan|ln|log|binom|cup"
     r"|theta|alpha|beta)(?![a-zA-Z]) ?){1,200}+(?<=[\w)}])",
@@ -65,6 +65,12 @@ _ONE_LINE = re.compile(  # of a display
     re.DOTALL,
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
+_SUPPOSES = frozenset("\\iIlLsStTaAmMpPgG")
+_SUPPOSING = re.compile(  # not all are words to the reader: if x = 5 would be a product
+    r"(?:\\text(?:bf|rm)?\s?\{\s?)?"
+    r"(?:if|let|say|try|suppose|assum(?:e|ing)|maybe|perhaps|guess|possibly|probably)(?![A-Za-z])",
+    re.IGNORECASE,
+)
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
 _DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?(?:[\d,]|\{,\}){0,40}(?:\.\d{1,10})?")
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
@@ -72,7 +78,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
-_IT_IS = re.compile(r"^it(?: is|['’]s) (?!not )(?=[a-z])")
+_IT_IS = re.compile(r"^it(?:(?: is|['’]s) (?!not )(?=[a-z])| (?=cannot |can ?not |can't |depends |does not ))")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
 MAX_NAME_CHARS = 60
@@ -103,6 +109,7 @@ _DENIES = re.compile(
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
     r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J]|(?<=\()[a-j](?=\)))\)?"
+    r"|(?:[Tt]he )?(?:[Oo]ption|[Cc]hoice) ([a-j])"
     r"|(?:[Oo]ption |[Cc]hoice )?\(?([A-J])\)? is (?:the )?(?:correct|right)(?: (?:answer|option|choice|one))?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
@@ -182,6 +189,8 @@ def _read(text: str) -> Normal:
 def _expression(text: str) -> Normal:
     if len(text) > MAX_ANSWER_CHARS:
         return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
+    if text[:1] in _SUPPOSES and _SUPPOSING.match(text):
+        return Normal(text, problem="it only supposes an answer")
     cut_off = _DIGITS_OF.fullmatch(text) if "dots" in text else None
     try:
         tree = read(cut_off[1] if cut_off else text)
@@ -357,6 +366,8 @@ def _words(text: str) -> str | None:
         return next(filter(None, match.groups())).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
+    if text in ("D.N.E", "D. N. E"):
+        return "dne"
     text = text[:-1] if text[-1] == "!" and text[:-1].lower() in ("yes", "no", "true", "false") else text
     if not _LETTERS.fullmatch(text):
         return text if text in PHRASES or text in SAYINGS else None
@@ -367,7 +378,7 @@ def _words(text: str) -> str | None:
         return None  # i and -i
     if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
         return None
-    if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:
+    if any(run in WORDS or GLUED.fullmatch(run) for run in runs) and text.casefold() not in PHRASES:
         return None
     plain = _AND.sub(" ", text.casefold()).replace(".", "")
     return _ARTICLE.sub("", _IT_IS.sub("", " ".join(plain.split())))

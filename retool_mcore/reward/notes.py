@@ -7,12 +7,13 @@ where a text holds its sign.
 import re
 
 from retool_mcore.reward.numerals import beside_words
+from retool_mcore.reward.spans import interval
 
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
     r"|vertex|center|centre|focus|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
-    r"|exactly|only|(?:probability|length|area|volume|distance|speed|rate|price|cost|value|profit|radius) of"
+    r"|exactly|only|just|(?:probability|length|area|volume|distance|speed|rate|price|cost|value|profit|radius) of"
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
@@ -22,7 +23,7 @@ _BEFORE = re.compile(
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
 _EXCEPT = re.compile(
-    r"(?:\\text\s?\{\s?)?all (?:real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?|\$?[a-z]\$?),? "
+    r"(?:\\text\s?\{\s?)?(?:all|any|every) (?:real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?|\$?[a-z]\$?),? "
     r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?((?:[a-z]\s?=\s?)?(?:[-\d]|\\pm)[^<>]{0,80})",
     re.IGNORECASE,
 )
@@ -57,9 +58,16 @@ _QUOTIENT = re.compile(  # 17 R 3
     r"(\d{1,9})\s{0,3}(?:\\(?:text|mathrm)\s?\{\s{0,3})?(?:[Rr]\.?|remainder:?|余)(?:\s{0,3}\})?\s{0,3}(\d{1,9})"
 )
 _RATIO = r"-?(?:\d{1,9}\s?/\s?\d{1,9}|\\[dt]?frac\s?\{?\d{1,9}\}?\s?\{?\d{1,9}\}?)"
-_FRACTION_DECIMAL = re.compile(rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}})\)")  # 7/16 (0.4375)
+_FRACTION_DECIMAL = re.compile(
+    rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}}|-?\d{{1,9}}(?:\.\d{{1,20}})?\\?%)\)"
+)  # 7/16 (0.4375)
 _DECIMAL_FRACTION = re.compile(rf"(-?\d{{0,9}}\.\d{{1,20}})(?:\s|\\[ ,;]|~){{1,3}}\(({_RATIO})\)")
 _CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
+_VALUES_APART = re.compile(r"[a-z]\s?=\s?-?[\d./]{1,20}(?:\s{1,3}[a-z]\s?=\s?-?[\d./]{1,20}){1,5}")  # x=3 y=-1
+_APART = re.compile(r"\s{1,3}(?=[a-z]\s?=)")
+_ALL_COMPARED = re.compile(  # , f, s > 0
+    r"\s{0,3},\s{0,3}((?:[a-zA-Z]\s?,\s?){1,4}[a-zA-Z])\s?((?:[<>≤≥≠]|>=|\\(?:gt|geq?|geqslant|neq?)(?![a-z]))\s?\d)$"
+)
 _GROUPS = re.compile(r"\\text\s?\{\s?or\s?\}|(?<![A-Za-z])or(?![A-Za-z])|;|或")
 _PARTS = re.compile(r",|\\text\s?\{\s?and\s?\}|(?<![A-Za-z])and(?![A-Za-z])|\\\\")
 _ALIKE = re.compile(r"(?<![\w}])([a-z](?:\s?=\s?[a-z](?![a-z])){1,3})\s?=\s?(-?[\d./]{1,20})(?=[\s,;\\]|$)")  # a=b=1
@@ -78,6 +86,7 @@ _EACH = re.compile(r"每(秒|分钟?|小时|天)(\d{1,9}(?:\.\d{1,9})?)([\u4e00-
 _FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20}|[つ개명살])")
 _ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
 
+_SPANS = re.compile(r"clu(?:siv|d)|end ?points|strictly| than | at | above | below ", re.IGNORECASE)
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{([^{}]{1,60})\}\s?\{([A-Za-z/^\d. ]{1,30})\}")
 _EQUATION = re.compile(r"\s{0,9}[A-Za-z](?:_?\w|_\{\w{1,9}\})?\s{0,3}=")
 _ROWS = re.compile(r"\n|\\\\")
@@ -112,6 +121,8 @@ def without_words(text: str) -> str:
         return rf"{match[1]}\text{{ remainder }}{match[2]}"
     if text[:1].isalpha() or text[:1] == "\\":
         bare = " ".join(_TEXT.sub(r" \1 ", text).split()) if "except" in text and "\\text" in text else text
+        if _SPANS.search(text) and (said := interval(text)) is not None:
+            return said
         if (" than " in text or " at " in text) and (match := _COMPARED.fullmatch(text)):
             return f"{match[1]} {_SIGNS_SAID[match[2]]} {match[3]}"
         if match := _EXCEPT.fullmatch(bare) or _LINE_WITHOUT.fullmatch(text):
@@ -144,6 +155,11 @@ def with_notes(text: str) -> str:
         pairs = all(row[:1] == "(" and row[-1:] == ")" for row in rows)
         if len(rows) > 1 and (pairs or all(map(_EQUATION.match, rows))):
             return ", ".join(rows)
+    if "," in text and text[-1:].isdigit() and (match := _ALL_COMPARED.search(text)) and match.start():
+        each = ", ".join(f"{letter.strip()} {match[2]}" for letter in match[1].split(","))
+        text = f"{text[: match.start()]}, {each}"
+    if text.count("=") > 1 and _VALUES_APART.fullmatch(text):
+        return _APART.sub(", ", text)
     if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
         return _as_pairs(text)
     if ("\\in" in text or "∈" in text) and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):

@@ -22,7 +22,7 @@ _UNDER = {f"{word}{plural}": at for at, word in enumerate(_PARTS.split(), 2) for
 }  # fmt: skip
 _SCALES = {"thousand": 10**3, "million": 10**6}
 _WORDS = r"[A-Za-z]{1,15}(?:[ -][A-Za-z]{1,15}){0,9}"
-_VALUE = r"\$?\\?-?[\d,./]{1,20}"
+_VALUE = r"\$?\\?-?[\d,./]{1,20}(?:\\?%)?"
 _FIRST = re.compile(rf"\A({_WORDS})\s?\(({_VALUE})\)")
 _LAST = re.compile(rf"\A({_VALUE})\s?\(({_WORDS})\)")
 
@@ -35,20 +35,22 @@ def beside_words(text: str) -> str | None:
         said, words = match[1], match[2]
     else:
         return None
-    found = words.casefold().replace("-", " ").split()
+    found = words.casefold().replace("-", " ").replace("per cent", "percent").split()
     unit = found.pop() if len(found) > 1 and not _known(found[-1]) else ""
+    if said[-1] == "%" and unit != "percent":
+        return None
     try:
-        value = Fraction(said.lstrip("$\\").replace(",", ""))
+        value = Fraction(said.lstrip("$\\").rstrip("\\%").replace(",", ""))
     except (ValueError, ZeroDivisionError):
         return None
     sign = -1 if found[:1] in (["negative"], ["minus"]) else 1
     if _spelt(found[1:] if sign < 0 else found) != sign * value:
         return None
-    return rf"{said}\text{{ {unit}}}" if unit else said
+    return rf"{said}\text{{ {unit}}}" if unit and said[-1] != "%" else said
 
 
 def _known(word: str) -> bool:
-    return word in _VALUES or word == "a" or word in _UNDER or word in _SCALES or word in ("hundred", "and")
+    return word in _VALUES or word == "a" or word in _UNDER or word in _SCALES or word in ("hundred", "dozen", "and")
 
 
 def _spelt(words: list[str]) -> Fraction | None:
@@ -61,8 +63,8 @@ def _spelt(words: list[str]) -> Fraction | None:
     for word in words:
         if word in _VALUES:
             part += _VALUES[word]
-        elif word == "hundred":
-            part = max(part, 1) * 100
+        elif word in ("hundred", "dozen"):
+            part = max(part, 1) * (100 if word == "hundred" else 12)
         elif word in _SCALES:
             total, part = total + max(part, 1) * _SCALES[word], 0
         elif word != "and":

@@ -142,6 +142,8 @@ def _called(text: str) -> str:
 
 def _laid_out(text: str) -> str:
     """What stands without calls: mappings, rows, ``//``, conditions, SymPy's constants."""
+    if text[:1] == "{" and "}, {" in text and _DICTS.fullmatch(f"[{text}]"):
+        text = f"[{text}]"  # the solutions, without the brackets of their list
     if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
         text = _STRINGS.sub(r"\2", text)
         text = _solutions(text) if _DICTS.fullmatch(text) else text

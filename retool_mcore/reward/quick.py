@@ -31,6 +31,7 @@ _FREE = re.compile(r"(?<![a-z\\])[A-DcKkEI]|[jk]")  # constants of integration, 
 _THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]")  # 70k, beside a number
 _COUNTS = frozenset(COUNT_LETTERS)
 _FLOAT = re.compile(r"\.\d{13}")
+_OTHER_MONEY = frozenset(("euro^1", "yuan^1", "yen^1", "rupee^1"))
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "family",
          "pm")  # fmt: skip
@@ -117,18 +118,7 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
     if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
-        if (answer.percent and truth.dollars) or (answer.dollars and truth.percent):
-            return False
-        units = [_unit(normal.tree) for normal in (answer, truth)]
-        if (answer.percent and units[1]) or (truth.percent and units[0]):
-            return False
-        if "cent^1" in units:  # beside others a sign of currency is dropped
-            units = [
-                unit or ("dollar^1" if each.dollars else "") for unit, each in zip(units, (answer, truth), strict=True)
-            ]
-        if (times := scale(*units)) is not None:
-            return answer.number * times == truth.number
-        return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
+        return _same_numbers(answer, truth)
     mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
     if mine is not None and theirs is not None and (mine == theirs or not _holds_floats(answer, truth)):
         return mine == theirs
@@ -137,6 +127,25 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         sets = "set" in (answer.tree.op if answer.tree else "", truth.tree.op if truth.tree else "")
         return set(mine) == set(theirs) if sets else mine == theirs
     return False if apart(tree_of(answer), tree_of(truth)) else _told_exactly(answer, truth)
+
+
+def _same_numbers(answer: Normal, truth: Normal) -> bool:
+    """Whether two rational values with their units, percent signs and currencies are one."""
+    assert answer.number is not None and truth.number is not None, "both were read as numbers"
+    if (answer.percent and truth.dollars) or (answer.dollars and truth.percent):
+        return False
+    units = [_unit(normal.tree) for normal in (answer, truth)]
+    if (answer.percent and units[1]) or (truth.percent and units[0]):
+        return False
+    if (answer.dollars or truth.dollars) and _OTHER_MONEY.intersection(units):
+        return False
+    if "cent^1" in units:  # beside others a sign of currency is dropped
+        units = [
+            unit or ("dollar^1" if each.dollars else "") for unit, each in zip(units, (answer, truth), strict=True)
+        ]
+    if (times := scale(*units)) is not None:
+        return answer.number * times == truth.number
+    return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
 
 
 def _holds_floats(answer: Normal, truth: Normal) -> bool:
@@ -159,9 +168,9 @@ def _same_words(answer: Normal, truth: Normal) -> bool | None:
     words = [each.words for each in (answer, truth) if each.words is not None]
     if len(words) == 2 and (words[0] == words[1] or any(map(str.isdigit, "".join(words)))):
         return words[0] == words[1]  # with digits they are dates and times
-    if all(each.number is not None or each.tree is not None for each in (answer, truth)):
-        return None
-    return len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth))
+    if len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth)):
+        return True
+    return None if all(each.number is not None or each.tree is not None for each in (answer, truth)) else False
 
 
 def _unit(node: Term | None) -> str:

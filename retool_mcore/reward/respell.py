@@ -67,6 +67,9 @@ _PART_OF = r"(?:of (?:an? |the |all (?:the )?|her |his |their |its )?)"
 _SEVERAL = r"[A-Za-z]{2,15}(?: [A-Za-z]{2,15})"
 _WORDS_BEHIND = re.compile(rf"{_COUNT} (?:{_PART_OF}((?=[A-Za-z]{{3}}){_SEVERAL}{{0,4}})|({_SEVERAL}{{1,4}}))")
 _ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in)")  # else a union, and i times n
+_A_TIME = re.compile(r"(?<=[a-z\d]) an? (day|week|month|year|hour|minute|second)$")  # 72 dollars a day
+_WHOLE_AND_PART = re.compile(r"\A(\d{1,9}) and (\d{1,9}/\d{1,9})(?= [a-z])")  # 1 and 1/2 cups
+_INCHES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?(?:\"|″|'')")
 _EACH = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)\s?/\s?(day|week|month|year|hour|minute|person|child|student|item|box|ticket|pound|each)"
 )
@@ -111,6 +114,8 @@ _BARE_SET = re.compile(
     rf"\{{([^{{}}]{{1,60}})\}}(?=\s?{_JOIN}|$)"
 )  # {5} \cup (2,3)
 _IN = re.compile(r"\A([a-z]) in (?=[\[({\\])")  # x in [1, 2]
+_STACKED = re.compile(r"\^\{?(\d{1,9})\}?(?:\\!)?/(?:\\!)?_\{?(\d{1,9})\}?")  # ^3/_4
+_BOTH_ROOTS = re.compile(r"\A([a-z])_(?:\{\s?1\s?,\s?2\s?\}|12|\{12\}|1,2|\{1/2\})\s?=\s?")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
@@ -121,7 +126,8 @@ _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
 _BRACED_DICT = re.compile(rf"\\\{{\s?({_PAIR}(?:,\s?{_PAIR}){{1,9}})\\\}}")
 _LEADING = re.compile(
-    r"^(?:=|→|(?:#{1,6}|\*)(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
+    r"^(?:=|→|✓|✅|\\checkmark(?![a-z])|(?:#{1,6}|\*)(?= )"
+    r"|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
 
 
@@ -169,7 +175,7 @@ def trimmed(text: str) -> str:
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
         text = text.removesuffix(quad).rstrip()
-    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#", "*") else text
+    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#", "*", "✓", "✅") else text
 
 
 def respelled(text: str) -> str:
@@ -208,9 +214,13 @@ def respelled(text: str) -> str:
 
 
 def _in_ascii(text: str) -> str:
-    """Signs of several characters: ``==``, ``+/-``, ``->``, and ``x in [1, 2]``."""
+    """Signs of several characters: ``==``, ``+/-``, ``->``, ``x in [1, 2]``, and ``x_{1,2} =``."""
+    if text[1:2] == "_":
+        text = _BOTH_ROOTS.sub(r"\1 = ", text)
     if text[1:5] == " in ":
         text = _IN.sub(r"\1 \\in ", text)
+    if "/_" in text:
+        text = _STACKED.sub(r"\\frac{\1}{\2}", text)
     if "->" in text:
         text = text.replace("->", r"\to ")
     if "==" in text or "+/-" in text:
@@ -220,6 +230,8 @@ def _in_ascii(text: str) -> str:
 
 def _measured(text: str) -> str:
     """Whole minutes with their seconds, miles an hour, mixed numbers in Chinese."""
+    if text[-1:] in "\"″'" and (match := _INCHES.fullmatch(text)):
+        return rf"{match[1]}\text{{ inches}}"
     if text[-3:] == ":00" and (match := _SECONDS.fullmatch(text)):
         return match[1]
     text = _MILES.sub("mph", text) if "/" in text and "mi" in text else text
@@ -270,6 +282,7 @@ def _noted(text: str) -> str:
 
 def _with_words_behind(text: str) -> str:
     """A unit in words behind a number: ``2/3 of the pizza``, ``18/day``, ``66 in``."""
+    text = _A_TIME.sub(r" per \1", _WHOLE_AND_PART.sub(r"\1 \2", text))
     if "%" in text:
         return match[1] if (match := _PERCENT_OF.fullmatch(text) or _PERCENT_TEXT.fullmatch(text)) else text
     if match := _EACH.fullmatch(text):
@@ -305,6 +318,8 @@ def _unbracketed(match: re.Match[str]) -> str:
     """A known unit, or one that is marked, without the brackets around it."""
     plain = match[1].partition("^")[0].rstrip("²³")
     marked = plain.startswith("\\") or not plain.isascii()
+    if plain.isalpha() and plain.isascii() and len(plain) > 3 and plain == match[1] and plain not in UNITS | WORDS:
+        return rf"\text{{ {plain}}}"  # 72 (clips)
     return f" {match[1]}" if plain in UNITS or marked else match[0]
 
 

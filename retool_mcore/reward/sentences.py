@@ -60,13 +60,14 @@ _MEASURED = re.compile(
 _IS_IT = re.compile(
     r"(?:\\text\s?\{\s{0,2}|(?<=\s))(?:is|are) (?:the |our |an? )?"
     r"(?:(?:final|correct|right|only|desired|required|unique|exact|general|real) ){0,2}"
-    r"(?:answers?|solutions?(?: sets?)?|results?|roots?|values?)\s?\.?\s?\}?\s?$"
+    r"(?:answers?|solutions?(?: sets?)?|results?|roots?|values?|m(?:in|ax)imum|smallest|largest)\s?\.?\s?\}?\s?$"
 )
 _BEHIND = re.compile(
     r"(?:\\text\s?\{[\s,.]{0,3})?(?<![A-Za-z])"
     r"(?:as (?:desired|required|claimed|expected|needed)|QED|Q\.E\.D\.?)\.?\s?\}?$"
     r"|(?:\\text\s?\{)?\s?\((?:verified|checked|confirmed|computed)(?: [A-Za-z]{1,12}){0,4}\)\.?\s?\}?$"
-    r"|(?<=[a-z\d]) (?:(?:is|are|were|will be) )?(?:left(?: over)?|remaining|in all|in total|altogether)\.?$"
+    r"|(?<=[a-z\d]) (?:(?:is|are|were|will be) )?(?:left(?: over)?|remaining|in all|in total|altogether)"
+    r"(?: (?:in|during|on|after|by|at|for) [A-Za-z ]{2,40})?\.?$"
     r"|\s#\s[A-Za-z][^#\n]{0,60}$"
 )
 _HAN = "\u4e00-\u9fff"
@@ -81,8 +82,8 @@ _CHINESE_COUNT = re.compile(  # 还剩13个, 最小值-2
 )
 _SAYS = re.compile(rf"[{_HAN}]")
 _SO = re.compile(
-    r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|then|finally|consequently|in conclusion"
-    r"|we (?:get|have|find|obtain))(?:,? that)?,?\s(?:\s?\})?",
+    r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|then|finally|consequently|in conclusion|it's"
+    r"|altogether|in total|in all|overall|we (?:get|have|find|obtain))(?:,? that)?,?\s(?:\s?\})?",
     re.IGNORECASE,
 )
 _MAX_SUBJECT = 4  # words, of what is said in words

@@ -1,6 +1,7 @@
 r"""Signs of both, ``\pm``, and what stands on the left of several equations."""
 
 from retool_mcore.reward.node import Term, number
+from retool_mcore.reward.points import names
 
 
 def holds(node: Term, op: str) -> bool:
@@ -29,6 +30,20 @@ def equations(a: Term, b: Term) -> list[Term] | None:
             return None
         found.append(each)
     return found if any(one.args[0].op != "name" for each in found for one in each.args) else None
+
+
+def as_product(node: Term, other: Term) -> Term:
+    """``x = 0 or y = 0`` beside one equation as ``xy = 0``; any other node as it is.
+
+    Of several letters: ``x = 1 or x = 2`` solves an equation, and is more than that.
+    """
+    if node.op != "list" or node.text != "or" or other.op != "relation" or other.text != "=" or holds(other, "pm"):
+        return node
+    equations = all(each.op == "relation" and each.text == "=" and len(each.args) == 2 for each in node.args)
+    if len(names(other)) < 2 or not equations:
+        return node
+    factors = (Term("add", (each.args[0], Term("neg", (each.args[1],)))) for each in node.args)
+    return Term("relation", (Term("mul", tuple(factors)), number(0)), "=")
 
 
 def _is_choice(node: Term) -> bool:

@@ -52,7 +52,7 @@ _SIGNS = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦ�
     "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "；": ";", "⁄": "/", "⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil",
     "⟨": r"\langle", "⟩": r"\rangle",
-    "≡": r"\equiv", "∖": r"\setminus", "→": r"\to", "¬": r"\neg", "∠": r"\angle",
+    "≡": r"\equiv", "∖": r"\setminus", "→": r"\to", "¬": r"\neg", "∠": r"\angle", "∥": r"\parallel", "⊥": r"\perp",
 }  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _METER = re.compile(r"(?<=\d )m(?=[²³])")  # the one letter that a raised digit marks as a unit
@@ -96,6 +96,8 @@ WORDS = {
 # What stands for itself as text, too; other words may be units or names there.
 _FUNCTIONS = "cis choose sin cos tan cot csc arcsin arccos arctan ln log lg gcd lcm exp"
 _SPELT = frozenset(_FUNCTIONS.split())
+# A function and its letter in one run: sinx, lnx, sinA, xlnx.
+GLUED = re.compile(r"(x?)(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|lg|log)([xyABC])")
 # A function of several values has a bracket behind it; letters without one are a product.
 BRACKETED = ("abs", "max", "gcd", "lcm", "det")
 
@@ -155,7 +157,10 @@ def _letters(run: str, glued: bool, following: str) -> list[Token]:
     lower = run if run in WORDS else run.lower()
     if lower in WORDS and (lower not in BRACKETED or following in tuple("(|{[ _")):
         return [Token("command", WORDS[lower], glued)]
-    if len(run) > 3 or run in UNITS or run in ("or", "and"):
+    if len(run) > 2 and (match := GLUED.fullmatch(run)):
+        head = [Token("letter", match[1], glued)] if match[1] else []
+        return [*head, Token("command", WORDS[match[2]], glued or bool(head)), Token("letter", match[3], True)]
+    if len(run) > 3 or run in UNITS or run in ("or", "and", "men"):
         return [Token("word", run, glued)]
     return [Token("letter", letter, glued or index > 0) for index, letter in enumerate(run)]
 
@@ -223,12 +228,12 @@ def _units() -> dict[str, str]:
         "yd yard yards, mile miles, kg kgs kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound "
         "pounds, oz ounce "
         "ounces, ton tons, ml mL milliliter milliliters, liter liters litre litres, gallon gallons, "
-        "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
-        "mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "
+        "second seconds sec secs, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, "
+        "year years, mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "
         "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
         "square squares sq, cubic, people persons person, student students, way ways, point points pts, times, bucks, "
         "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "
-        "million, billion, trillion, per, sec secs"
+        "million, billion, trillion, per"
     )
     return {word: group.split()[0] for group in spellings.split(",") for word in group.split()}
 

@@ -15,7 +15,7 @@ _MARKED = {
     "sec": "second", "ms": "ms", "cm": "cm", "nm": "nm", "mi": "mile", "cc": "cm^3", "kph": "km/hr", "kmh": "km/hr",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
-_PLAIN_LETTERS = set("msghL")
+_PLAIN_LETTERS = set("msghLNJWV")
 VOWELS = set("aeiouy")
 _GENERIC = {f"{base}^{power}" for base in ("unit", "times", "way", "point") for power in (1, 2, 3)}
 _RAISED = {"squared": "^2", "cubed": "^3"}
@@ -51,7 +51,7 @@ _ORDINALS = (
     "hundredths thousandth thousandths millionth millionths"
 )
 _CHANGING = set(
-    f"{_TENS} {_ONES} {_ORDINALS} squared cubed plus minus divided multiplied factorial choose modulo base power "
+    f"{_TENS} {_ONES} {_ORDINALS} hex squared cubed plus minus divided multiplied factorial choose modulo base power "
     "raised root doubled tripled halved halve double triple twice thrice reciprocal inverse inverted negative negated "
     "opposite repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect "
     "wrong false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
@@ -62,7 +62,7 @@ _CHANGING = set(
     "cosine tangent log logarithm bar dot overline modulus remainder off exactly zeroes nil null something tens ones "
     "hundreds thousands millions billions too much short docena docenas mil ciento cientos millón millones mitad medio "
     "tercio tercios cuartos douzaine douzaines mille millier milliers moitié tiers quarts dutzend tausend hundert "
-    "hälfte drittel viertel millionen meio metade dúzia dúzias dozzina dozzine mila metà".split()
+    "approx hälfte drittel viertel millionen meio metade dúzia dúzias dozzina dozzine mila metà".split()
 )
 # One word that says what was done to a value, or which part of one is meant: reduced, thirtieths.
 _DONE = re.compile(
@@ -79,6 +79,7 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
 _COUNTED = set(
     "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層つ개명살"
 )
+_PRICED = frozenset(("dollar^1", "euro^1"))
 _MANY = {"pair", "set", "group", "team", "box", "bag", "row", "half", "couple"}  # 15 pairs of students are 30
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
@@ -190,8 +191,8 @@ def same_unit(first: str, second: str) -> bool:
     if first.startswith("?") and second.startswith("?"):
         mine, theirs = words
         return mine <= theirs or theirs <= mine or first.isascii() != second.isascii()  # 苹果 and apples
-    if any(each.startswith(("dollar^1 ", "euro^1 ")) for each in (first, second)):
-        plain = [each.removeprefix("dollar^1 ").removeprefix("euro^1 ") for each in (first, second)]
+    if any(" " in each and _PRICED.intersection(each.split()) for each in (first, second)):
+        plain = [" ".join(part for part in each.split() if part not in _PRICED) for each in (first, second)]
         return plain[0] == plain[1] or not all((first, second))  # a sign of currency is dropped: $3 per pound
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
@@ -211,7 +212,7 @@ def _named(tokens: list[Token], position: int) -> str | None:
         if token.text in UNITS and lower not in SCALES:
             return UNITS[token.text]
         changes = lower in SCALES or lower in _CLAUSES or _changes([lower])
-        noun = len(lower) > 3 and not token.glued and VOWELS & set(lower) and not changes
+        noun = (len(lower) > 3 or lower == "men") and not token.glued and VOWELS & set(lower) and not changes
         return "?" + lower.removesuffix("s") if noun else None
     if token.kind == "command" and token.text in (r"\min", r"\sec") and position and following not in ("(", "{", "^"):
         return {r"\min": "minute", r"\sec": "second"}[token.text] if _ends(tokens, position + 1) else None

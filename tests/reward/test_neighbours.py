@@ -4,9 +4,9 @@ import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward import asides, draws, fresh, neighbours, sayings
+from tests.reward import asides, draws, fresh, neighbours, sayings, seeking
 
-TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS
+TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS + seeking.TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])
@@ -121,4 +121,4 @@ def test_truths_in_these_spellings_can_be_judged():
     assert all(
         judgeable(truth) is None for truth in ("C(10,3)", "2:3", "no solution", "June 20, 2024", "9 am", "0.1666...")
     )
-    assert judgeable("9 (apples)") is not None
+    assert judgeable("9 (wrong)") is not None and judgeable("9 (apples)") is None
