@@ -98,7 +98,8 @@ class LearningSignal:
         whole = [self._whole] if self._whole is not None and self._whole.keys == batch.keys else None
         for block in whole or blocks(batch, MASK):
             part = slice(row, row := row + len(block.keys))
-            block.put(advantages=value_R[part].repeat_interleave(block.lengths) * block.tokens(MASK))
+            value_N = torch.from_numpy(np.repeat(value_R[part].numpy(), block.lengths.numpy()))
+            block.put(advantages=value_N.mul_(block.tokens(MASK)))
         some = torch.from_numpy(learnt_R > 0)
         for name in ("advantages", "returns"):
             self._sums[name].add(value_R[some], torch.from_numpy(learnt_R)[some])

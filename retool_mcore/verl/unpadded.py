@@ -5,6 +5,7 @@ advantages and the metrics of a step. Here they come in blocks; numbers of whole
 numbers of rows until they are written back.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,7 +108,9 @@ class UnpaddedTrainer(PPOTrainer):
 
 def _written(batch: KVBatchMeta) -> KVBatchMeta:
     """The batch after columns were stored, for a next pass that is told of none before."""
-    return KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=list(FORWARD))
+    written = copy.copy(batch)  # its constructor copies each row's tags, item by item
+    written.fields, written.extra_info = list(FORWARD), {}
+    return written
 
 
 def _as_rows(tags: Sequence[Mapping[str, Any]], told: Sequence[Told]) -> DataProto:
