@@ -40,7 +40,7 @@ def start(
 
 
 def run(
-    program: str, *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout_s: float = 120
+    program: str, *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout_s: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run, for commands whose start is not what a test is about."""
     with TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def run(
         return subprocess.CompletedProcess([program, *words], child.exitcode or 0, out.read_text(), err.read_text())
 
 
-def run_scenario(module: str, *words: str | Path, timeout_s: float = 240) -> Any:
+def run_scenario(module: str, *words: str | Path, timeout_s: float = 500) -> Any:
     """As tests.scenario's."""
     done = run(module, *words, env={**os.environ, **get_platform("cpu").process_env()}, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -29,7 +29,7 @@ def tell_as_one_rank(found: Callable[[Path], Any]) -> None:
     dist.destroy_process_group()
 
 
-def run_scenario(module: str, *words: str | Path, said: str | None = None, timeout_s: float = 240) -> Any:
+def run_scenario(module: str, *words: str | Path, said: str | None = None, timeout_s: float = 500) -> Any:
     """What ``python -m module words`` on platform cpu writes as JSON in its last line; ``said`` is
     its input.
     """

@@ -22,7 +22,7 @@ SCRIPTS = sorted([*(ROOT / "launch").glob("*_*x*.sh"), *(ROOT / "ascend").glob("
 SOURCED = [ROOT / "launch" / name for name in ("nodes.sh", "env_cuda.sh", "env_a2.sh")]
 
 
-def run(script: Path, *words: str, timeout_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+def run(script: Path, *words: str, timeout_s: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
     # TORCHDYNAMO_: platform cpu has set it in this process, and Ascend refuses it.
     foreign = ("SLURM_", "RETOOL_", "VERL_", "TORCHDYNAMO_")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}

@@ -373,7 +373,7 @@ def main(jobs_file: str, out_file: str) -> None:
     dist.destroy_process_group()
 
 
-def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: float = 240) -> dict[str, list[Any]]:
+def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: float = 500) -> dict[str, list[Any]]:
     """Run the jobs one after another in ``ranks`` processes. Job name -> its actions' answers."""
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / "jobs.json", folder / "out.json"

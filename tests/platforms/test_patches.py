@@ -42,7 +42,7 @@ def outcomes(tmp_path_factory):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

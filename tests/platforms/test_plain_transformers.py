@@ -25,7 +25,7 @@ def test_a_model_loads_without_our_environment(tmp_path, kind: str, name: str):
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

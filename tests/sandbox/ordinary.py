@@ -22,7 +22,7 @@ class OrdinaryUser:
     home: Path
 
     def run(
-        self, code: str, *arguments: str, timeout_s: float = 100, as_root: bool = False
+        self, code: str, *arguments: str, timeout_s: float = 300, as_root: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """Run ``code`` in the user's directory; skip the test where a level is not given."""
         settings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.home), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -75,11 +75,11 @@ def controlled(server: Any, requests: int) -> int:
     ray.get(server.launch_server.remote())
     calls = [server.generate.remote() for _ in range(requests)]
     started = 0
-    while (polls := ray.get(server.take_polls.remote(), timeout=20)) or not started:  # until no more of them start
+    while (polls := ray.get(server.take_polls.remote(), timeout=300)) or not started:  # until no more of them start
         started = max([started, *(running for running, _ in polls)])
         time.sleep(1.0)
-    ray.get(server.abort_all_requests.remote(), timeout=20)
-    ray.get(calls, timeout=60)
+    ray.get(server.abort_all_requests.remote(), timeout=300)
+    ray.get(calls, timeout=300)
     return started
 
 
