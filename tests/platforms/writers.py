@@ -21,7 +21,7 @@ class KillsItsWriter(torch.Tensor):
         return True
 
 
-def write(folder: Path, count: int, killed: int | None = None, timeout_s: float = 30) -> Any:
+def write(folder: Path, count: int, killed: int | None = None, timeout_s: float = 300) -> Any:
     """What the writers of ``count`` files with two tensors each report.
 
     Raises queue.Empty when they take longer.
