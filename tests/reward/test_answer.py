@@ -257,7 +257,7 @@ def test_truths_that_can_be_compared_with_are_told_from_others():
         ("proof", "'proof' is no answer"),
         ("the sum of all the squares is even", "a text of 8 words"),
         ("1+" * 1001 + "1", "2003 characters"),
-        ("9 (apples)", "'apples'"),
+        ("9 (wrong)", "'wrong'"),
         (r"2 3", "side by side"),
     ],
 )
