@@ -263,9 +263,9 @@ def test_a_killed_owner_leaves_no_server_behind(model_dir, tmp_path):
     group = int(owner.stdout.readline())
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 30
     while _group_lives(group):
-        assert time.monotonic() < deadline, f"process group {group} still lives though its owner was killed"
+        assert time.monotonic() < deadline, f"process group {group} still lives 30 s after its owner was killed"
         time.sleep(0.2)
 
 

@@ -185,10 +185,10 @@ def test_a_client_that_sends_slowly_does_not_hold_up_others(url: str):
 
 def test_a_client_that_hangs_up_kills_its_execution(url: str):
     name = f"rt-hangup-{os.getpid() % 10_000}"
-    code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(500)"
+    code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 500}, timeout=0.7)
-    deadline = time.monotonic() + 60
+        httpx.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 60}, timeout=0.7)
+    deadline = time.monotonic() + 5
     while processes_named(name) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_named(name) == []

@@ -54,7 +54,7 @@ async def test_a_newcomer_waits_for_a_bounded_time_while_those_at_work_go_on():
         assert (await sandbox.execute("print(3)")).stdout == "3\n"
         with pytest.raises(SandboxUnavailable, match="all 1 are kept by trajectories at work"):
             await newcomer
-        assert time.monotonic() - started > 0.5
+        assert 0.5 < time.monotonic() - started < 5
         assert (sandbox.num_session_waits, sandbox.num_sessions_refused) == (1, 1)
         await sandbox.end_session("a")
         assert (await sandbox.execute("2", session="b")).stdout == "2\n"
