@@ -77,8 +77,9 @@ def bench(
     if data:
         held_out = f"validation.files=[{json.dumps(data)}]"
         words += [f"data.train_file={data}", held_out, "data.allow_overlap=true"]
-    if settings.get("scripted"):
-        words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
+    if scripted := settings.get("scripted"):
+        loop = "scripted_tail_loop.yaml" if scripted == "tail" else "scripted_loop.yaml"
+        words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / loop}")
     never = ["validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false"]
     never += ["validation.before=false"] if settings["kind"] == "rl" else []
     words += [f"train.steps={total}", *never, *(overrides or ())]

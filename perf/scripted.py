@@ -22,6 +22,10 @@ from retool_mcore.verl.keys.ppo import run_config_of
 
 CALLS = 2  # per response; its last turn is not a call
 SAMPLED = (0.4, 0.8)  # share of rollout.max_response_tokens, drawn uniformly; the rest is room for results
+# Long tails as in the paper's runs: log-normal, in the mean a quarter of the limit, one in 20 at it.
+SPREAD = 1.158
+MEDIAN = 0.149  # of rollout.max_response_tokens
+MOST_CALLS = 8
 SNIPPET = """\
 from sympy import solve, symbols
 x = symbols("x")
@@ -62,9 +66,18 @@ class FixedTurns:
 
 def turn_lengths(draw: random.Random, max_response_tokens: int) -> list[int]:
     """Tokens of each model turn of one response: equal shares, give or take a third."""
-    total = round(draw.uniform(*SAMPLED) * max_response_tokens)
-    shares = [draw.uniform(2 / 3, 4 / 3) for _ in range(CALLS + 1)]
-    return [max(1, round(total * share / sum(shares))) for share in shares]
+    return _shared_out(draw, draw.uniform(*SAMPLED) * max_response_tokens, CALLS + 1)
+
+
+def long_tail(draw: random.Random, max_response_tokens: int) -> list[int]:
+    """The same of log-normal lengths and up to MOST_CALLS calls; one response in 20 is cut."""
+    total = MEDIAN * max_response_tokens * draw.lognormvariate(0.0, SPREAD)
+    return _shared_out(draw, min(total, 2.0 * max_response_tokens), draw.randint(0, MOST_CALLS) + 1)
+
+
+def _shared_out(draw: random.Random, total: float, turns: int) -> list[int]:
+    shares = [draw.uniform(2 / 3, 4 / 3) for _ in range(turns)]
+    return [max(1, round(round(total) * share / sum(shares))) for share in shares]
 
 
 def seed_of_row(run_seed: int, row: Mapping[str, Any]) -> str:
@@ -75,21 +88,26 @@ def seed_of_row(run_seed: int, row: Mapping[str, Any]) -> str:
 class ScriptedAgentLoop(ReToolAgentLoop):
     """Our agent loop with planned turns.
 
-    Half of the responses, drawn at random, get the right answer.
+    Half of the responses, drawn at random, get the right answer. ``tail``: lengths and calls as
+    `long_tail` plans them.
     """
 
-    def __init__(self, trainer_config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, trainer_config: Any, *args: Any, tail: bool = False, **kwargs: Any) -> None:
         super().__init__(trainer_config, *args, run_config=run_config_of(trainer_config.config), **kwargs)
-        limits = replace(self.shared.limits, max_turns=CALLS + 1)
-        self.shared = replace(self.shared, protocol=Scripted(self.tokenizer), limits=limits)
+        self.plan = long_tail if tail else turn_lengths
+        self.shared = replace(self.shared, protocol=Scripted(self.tokenizer))
         self.draw = random.Random()  # each trajectory has a loop, and its row seeds it
+        self.lengths: list[int] = []
 
     def engine(self) -> Engine:
-        lengths = turn_lengths(self.draw, self.shared.limits.max_response_tokens)
-        return FixedTurns(VerlEngine(self.server_manager, {"ignore_eos": True}), lengths)
+        return FixedTurns(VerlEngine(self.server_manager, {"ignore_eos": True}), self.lengths)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         self.draw.seed(seed_of_row(self.shared.config.run.seed, kwargs))
+        limits = self.shared.limits
+        self.lengths = self.plan(self.draw, limits.max_response_tokens)
+        limits = replace(limits, max_turns=len(self.lengths))  # the last calls nothing
+        self.shared = replace(self.shared, limits=limits)
         output = await super().run(sampling_params, **kwargs)
         if isinstance(output, AgentLoopOutput) and self.draw.random() < 0.5:
             output.extra_fields["answer"] = kwargs["reward_model"]["ground_truth"]
