@@ -22,7 +22,7 @@ from retool_mcore.verl.keys.ppo import run_config_of
 
 CALLS = 2  # per response; its last turn is not a call
 SAMPLED = (0.4, 0.8)  # share of rollout.max_response_tokens, drawn uniformly; the rest is room for results
-# Long tails as in the paper's runs: log-normal, in the mean a quarter of the limit, one in 20 at it.
+# Long tails as in the paper: log-normal, in the mean a quarter of the limit, one in 20 at it.
 SPREAD = 1.158
 MEDIAN = 0.149  # of rollout.max_response_tokens
 MOST_CALLS = 8
