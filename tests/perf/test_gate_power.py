@@ -86,6 +86,15 @@ def test_the_planned_work_of_a_prompt_is_the_same_in_every_run():
     assert len({tuple(planned(row, sample)) for row in range(4) for sample in range(4)}) == 16
 
 
+def test_a_long_tail_has_a_quarter_of_the_limit_in_the_mean_and_one_in_twenty_at_it():
+    draw = scripted.random.Random(0)
+    planned = [scripted.long_tail(draw, 16_384) for _ in range(4000)]
+    lengths = [min(16_384, sum(turns)) for turns in planned]
+    assert sum(lengths) / len(lengths) == pytest.approx(4096, rel=0.05)
+    assert sum(each == 16_384 for each in lengths) / len(lengths) == pytest.approx(0.05, abs=0.01)
+    assert {len(turns) for turns in planned} == set(range(1, 10))  # up to 8 calls, and the answer
+
+
 def test_a_run_that_failed_is_told_with_its_own_error_and_the_end_of_its_log(tmp_path: Path):
     log = tmp_path / "result.log"
     log.write_text("\n".join(["first", "error: train.steps = 0 is not above 0.", *(f"line {n}" for n in range(30))]))
