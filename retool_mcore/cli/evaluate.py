@@ -204,13 +204,11 @@ def _name_of(model: str) -> str:
 class _Bars:
     """How far an evaluation is: a line of what it does, then a bar for each model and way.
 
-    A bar says the share of right answers so far. Where there is no terminal, each stage is a line,
-    as is the end of each bar, and one every ``LINE_EVERY_S``.
+    A bar says the share of right answers so far. Where there is no terminal, each stage that lasts
+    is a line, as is the end of each bar, and one every ``LINE_EVERY_S``.
     """
 
     def __init__(self, cases: list[Case]) -> None:
-        from rich.progress import Progress
-
         from retool_mcore.run.progress import bar_of_steps
         from retool_mcore.run.status import Stage
 
@@ -219,8 +217,8 @@ class _Bars:
         self._right = {case.name: 0 for case in cases}
         self._new = {case.name: 0 for case in cases}
         self._left = {case.name: 0 for case in cases}
-        self._now = ""  # the case that is sampled, or will be
-        self._line: Progress | None = None  # before there are bars
+        self._now = cases[0].name  # that is sampled, or will be
+        self._stage = ExitStack()  # what shows it before there are bars
         self._begun_s = self._told_s = time.monotonic()
         self._notes = ExitStack()  # a warning of the sandbox, say, stands above the bars and not in one
 
@@ -230,30 +228,25 @@ class _Bars:
         return self
 
     def __exit__(self, *exit_arguments: object) -> None:
-        self._end_line()
+        self._stage.close()
         if self._progress.live.is_started:
             self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # of a mistake
             self._progress.stop()
         self._notes.close()
 
-    def _end_line(self) -> None:
-        if self._line is not None:
-            self._line.stop()
-            self._line = None
-
     def stage(self, words: str) -> None:
         """Something begins that may take a while."""
-        from retool_mcore.run.status import line_of, line_of_stage
+        from retool_mcore.run.status import line_of, line_of_stage, told_late
 
+        self._stage.close()
         now_s = time.monotonic()
         if self._progress.disable:
-            typer.echo(line_of_stage(now_s - self._begun_s, words), err=True)
+            line = line_of_stage(now_s - self._begun_s, words)
+            self._stage.enter_context(told_late(lambda: typer.echo(line, err=True), now_s))
         elif self._progress.live.is_started:
             self._progress.update(self._tasks[self._now], stage=words)
         else:
-            self._end_line()
-            self._line = line_of(self._progress.console, f"eval  {words}", now_s)
-            self._line.start()
+            self._stage.enter_context(line_of(self._progress.console, f"{self._now}  {words}", now_s))
 
     def start(self, name: str, finished: int, total: int) -> None:
         self._now = name
@@ -265,7 +258,7 @@ class _Bars:
         self._new[name] += 1
         share = f"{self._right[name] / self._new[name]:.3f} right"
         self._left[name] -= 1
-        self._end_line()
+        self._stage.close()
         self._progress.start()
         self._progress.update(self._tasks[name], advance=1, stage=share)
         now_s = time.monotonic()

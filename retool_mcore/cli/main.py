@@ -26,8 +26,8 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
 from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit, open_closed_outputs
-from retool_mcore.run.start import early
-from retool_mcore.run.status import begins, shown
+from retool_mcore.run.start import begin_early, early
+from retool_mcore.run.status import shown
 
 app = typer.Typer()
 
@@ -40,11 +40,11 @@ def _sft_rank(
     if dry_run:
         _print_dry_run(run)
         return
-    first = os.environ.get("RANK", "0") == "0"
+    first = os.environ.get("RANK") == "0"  # there is none without torchrun, which the next check tells
+    require_limits(run)
     if first and not early():
-        begins("processes")  # of a launch script's torchrun
+        begin_early("processes")  # of a launch script's torchrun
     with shown("sft") if first else nullcontext():
-        require_limits(run)
         from retool_mcore.train import sft
 
     sft.train(run)
@@ -62,15 +62,15 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     if dry_run:
         _print_dry_run(run)
         return
-    begins("settings")
+    require_limits(run)
+    begin_early("settings")
     with shown("sft"):
-        require_limits(run)
         from retool_mcore.platforms.base import get_platform
         from retool_mcore.preflight.start import check_data, check_run
 
         check_run(run, get_platform(run.run.platform))
         check_data(run)
-    begins("processes")
+    begin_early("processes")
     torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--local-addr", "127.0.0.1"]
     ranks = ["--nproc-per-node", str(run.cluster.gpus_per_node), "--module", "retool_mcore.cli.sft_rank"]
     argv = [*torchrun, *ranks, str(config), *settings]
@@ -85,9 +85,9 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     if dry_run:
         _print_dry_run(run)
         return
-    begins("checks")
+    require_limits(run)
+    begin_early("checks")
     with shown("rl"):
-        require_limits(run)
         from retool_mcore.train import rl as trainer
 
     trainer.train(run)

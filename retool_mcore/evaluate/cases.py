@@ -96,7 +96,7 @@ def evaluate_many(
                 protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
                 on_stage(servers.next_stage(case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
-                asyncio.run(work.run(on_stage, partial(on_sample, case.name)))
+                asyncio.run(work.run(partial(on_sample, case.name), on_stage))
             report = make_report(problems, settings, samples)
             reports[case.name] = write_report(config, out, case, data, report)
     return reports
@@ -159,7 +159,7 @@ class _Work:
     protocol: ToolProtocol
     urls: Sequence[str]
 
-    async def run(self, on_stage: OnStage, on_sample: Callable[[bool], None]) -> None:
+    async def run(self, on_sample: Callable[[bool], None], on_stage: OnStage = lambda words: None) -> None:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = None
             if self.case.tool:

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Column
 
 from retool_mcore.run.start import WORDS, begun
-from retool_mcore.run.status import tell_stage
+from retool_mcore.run.status import LASTED_S, tell_stage
 
 # What a step's line says: the metric's name, and how it is written.
 SAID = {
@@ -53,7 +53,8 @@ def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
 class StartShown:
     """The stages of a start, from its ``start.jsonl``: on the bar, or a line for each.
 
-    ``told``: how many of them the command has told before the bar was there.
+    A stage has its line when it has lasted, or something has followed. ``told``: how many of them
+    the command has told before the bar was there.
     """
 
     def __init__(self, run_dir: Path, bars: Progress, bar: TaskID, told: int = 0) -> None:
@@ -62,15 +63,17 @@ class StartShown:
         self._seen, self._since_s = 0, time.monotonic()
 
     def look(self, *, over: bool = False) -> None:
-        """Show what has begun since the last look, and for how long; ``over``: steps are shown."""
+        """Show what has begun since the last look, and for how long; ``over``: the start is."""
         began, now_s = begun(self._dir), time.monotonic()
         if not began:
             return
-        for stage, at in began[self._told :]:
-            tell_stage(self._bars.console, at - began[0][1], WORDS[stage])
         if len(began) != self._seen:
             self._seen, self._since_s = len(began), now_s
-        self._told = max(self._told, len(began))
+        newest_too = over or now_s - self._since_s >= LASTED_S
+        upto = len(began) if newest_too else len(began) - 1
+        for stage, at in began[self._told : upto]:
+            tell_stage(self._bars.console, at - began[0][1], WORDS[stage])
+        self._told = max(self._told, upto)
         words = f"{self._name}  {WORDS[began[-1][0]]}, {now_s - self._since_s:.0f} s"
         if not over:
             self._bars.update(self._bar, description=words)

@@ -36,25 +36,40 @@ SFT_STAGES = {
 WORDS = STAGES | SFT_STAGES
 FIRST = ("checks", "settings")
 LAST = ("steps", "update")
-EARLY_ENV = "RETOOL_START"
+EARLY_ENV, TOLD_ENV = "RETOOL_START", "RETOOL_START_TOLD"
 
 Mark = dict[str, Any]
 
 
-def begin_early(stage: str) -> float:
-    """Note that ``stage`` begins, in this process's environment, which exec and children take over.
+def begin_early(stage: str) -> None:
+    """Note that ``stage`` begins, in this process's environment.
 
-    Returns the seconds since the first one.
+    exec and children take it over.
     """
-    marks = [] if stage in FIRST else early()
-    marks.append(_mark(stage))
+    if stage in FIRST:
+        _forget_early()
+    marks = [*early(), _mark(stage)]
     os.environ[EARLY_ENV] = json.dumps(marks)
-    return marks[-1]["clock_s"] - marks[0]["clock_s"]
 
 
 def early() -> list[Mark]:
     """The stages that have begun before the run's folder was held."""
     return json.loads(os.environ.get(EARLY_ENV, "[]"))
+
+
+def early_told() -> int:
+    """How many of these stages have been told."""
+    return int(os.environ.get(TOLD_ENV, "0"))
+
+
+def tell_early() -> None:
+    """Note that all of these stages have been told."""
+    os.environ[TOLD_ENV] = str(len(early()))
+
+
+def _forget_early() -> None:
+    for name in (EARLY_ENV, TOLD_ENV):
+        os.environ.pop(name, None)
 
 
 def begin(run_dir: Path, stage: str) -> None:
@@ -63,7 +78,7 @@ def begin(run_dir: Path, stage: str) -> None:
     The first stage of a start replaces what an earlier start has left.
     """
     marks = early()
-    os.environ.pop(EARLY_ENV, None)
+    _forget_early()
     anew = bool(marks) or stage in FIRST
     if not marks or marks[-1]["stage"] != stage:
         marks.append(_mark(stage))

@@ -1,24 +1,24 @@
 """What a command is doing before it has a bar.
 
-On a terminal it is a line that counts seconds; elsewhere each stage is a line.
+On a terminal it is a line that counts seconds. Elsewhere a stage is a line, once it has lasted: a
+mistake that is found at once is one line then, the error.
 """
 
 import os
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
-from retool_mcore.run.start import WORDS, begin_early, early
+from retool_mcore.run import start
+from retool_mcore.run.start import WORDS, Mark
 
-
-def begins(stage: str) -> None:
-    """A stage of a start begins, before the run's folder is held."""
-    at_s = begin_early(stage)
-    tell_stage(Console(stderr=True), at_s, WORDS[stage])
+LASTED_S = 1.5  # a reader of a log knows within two seconds what goes on
 
 
 def tell_stage(console: Console, at_s: float, words: str) -> None:
@@ -33,24 +33,48 @@ def line_of_stage(at_s: float, words: str) -> str:
 
 @contextmanager
 def shown(name: str) -> Generator[None]:
-    """On a terminal, until the block ends: the newest stage of ``name``, and its seconds."""
-    marks = early()
-    if not marks or not Console(stderr=True).is_interactive:
+    """Until the block ends: the newest early stage of ``name``.
+
+    It is shown where standard error leads at the beginning of the block.
+    """
+    marks = start.early()
+    if not marks:
         yield
         return
-    with counting(f"{name}  {WORDS[marks[-1]['stage']]}", marks[-1]["clock_s"]):
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as output:
+        console = Console(file=output)
+        if console.is_interactive:
+            block = line_of(console, f"{name}  {WORDS[marks[-1]['stage']]}", marks[-1]["clock_s"])
+        else:
+            block = _told_early(output, marks)
+        with block:
+            yield
+
+
+@contextmanager
+def _told_early(output: TextIO, marks: list[Mark]) -> Generator[None]:
+    def tell() -> None:
+        start.tell_early()
+        tell_stage(Console(file=output), marks[-1]["clock_s"] - marks[0]["clock_s"], WORDS[marks[-1]["stage"]])
+
+    if start.early_told() == len(marks):
+        yield
+        return
+    with told_late(tell, marks[-1]["clock_s"]):
         yield
 
 
 @contextmanager
-def counting(words: str, since_s: float) -> Generator[None]:
-    """On a terminal, until the block ends: ``words``, and the seconds since ``since_s``.
-
-    ``since_s`` is of time.monotonic(). It writes to the terminal that standard error is at the
-    beginning of the block, wherever that leads meanwhile.
-    """
-    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal, line_of(Console(file=terminal), words, since_s):
+def told_late(tell: Callable[[], None], since_s: float) -> Generator[None]:
+    """Call ``tell`` at ``LASTED_S`` after ``since_s`` of time.monotonic(), if the block lasts."""
+    timer = threading.Timer(max(0.0, since_s + LASTED_S - time.monotonic()), tell)
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
+        timer.join()  # what it tells does not come after an error
 
 
 def line_of(console: Console, words: str, since_s: float) -> Progress:

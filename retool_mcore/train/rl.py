@@ -58,7 +58,7 @@ def train(config: RlConfig) -> None:
         own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes
     ):
         console = Console(file=terminal)
-        told = len(start.early())
+        told = start.early_told()
         start.begin(config.run.dir, "checks")
         try:
             with progress(config, console, told):
@@ -155,12 +155,15 @@ def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Non
         bar = bars.add_task("rl", total=config.train.steps, completed=saved[-1].step if saved else 0)
         begins = StartShown(config.run.dir, bars, bar, told)
 
-        def follow() -> bool:
-            """Show what has come; returns whether this start has made a step."""
+        def follow(*, over: bool = False) -> bool:
+            """Show what has come; returns whether this start has made a step.
+
+            ``over``: the run has ended, and not by an error.
+            """
             nonlocal step_told
             rows = read_metrics(path) if path.exists() else []
             stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
-            begins.look(over=stepped)
+            begins.look(over=over or stepped)
             if stepped:
                 reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
@@ -176,9 +179,11 @@ def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Non
         follow()
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
+        well = False
         try:
             yield
+            well = True
         finally:
             ended.set()
             watcher.join()
-            bars.live.transient = not follow()
+            bars.live.transient = not follow(over=well)

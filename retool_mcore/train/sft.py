@@ -96,7 +96,7 @@ def train(config: SftConfig) -> None:
 
 def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     """What follows when the ranks have met and the run is held."""
-    told = len(start.early())
+    told = start.early_told()
     _begins(config, rank, "data")
     notes = checkpoint.require_whole(config) if rank == 0 else []
     dist.barrier()  # nobody reads a checkpoint before it was looked at
@@ -162,7 +162,7 @@ def _tell(note: str, console: Console) -> None:
         tell(console, note)
 
 
-def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, report: Reporter | None) -> None:
+def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, report: Reporter | None = None) -> None:
     timer = PhaseTimer()
     resume = _resume(config, rank)  # a setting that it does not allow is told before the model is built
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
@@ -310,9 +310,11 @@ class Reporter:
         self._progress.start()
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         self._progress.live.transient = not self._stepped.is_set()
-        self._start_is_over()
+        self._stepped.set()
+        self._thread.join()
+        self._begins.look(over=failed is None)
         self._progress.stop()
         if self._writer is not None:
             self._writer.close()

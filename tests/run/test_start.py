@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
 from retool_mcore.run import start
 from retool_mcore.train import rl
 from tests.terminal import CONTROL
@@ -75,6 +76,17 @@ def test_without_a_terminal_each_stage_is_a_line(tmp_path: Path, monkeypatch: py
             time.sleep(0.2)
     lines = [line.split(" s  ", 1)[1] for line in said.getvalue().splitlines() if " s  " in line]
     assert lines == [start.STAGES[stage] for stage in ("checks", "ray", "engines")]
+
+
+@pytest.mark.parametrize(("stages", "told"), [(["checks"], []), (["checks", "ray"], ["checks"])])
+def test_of_a_start_that_fails_at_once_its_newest_stage_is_not_told(tmp_path: Path, stages: list[str], told: list[str]):
+    config = config_in(tmp_path)
+    said = io.StringIO()
+    with pytest.raises(ConfigError), rl.progress(config, Console(file=said)):
+        for stage in stages:
+            start.begin(config.run.dir, stage)
+        raise ConfigError("a mistake")
+    assert [line.split(" s  ")[1] for line in said.getvalue().splitlines()] == [start.STAGES[stage] for stage in told]
 
 
 def test_without_a_terminal_each_new_step_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
