@@ -90,7 +90,7 @@ def test_a_log_has_a_line_for_each_stage_that_lasts():
 
 
 def test_what_is_told_before_an_exec_is_not_told_again():
-    again = "from retool_mcore.run.status import shown\nwith shown('sft'): pass\n"
+    again = "import time\nfrom retool_mcore.run.status import shown\nwith shown('sft'): time.sleep(1.7)\n"
     told = "os.environ.update(RETOOL_START_TOLD='2')"
     assert in_a_pipe("-c", f"import os\n{FIRST.replace('os.execv', f'{told}; os.execv')}", again) == [
         f"    0.0 s  {SAID[0]}"
