@@ -13,6 +13,7 @@ from functools import partial
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
+from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
@@ -52,6 +53,7 @@ def train(config: RlConfig) -> None:
         require_cluster(config)
         platform = get_platform(config.run.platform)
         check_run(config, platform)
+        check_first_prompts(config)
     with (
         lock_run(config.run.dir),
         output_to(config.run.dir / "logs" / "rl.log") as terminal,
