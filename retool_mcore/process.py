@@ -117,11 +117,15 @@ def without_hangups() -> Generator[None]:
 
 @contextmanager
 def usual_exit_code() -> Generator[None]:
-    """Make a SIGTERM that Ray hears exit with 143; its own handler, while it starts, says 15."""
+    """Make a SIGTERM that Ray hears exit with 143; its own handler, while it starts, says 15.
+
+    The signal is known to ``left_by``, so that the user is told.
+    """
     try:
         yield
     except SystemExit as left:
         if left.code == signal.SIGTERM:
+            _left_by.append(signal.SIGTERM)
             raise SystemExit(128 + signal.SIGTERM) from left
         raise
 
