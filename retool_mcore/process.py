@@ -39,6 +39,17 @@ def end_with_parent_if_asked() -> None:
         die_with_parent(signal.SIGTERM)
 
 
+def open_closed_outputs() -> None:
+    """Let output that the caller closed (`>&-`) go nowhere.
+
+    The next file that is opened would get its descriptor.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            _discard(number)
+            setattr(sys, name, open(number, "w", closefd=False, encoding="utf-8"))  # noqa: SIM115
+
+
 def heed_sigquit() -> None:
     """Undo an inherited "ignore SIGQUIT", which a shell gives to its background processes.
 
@@ -106,11 +117,15 @@ def without_hangups() -> Generator[None]:
 
 @contextmanager
 def usual_exit_code() -> Generator[None]:
-    """Make a SIGTERM that Ray hears exit with 143; its own handler, while it starts, says 15."""
+    """Make a SIGTERM that Ray hears exit with 143; its own handler, while it starts, says 15.
+
+    The signal is known to ``left_by``, so that the user is told.
+    """
     try:
         yield
     except SystemExit as left:
         if left.code == signal.SIGTERM:
+            _left_by.append(signal.SIGTERM)
             raise SystemExit(128 + signal.SIGTERM) from left
         raise
 
@@ -176,8 +191,11 @@ def forget_closed_terminal() -> None:
 def _discard(descriptor: int) -> None:
     """Let ``descriptor`` take whatever is written, and forget it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    else:
+        os.set_inheritable(descriptor, True)
 
 
 def _write_exit_output(log: Path) -> None:

@@ -39,7 +39,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
             ("cluster.nodes=2", "rollout.agent_workers=3", "sandbox.sessions=63"),
             "over 2 of rollout.agent_workers a node. Each keeps its interpreter to its end. Set at least 64",
         ),
-        (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean steps?"),
+        (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": input should be a valid integer'),
         (SFT, "train.steps=0", "train.steps = 0: input should be greater than 0"),
         (SFT, "optim.lr=inf", "optim.lr = Infinity: input should be a finite number"),

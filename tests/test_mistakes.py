@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,8 +27,10 @@ EVAL = f"eval --endpoint http://127.0.0.1:9/v1 --model m --data {GSM8K} --limit 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import_module("retool_mcore.evaluate.endpoint")  # a first import may last as long as a stage that is told
     made = tmp_path_factory.mktemp("mistakes")
     (made / "file").write_text("")
+    (made / "m.gguf").write_bytes(b"GGUF")
     (made / "ok.jsonl").write_text(json.dumps({"response": "\\\\boxed{3}", "answer": "3"}) + "\n")
     shutil.copy(GSM8K, made / "mine.jsonl")
     for name in ("a", "b"):
@@ -45,6 +48,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (
+            f"get train.steps=2 {RL}",
+            "train.steps=2: No such file or directory. The run file comes first, then the ",
+        ),
+        ("get here.toml run.name", "No such file or directory. Name a TOML file, such as configs/rl_tiny_cpu.toml."),
+        (
+            "get . run.name",
+            "cannot read the configuration .: Is a directory. Name one of its files, such as loop.tom",
+        ),
+        (f"get {RL} run.name train.step=2", "train.step is not a setting; did you mean train.steps?"),
+        (f"get {RL} run.name optimizer.lr=2", "optimizer is not a setting; did you mean optim?"),
+        (
+            f"get {RL} run.name validation.files=[a/b.parquet]",
+            '"[a/b.parquet]": a list is needed; a shell keeps it in quotes: \'validation.files=["..."]\'.',
+        ),
+        (
+            f"eval {RL} --model m.gguf --data mine.jsonl",
+            "m.gguf is a GGUF file, and a model is a folder here. Make one of it: `retool data model m.gguf m`.",
+        ),
         ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: .parquet is written here, by the end of the name."),
         ("data sft mine.jsonl --out out", "--out out: .parquet is written here, by the end of the name. Name out.parq"),
         ("data build gsm8k mine.jsonl --out o.json", "--out o.json: .parquet is written here"),
@@ -125,6 +147,18 @@ def test_a_number_out_of_range_is_told_with_its_option(
     assert done.exit_code == 2 and f"Invalid value for {told}" in done.stderr, done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (f"{RL} rl", f"The command comes first: retool rl {RL}"),
+        (f"get {RL} --train.steps=3", "No such option: --train.steps. A setting has no dashes: train.steps=VALUE"),
+    ],
+)
+def test_words_in_the_wrong_place_are_told_theirs(words: str, told: str):
+    done = CliRunner().invoke(all_commands(), words.split(), prog_name="retool")
+    assert done.exit_code == 2 and told in done.stderr, done.output
+
+
 def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
     rows = [{"response": "\\boxed{3}", "answer": "3"}, {"response": "4", "answer": "3"}]
@@ -147,6 +181,8 @@ def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.Monke
         ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
         (f"get {RL} run.name | true", 0, ""),
         (f"get {RL} run.name >&-", 0, ""),
+        (f"runs {ROOT}/tests/report/view >&-", 0, ""),
+        (f"runs {ROOT}/tests/report/view >&- 2>&-", 0, ""),
     ],
 )
 def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: int, told: str):

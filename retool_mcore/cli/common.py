@@ -153,6 +153,23 @@ def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> 
 class Commands(TyperGroup):
     """A group whose help has the whole first sentence of each command, where typer cuts it."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A command that stands after its arguments is told in its place."""
+        if args and args[0] not in self.commands and (meant := [word for word in args if word in self.commands][:1]):
+            given = " ".join(word for word in args if word != meant[0])
+            ctx.fail(f"No such command {args[0]!r}. The command comes first: {ctx.command_path} {meant[0]} {given}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """An option that is none, and looks like a setting, is told how settings are written."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # typer's own copy of click has no public name for its errors
+            name = str(getattr(error, "option_name", ""))
+            if "." in name and hasattr(error, "message"):
+                vars(error)["message"] = f"No such option: {name}. A setting has no dashes: {name.lstrip('-')}=VALUE"
+            raise
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         found = [(name, self.commands[name]) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -41,6 +42,7 @@ NumSamples = Annotated[
 ]
 
 
+READING = "reading the problems and the model's files"
 LINE_EVERY_S = 30.0  # of an evaluation's progress, where there is no terminal for a bar
 
 app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
@@ -88,11 +90,6 @@ def evaluate(
 
     With --endpoint the model is behind an API, whose key is OPENAI_API_KEY: text in, text out.
     """
-    from retool_mcore.data.layouts import Columns
-    from retool_mcore.evaluate.cases import evaluate_many
-    from retool_mcore.evaluate.defaults import default_config
-    from retool_mcore.evaluate.endpoint import evaluate_endpoint
-
     model, url = _served(model, url, endpoint, protocol)
     if "=" in config and not Path(config).exists():
         config, overrides = "", [config, *(overrides or ())]
@@ -100,11 +97,14 @@ def evaluate(
     cases = _cases(model, tool)
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
-    run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes, here=endpoint is None)
+    run = load_evaluation(config, changes) if config else None
     exit_on_sigterm(ctrl_c=False)
     with _Bars(cases) as bars:
-        whole = partial(evaluate_many, url=url) if endpoint is None else partial(evaluate_endpoint, url=endpoint)
-        reports = whole(
+        from retool_mcore.data.layouts import Columns
+        from retool_mcore.evaluate.defaults import default_config
+
+        run = run or default_config(cases[0].model, changes, here=endpoint is None)
+        reports = _evaluation(url, endpoint)(
             run,
             cases,
             data=data or (),
@@ -113,9 +113,21 @@ def evaluate(
             n=n,
             limit=limit,
             on_start=bars.start,
+            on_stage=bars.stage,
             on_sample=bars.advance,
         )
     _show(reports)
+
+
+def _evaluation(url: str | None, endpoint: str | None) -> Callable[..., dict[str, dict[str, Any]]]:
+    """What evaluates: models of an API, or of a SGLang server, its own or a running one."""
+    if endpoint is not None:
+        from retool_mcore.evaluate.endpoint import evaluate_endpoint
+
+        return partial(evaluate_endpoint, url=endpoint)
+    from retool_mcore.evaluate.cases import evaluate_many
+
+    return partial(evaluate_many, url=url)
 
 
 def _show(reports: dict[str, dict[str, Any]]) -> None:
@@ -190,36 +202,54 @@ def _name_of(model: str) -> str:
 
 
 class _Bars:
-    """One progress bar per evaluation, with the share of right answers so far.
+    """How far an evaluation is: a line of what it does, then a bar for each model and way.
 
-    Where there is no terminal, a line at the end of each and one every ``LINE_EVERY_S``.
+    A bar says the share of right answers so far. Where there is no terminal, each stage that lasts
+    is a line, as is the end of each bar, and one every ``LINE_EVERY_S``.
     """
 
     def __init__(self, cases: list[Case]) -> None:
-        from rich.progress import TextColumn
-
         from retool_mcore.run.progress import bar_of_steps
+        from retool_mcore.run.status import Stage
 
-        self._progress = bar_of_steps(None, TextColumn("{task.fields[right]}"))
-        self._tasks = {case.name: self._progress.add_task(case.name, total=None, right="") for case in cases}
+        self._progress = bar_of_steps(None, Stage())
+        self._tasks = {case.name: self._progress.add_task(case.name, total=None, stage="") for case in cases}
         self._right = {case.name: 0 for case in cases}
         self._new = {case.name: 0 for case in cases}
         self._left = {case.name: 0 for case in cases}
-        self._told_s = time.monotonic()
+        self._now = cases[0].name  # that is sampled, or will be
+        self._stage = ExitStack()  # what shows it before there are bars
+        self._begun_s = self._told_s = time.monotonic()
         self._notes = ExitStack()  # a warning of the sandbox, say, stands above the bars and not in one
 
     def __enter__(self) -> _Bars:
         self._notes.enter_context(notes_on(self._progress.console, logging.getLogger("retool_mcore")))
-        self._progress.start()
+        self.stage(READING)
         return self
 
     def __exit__(self, *exit_arguments: object) -> None:
+        self._stage.close()
         if self._progress.live.is_started:
             self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # of a mistake
             self._progress.stop()
         self._notes.close()
 
+    def stage(self, words: str) -> None:
+        """Something begins that may take a while."""
+        from retool_mcore.run.status import line_of, line_of_stage, told_late
+
+        self._stage.close()
+        now_s = time.monotonic()
+        if self._progress.disable:
+            line = line_of_stage(now_s - self._begun_s, words)
+            self._stage.enter_context(told_late(lambda: typer.echo(line, err=True), now_s))
+        elif self._progress.live.is_started:
+            self._progress.update(self._tasks[self._now], stage=words)
+        else:
+            self._stage.enter_context(line_of(self._progress.console, f"{self._now}  {words}", now_s))
+
     def start(self, name: str, finished: int, total: int) -> None:
+        self._now = name
         self._left[name] = total - finished
         self._progress.update(self._tasks[name], total=total, completed=finished)
 
@@ -228,7 +258,9 @@ class _Bars:
         self._new[name] += 1
         share = f"{self._right[name] / self._new[name]:.3f} right"
         self._left[name] -= 1
-        self._progress.update(self._tasks[name], advance=1, right=share)
+        self._stage.close()
+        self._progress.start()
+        self._progress.update(self._tasks[name], advance=1, stage=share)
         now_s = time.monotonic()
         if self._progress.disable and (not self._left[name] or now_s - self._told_s >= LINE_EVERY_S):
             self._told_s = now_s

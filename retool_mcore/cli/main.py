@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,9 @@ from retool_mcore.cli.common import (
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
-from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit
+from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit, open_closed_outputs
+from retool_mcore.run.start import begin_early, early
+from retool_mcore.run.status import shown
 
 app = typer.Typer()
 
@@ -38,8 +40,12 @@ def _sft_rank(
     if dry_run:
         _print_dry_run(run)
         return
+    first = os.environ.get("RANK") == "0"  # there is none without torchrun, which the next check tells
     require_limits(run)
-    from retool_mcore.train import sft
+    if first and not early():
+        begin_early("processes")  # of a launch script's torchrun
+    with shown("sft") if first else nullcontext():
+        from retool_mcore.train import sft
 
     sft.train(run)
 
@@ -57,11 +63,14 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
         _print_dry_run(run)
         return
     require_limits(run)
-    from retool_mcore.platforms.base import get_platform
-    from retool_mcore.preflight.start import check_data, check_run
+    begin_early("settings")
+    with shown("sft"):
+        from retool_mcore.platforms.base import get_platform
+        from retool_mcore.preflight.start import check_data, check_run
 
-    check_run(run, get_platform(run.run.platform))
-    check_data(run)
+        check_run(run, get_platform(run.run.platform))
+        check_data(run)
+    begin_early("processes")
     torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--local-addr", "127.0.0.1"]
     ranks = ["--nproc-per-node", str(run.cluster.gpus_per_node), "--module", "retool_mcore.cli.sft_rank"]
     argv = [*torchrun, *ranks, str(config), *settings]
@@ -77,7 +86,9 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
         _print_dry_run(run)
         return
     require_limits(run)
-    from retool_mcore.train import rl as trainer
+    begin_early("checks")
+    with shown("rl"):
+        from retool_mcore.train import rl as trainer
 
     trainer.train(run)
 
@@ -133,6 +144,7 @@ def run_rl() -> None:
 
 def prepare() -> None:
     """What each of our commands needs of its process before it reads its arguments."""
+    open_closed_outputs()
     end_with_parent_if_asked()
     heed_sigquit()
     bypass_proxy()

@@ -15,7 +15,9 @@ import logging
 import signal
 import sys
 import tempfile
+import threading
 import time
+from contextlib import ExitStack
 
 import psutil
 
@@ -24,6 +26,9 @@ from retool_mcore.cli.common import tell
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
 from retool_mcore.run.memory_kills import MemoryKills
+from retool_mcore.run.status import shown
+
+LOOK_EVERY_S = 0.2
 
 
 class Handing:
@@ -48,8 +53,26 @@ class Handing:
                 continue
 
 
+def until_ranks(status: ExitStack) -> None:
+    """Close ``status`` when this process has children: the first rank tells how it goes on."""
+
+    def watch() -> None:
+        while not psutil.Process().children():
+            time.sleep(LOOK_EVERY_S)
+        status.close()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Run torchrun; end as the ranks did, where they have said why, or tell that nodes miss."""
+    with ExitStack() as status:
+        status.enter_context(shown("sft"))
+        until_ranks(status)
+        _main(status)
+
+
+def _main(status: ExitStack) -> None:
     from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -67,7 +90,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="retool-torchrun-") as folder:  # or it leaves one
             sys.argv.insert(1, f"--log-dir={folder}")
-            torchrun()
+            try:
+                torchrun()
+            finally:
+                status.close()
     except SignalException as error:  # Ctrl-\\
         raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:

@@ -1,5 +1,6 @@
 """`retool view`: runs and their trajectories as one page."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,10 @@ def view(
         from retool_mcore.report.view.serve import LivePage
         from retool_mcore.report.view.serve import serve as serve_page
 
-        serve_page(LivePage(runs, out, write), port, typer.echo)
+        try:
+            serve_page(LivePage(runs, out, write), port, typer.echo)
+        except KeyboardInterrupt:  # as it was told to end: nothing is to be said of it
+            raise typer.Exit(128 + signal.SIGINT) from None
         return
     made = write()
     for name in made.without_tokenizer:

@@ -32,6 +32,8 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
             lines.append(f"{where} = {value}: it is made of {PATTERNS[item.get('ctx', {})['pattern']]}")
         elif item["type"] == "too_short":
             lines.append(f"{where} = {value}: {item.get('ctx', {})['min_length']} or more are needed")
+        elif item["type"] == "list_type" and isinstance(item["input"], str):
+            lines.append(f"{where} = {value}: a list is needed; a shell keeps it in quotes: '{where}=[\"...\"]'")
         elif where and item["type"] != "value_error":
             lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
         else:
@@ -40,7 +42,8 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
             lines.append(said if named else f"{said} (section [{where}])")
     given = [text if text.isprintable() else repr(text) for text in overrides]  # a line break makes no second line
     origin = source + (f" with {' '.join(given)}" if given else "")
-    return f"{origin}: " + "; ".join(lines) + "."
+    told = "; ".join(lines)
+    return f"{origin}: {told}{'' if told.endswith('?') else '.'}"
 
 
 def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
@@ -50,10 +53,13 @@ def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return ""
         fields = section.model_fields
-    return nearest(str(loc[-1]), list(fields))
+    return nearest(str(loc[-1]), list(fields), "".join(f"{part}." for part in loc[:-1]))
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The known name that was meant, as the end of a sentence; all of them where none is near."""
+def nearest(name: str, known: Sequence[str], section: str = "") -> str:
+    """The known name that was meant, as the end of a sentence; all of them where none is near.
+
+    ``section``: with a dot at its end, what stands before the name.
+    """
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+    return f"; did you mean {section}{close[0]}?" if close else f"; known here: {', '.join(known)}"

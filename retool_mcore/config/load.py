@@ -39,16 +39,25 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a mark before the first letter
         return tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_alike(Path(path))}") from error
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_meant(Path(path))}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def _alike(path: Path) -> str:
-    """The file beside ``path``, or in configs/, whose name is nearest to a name that is none."""
+def _meant(path: Path) -> str:
+    """What to name instead of ``path``: a file in it, or the one whose name is nearest."""
+    if path.is_dir():
+        inside = sorted(path.glob("*.toml"))
+        return f". Name one of its files, such as {inside[0]}." if inside else ". Name a TOML file."
+    if "=" in str(path):
+        return f". The run file comes first, then the settings: CONFIG {path}"
     beside = [each for folder in (path.parent, Path("configs")) for each in sorted(folder.glob("*.toml"))]
     close = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
-    return f"; did you mean {next(each for each in beside if each.name == close[0])}?" if close else ""
+    return (
+        f"; did you mean {next(each for each in beside if each.name == close[0])}?"
+        if close
+        else ". Name a TOML file, such as configs/rl_tiny_cpu.toml."
+    )
 
 
 def _require_kind(kind: type[JobConfig], tree: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from retool_mcore.config import RlConfig
@@ -18,6 +19,16 @@ COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing
 AGENT_COLUMN = "agent_name"  # verl's column that names the agent loop for a row
 
 Renderer = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]  # messages -> token ids [T] of the prompt
+
+
+def check_first_prompts(config: RlConfig) -> None:
+    """Check the first row of each data file, before anything heavy is imported for the others.
+
+    Raises DataError as ``check_prompts``.
+    """
+    for path in (*parquet_files(config.data.train_file), *config.validation.files):
+        for index, row in islice(read_rows(path, COLUMNS), 1):
+            _messages_of_row(f"{path}, row {index}", row)
 
 
 def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
@@ -81,12 +92,8 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
     count, wrapped = 0, Counter[str]()
     for index, row in read_rows(path, COLUMNS):
         where = f"{path}, row {index}"
+        messages, taken_off = _messages_of_row(where, row)
         try:
-            truth_of(row["reward_model"])
-        except DataError as error:
-            raise DataError(f"{where}, column reward_model: {error}") from error
-        try:
-            messages, taken_off = asked_messages(row["prompt"])
             tokens = len(render(messages))
         except (DataError, TypeError, KeyError) as error:
             raise DataError(f"{where}, column prompt: {error}") from error
@@ -103,6 +110,18 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
         told = ", ".join(f"{name} in {number} rows" for name, number in wrapped.most_common())
         notes.append(f"{path}: instructions around its problems are taken off and ours put there ({told})")
     return count
+
+
+def _messages_of_row(where: str, row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], set[str]]:
+    """``asked_messages`` of a row that has a ground truth. Raises DataError that says ``where``."""
+    try:
+        truth_of(row["reward_model"])
+    except DataError as error:
+        raise DataError(f"{where}, column reward_model: {error}") from error
+    try:
+        return asked_messages(row["prompt"])
+    except (DataError, TypeError, KeyError) as error:
+        raise DataError(f"{where}, column prompt: {error}") from error
 
 
 def _check_best_source(config: RlConfig, held_out: Sequence[str]) -> None:

@@ -40,6 +40,7 @@ from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.state import remove_stale
 
 OnStart = Callable[[str, int, int], None]  # case, samples finished before, samples in all
+OnStage = Callable[[str], None]  # what begins, in words
 OnSample = Callable[[str, bool], None]  # case, was it right
 
 
@@ -63,6 +64,7 @@ def evaluate_many(
     limit: int | None = None,
     url: str | None = None,
     on_start: OnStart = lambda name, finished, total: None,
+    on_stage: OnStage = lambda words: None,
     on_sample: OnSample = lambda name, correct: None,
 ) -> dict[str, dict[str, Any]]:
     """Evaluate each case as ``config`` validates, and return the reports by case name.
@@ -92,8 +94,9 @@ def evaluate_many(
                 rollout = config.rollout.calling(case.tool)
                 # Before the servers start, as it may fail.
                 protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
+                on_stage(servers.next_stage(case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
-                asyncio.run(work.run(partial(on_sample, case.name)))
+                asyncio.run(work.run(partial(on_sample, case.name), on_stage))
             report = make_report(problems, settings, samples)
             reports[case.name] = write_report(config, out, case, data, report)
     return reports
@@ -156,11 +159,13 @@ class _Work:
     protocol: ToolProtocol
     urls: Sequence[str]
 
-    async def run(self, on_sample: Callable[[bool], None]) -> None:
+    async def run(self, on_sample: Callable[[bool], None], on_stage: OnStage = lambda words: None) -> None:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = None
             if self.case.tool:
+                on_stage("starting the sandbox")
                 sandbox = await stack.enter_async_context(open_case_sandbox(self.config))
+            on_stage("sampling the first answers")
             engines = [await stack.enter_async_context(SglangEngine(url)) for url in self.urls]
             await sample_all(
                 self.problems,

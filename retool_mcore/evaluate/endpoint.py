@@ -31,6 +31,7 @@ from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.cases import (
     Case,
     OnSample,
+    OnStage,
     OnStart,
     hold_folder,
     identity_of,
@@ -40,6 +41,7 @@ from retool_mcore.evaluate.cases import (
 )
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_each, seeded
+from retool_mcore.evaluate.servers import ASKING
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.calls import Calls
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling
@@ -282,6 +284,7 @@ def evaluate_endpoint(
     n: int | None = None,
     limit: int | None = None,
     on_start: OnStart = lambda name, finished, total: None,
+    on_stage: OnStage = lambda words: None,
     on_sample: OnSample = lambda name, correct: None,
 ) -> dict[str, dict[str, Any]]:
     """Like ``evaluate_many``, of models that one OpenAI-compatible server names."""
@@ -297,6 +300,7 @@ def evaluate_endpoint(
             identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
             samples = SampleFile(out / case.name, identity)
             if len(samples.rows) < len(problems) * n:
+                on_stage(ASKING)
                 asyncio.run(_check(url, case.model))
             on_start(case.name, len(samples.rows), len(problems) * n)
             work = _sample(

@@ -14,13 +14,15 @@ from zlib import crc32
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.data.templates import tokenizer_of
 from retool_mcore.errors import CheckpointError, RolloutError
-from retool_mcore.model.files import fetch_config, is_hub_name, safe_open, tensor_files
+from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf, safe_open, tensor_files
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.run.start import STAGES
 from retool_mcore.verl.keys.rollout import engine_args
 
+ASKING = "asking the server"
 logger = logging.getLogger(__name__)
 
 # Entries of a model's configuration that do not concern what a server computes with the weights.
@@ -72,6 +74,12 @@ class Servers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def next_stage(self, model: str) -> str:
+        """What ``urls_of`` will do, in words."""
+        if self._url is not None or model == self._model:
+            return ASKING
+        return "giving the engines the model's weights" if self._running else STAGES["engines"]
 
     def urls_of(self, model: str) -> list[str]:
         """URLs of servers that hold this model's weights."""
@@ -170,6 +178,7 @@ def architecture_of(model: str) -> dict[str, Any]:
     which another version of transformers has written, are then equal. A type that transformers does
     not know is compared entry by entry. Raises CheckpointError when config.json cannot be read.
     """
+    refuse_gguf(model)
     path = Path(model) / "config.json"
     try:
         found = fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))

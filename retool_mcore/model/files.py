@@ -30,11 +30,21 @@ def read_config(path: str) -> dict[str, Any]:
         raise CheckpointError(
             f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
         )
+    refuse_gguf(path)
     values = _config_json(folder)
     if (generation := folder / GENERATION).exists():  # the engine would meet it after minutes
         _table_of(generation, "a model's settings for sampling")
     _check_shards(folder)
     return values
+
+
+def refuse_gguf(path: str) -> None:
+    """Raise CheckpointError where a GGUF file is named for a model's folder."""
+    if Path(path).suffix == ".gguf" and Path(path).is_file():
+        folder = Path(path).with_suffix("")
+        raise CheckpointError(
+            f"{path} is a GGUF file, and a model is a folder here. Make one of it: `retool data model {path} {folder}`."
+        )
 
 
 def is_hub_name(path: str) -> bool:

@@ -35,7 +35,7 @@ class RunRecord:
     settings: dict[str, Any]
     steps: int  # that it is to make
     rows: Sequence[Row]
-    begun: Sequence[tuple[str, float]]  # stages of the newest start, RL only: name, seconds since 1970
+    begun: Sequence[tuple[str, float]]  # stages of the newest start: name, seconds since 1970
     checkpoints: Sequence[int]  # steps of the complete ones
     exported: bool
     environment: dict[str, dict[str, str]]

@@ -13,7 +13,7 @@ from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import RunRecord
 from retool_mcore.report.time_spent import is_phase, time_table
-from retool_mcore.run.start import STAGES
+from retool_mcore.run.start import LAST, WORDS
 
 FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
 SMALL_PHASE = 0.005  # of the step; smaller ones are drawn as one
@@ -179,11 +179,9 @@ def _joined(blocks: Iterable[Block]) -> list[Block]:
 
 
 def start_stages(runs: Labelled) -> ReportSection:
-    """The newest start of each RL run, from its first check to its first step."""
+    """The newest start of each run, from its first check to its first step."""
     blocks: list[Block] = []
     for index, (label, run) in enumerate(runs):
-        if run.kind != "rl":
-            continue
         if len(run.begun) < 2:
             blocks.append(Text(text=f"{label}: the stages of its start are not recorded.", quiet=True))
             continue
@@ -195,11 +193,9 @@ def start_stages(runs: Labelled) -> ReportSection:
         whole = duration(max(0.0, run.begun[-1][1] - run.begun[0][1]))
         svg = bar_chart(bars, title=f"Stages of the start, {label}")
         blocks.append(Pictures(pictures=[Picture(title=label, unit=f"{whole} to the first step", svg=svg)]))
-        if run.begun[-1][0] != next(reversed(STAGES)):
-            words = STAGES.get(run.begun[-1][0], run.begun[-1][0])
+        if run.begun[-1][0] not in LAST:
+            words = WORDS.get(run.begun[-1][0], run.begun[-1][0])
             blocks.append(Text(text=f"{label}: the newest start did not come further than: {words}.", quiet=True))
-    if not blocks:
-        blocks.append(Text(text="An SFT run records no stages of its start.", quiet=True))
     return ReportSection(title="Start", blocks=_joined(blocks))
 
 

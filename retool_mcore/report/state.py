@@ -16,7 +16,7 @@ from statistics import median
 from retool_mcore.report.record import Row, RunRecord
 from retool_mcore.run.best import read_best
 from retool_mcore.run.folder import is_locked
-from retool_mcore.run.start import STAGES
+from retool_mcore.run.start import WORDS
 
 RECENT = 20  # steps by which the time of one is told
 
@@ -38,7 +38,7 @@ def state_of(run: RunRecord) -> State:
     """The run's state now."""
     starting = stage_of_start(run)
     if is_locked(run.path):
-        stage = STAGES.get(starting, starting) if starting else "steps"
+        stage = WORDS.get(starting, starting) if starting else "steps"
         return State(name="running", stage=stage, go_on=f"retool watch {_quoted(run.path)}", seconds_left=eta_s(run))
     if run.step >= run.steps:
         return State(name="ended", stage="exported" if run.exported else "all steps made", go_on=_next(run))
@@ -47,16 +47,22 @@ def state_of(run: RunRecord) -> State:
         return State(name="ended", stage=f"early, after step {run.step}: {best.words()}", go_on=_next(run))
     saved = f"checkpoint of step {run.checkpoints[-1]}" if run.checkpoints else "no checkpoint"
     if starting or run.rows:
-        where = f"while {STAGES.get(starting, starting)}" if starting else f"after step {run.step}"
+        where = f"while {WORDS.get(starting, starting)}" if starting else f"after step {run.step}"
         return State(name="killed", stage=f"{where}; {saved}", go_on=_resume(run))
     return State(name="not started", stage="no step, no start", go_on=_resume(run))
 
 
 def stage_of_start(run: RunRecord) -> str:
-    """The stage of the newest start, if that has not come to a step yet; else ""."""
+    """The stage of the newest start, if that has not come to a step yet; else "".
+
+    The first row of a start says how long the start took. Clocks that were set back say less.
+    """
     if not run.begun:
         return ""
     stage, at = run.begun[-1]
+    took_s = at - run.begun[0][1]
+    if took_s and any(row.get("time_start_s") == took_s for row in run.rows):
+        return ""
     return stage if not run.rows or run.rows[-1].get("unix_s", 0.0) < at else ""
 
 

@@ -10,10 +10,7 @@ OUTSIDE = ("time_step_s", "time_start_s")  # sums of other phases
 LEFT = "lost to kills, between starts, or not recorded"
 SMALL = 0.005  # of the whole; smaller ones are told as one
 CLOCKS = 0.001  # of the whole, by which two clocks may differ
-NOTE = (
-    "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time, as is "
-    "an SFT run's start."
-)
+NOTE = "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time."
 
 
 def spent(run: RunRecord) -> dict[str, float]:

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.record import RunRecord
 from retool_mcore.report.state import State, stage_of_start, step_seconds
-from retool_mcore.run.start import STAGES
+from retool_mcore.run.start import WORDS
 
 STALLED_S = 120.0  # a step may be late by this much ...
 STALLED_STEPS = 5.0  # ... and by this many usual steps, for validations and checkpoints
@@ -31,7 +31,7 @@ def _stalled(run: RunRecord, now_s: float) -> str:
     starting = stage_of_start(run)
     if starting:
         waited_s = now_s - run.begun[-1][1]
-        words = STAGES.get(starting, starting)
+        words = WORDS.get(starting, starting)
         late = waited_s > START_STAGE_S
         return f"the start has been {words} for {duration(waited_s)}: look into {log}" if late else ""
     usual_s = step_seconds(run.rows)

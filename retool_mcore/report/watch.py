@@ -16,7 +16,7 @@ from retool_mcore.report.record import METRICS, MetricsFile, RunRecord, read_run
 from retool_mcore.report.state import State, stage_of_start, state_of
 from retool_mcore.report.table import COLOURS
 from retool_mcore.report.warnings import warnings_of
-from retool_mcore.run.start import STAGES
+from retool_mcore.run.start import WORDS
 
 LOOK_EVERY_S = 1.0
 SPARK_WIDTH = 40
@@ -110,7 +110,7 @@ def _stages(run: RunRecord, now_s: float) -> RenderableType:
     for (stage, at), end in zip(run.begun, ends, strict=True):
         newest = end is ends[-1]
         style = "bold" if newest else "dim"
-        grid.add_row(Text(duration(max(0.0, end - at)), style=style), Text(STAGES.get(stage, stage), style=style))
+        grid.add_row(Text(duration(max(0.0, end - at)), style=style), Text(WORDS.get(stage, stage), style=style))
     return grid
 
 

@@ -47,7 +47,7 @@ time_*_s      wall time by phase; the phases add up to time_step_s. In RL, tool_
               trajectory file) and between_steps, from the last row to this step (verl's clean-up
               and console). With time_step_s they add up to the time between the unix_s of two
               rows. In SFT time_step_s is all of that time
-time_start_s  in the first row of an RL run's start: from its first check to its first step;
+time_start_s  in the first row of a run's start: from its first check to its first step;
               time_start/STAGE_s: of each stage of run/start.py
 val_loss      nats per trained token of the validation file
 engine/restarts  in RL, rollout engines that died and were restarted since the row before

@@ -2,10 +2,22 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
+
+from retool_mcore.run.start import WORDS, begun
+from retool_mcore.run.status import LASTED_S, tell_stage
 
 # What a step's line says: the metric's name, and how it is written.
 SAID = {
@@ -36,6 +48,35 @@ def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
         redirect_stdout=False,  # or rich shows on the terminal what the engines print for the log
         redirect_stderr=False,
     )
+
+
+class StartShown:
+    """The stages of a start, from its ``start.jsonl``: on the bar, or a line for each.
+
+    A stage has its line when it has lasted, or something has followed. ``told``: how many of them
+    the command has told before the bar was there.
+    """
+
+    def __init__(self, run_dir: Path, bars: Progress, bar: TaskID, told: int = 0) -> None:
+        self._dir, self._bars, self._bar, self._told = run_dir, bars, bar, told
+        self._name = bars.tasks[bar].description
+        self._seen, self._since_s = 0, time.monotonic()
+
+    def look(self, *, over: bool = False) -> None:
+        """Show what has begun since the last look, and for how long; ``over``: the start is."""
+        began, now_s = begun(self._dir), time.monotonic()
+        if not began:
+            return
+        if len(began) != self._seen:
+            self._seen, self._since_s = len(began), now_s
+        newest_too = over or now_s - self._since_s >= LASTED_S
+        upto = len(began) if newest_too else len(began) - 1
+        for stage, at in began[self._told : upto]:
+            tell_stage(self._bars.console, at - began[0][1], WORDS[stage])
+        self._told = max(self._told, upto)
+        words = f"{self._name}  {WORDS[began[-1][0]]}, {now_s - self._since_s:.0f} s"
+        if not over:
+            self._bars.update(self._bar, description=words)
 
 
 class StepLines:

@@ -1,14 +1,17 @@
-"""How far the start of an RL run has come: its processes write it, its progress line reads it.
+"""How far the start of a run has come: its processes write it, its progress line reads it.
 
-``<run>/start.jsonl`` has a line for each stage that has begun, of the newest start alone.
+``<run>/start.jsonl`` has a line for each stage that has begun, of the newest start alone. A command
+says its first stages before it holds the run's folder; they are kept in its environment until then.
 """
 
 import json
+import os
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-STAGES = {
+STAGES = {  # of RL
     "checks": "checking settings, data and sandbox; importing the trainer",
     "ray": "starting Ray",
     "driver": "reading the data, while the transfer queue starts",
@@ -22,26 +25,78 @@ STAGES = {
     "validation": "validating the model that training starts from",
     "steps": "sampling the first batch",
 }
+SFT_STAGES = {
+    "settings": "checking settings, model and data",
+    "processes": "starting a process for each device, which imports the trainer",
+    "data": "reading the data",
+    "model": STAGES["model"],
+    "checkpoint": STAGES["checkpoint"],
+    "update": "making the first update",
+}
+WORDS = STAGES | SFT_STAGES
+FIRST = ("checks", "settings")
+LAST = ("steps", "update")
+EARLY_ENV, TOLD_ENV = "RETOOL_START", "RETOOL_START_TOLD"
+
+Mark = dict[str, Any]
+
+
+def begin_early(stage: str) -> None:
+    """Note that ``stage`` begins, in this process's environment.
+
+    exec and children take it over.
+    """
+    if stage in FIRST:
+        _forget_early()
+    marks = [*early(), _mark(stage)]
+    os.environ[EARLY_ENV] = json.dumps(marks)
+
+
+def early() -> list[Mark]:
+    """The stages that have begun before the run's folder was held."""
+    return json.loads(os.environ.get(EARLY_ENV, "[]"))
+
+
+def early_told() -> int:
+    """How many of these stages have been told."""
+    return int(os.environ.get(TOLD_ENV, "0"))
+
+
+def tell_early() -> None:
+    """Note that all of these stages have been told."""
+    os.environ[TOLD_ENV] = str(len(early()))
+
+
+def _forget_early() -> None:
+    for name in (EARLY_ENV, TOLD_ENV):
+        os.environ.pop(name, None)
 
 
 def begin(run_dir: Path, stage: str) -> None:
     """Write that ``stage`` begins, and so that the one before it has ended.
 
-    The first stage replaces what an earlier start has left.
+    The first stage of a start replaces what an earlier start has left.
     """
-    assert stage in STAGES, f"{stage} is none of {', '.join(STAGES)}"
-    with open(_file(run_dir), "w" if stage == next(iter(STAGES)) else "a", encoding="ascii") as file:
-        file.write(json.dumps({"stage": stage, "unix_s": time.time()}) + "\n")
+    marks = early()
+    _forget_early()
+    anew = bool(marks) or stage in FIRST
+    if not marks or marks[-1]["stage"] != stage:
+        marks.append(_mark(stage))
+    with open(_file(run_dir), "w" if anew else "a", encoding="ascii") as file:
+        file.write("".join(json.dumps(mark) + "\n" for mark in marks))
 
 
 def begun(run_dir: Path) -> list[tuple[str, float]]:
-    """The stages that have begun, with the time of each in seconds since 1970."""
+    """The stages that have begun, with the time of each in seconds since 1970.
+
+    The time between two is by a clock that nobody sets, where the machine has not changed.
+    """
     try:
         lines = _file(run_dir).read_text(encoding="ascii").splitlines(keepends=True)
     except FileNotFoundError:
         return []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(row["stage"], row["unix_s"]) for row in rows]
+    return [(row["stage"], _unix_s(row, rows[0])) for row in rows]
 
 
 def start_times(run_dir: Path) -> dict[str, float]:
@@ -49,6 +104,17 @@ def start_times(run_dir: Path) -> dict[str, float]:
     marks = begun(run_dir)
     times = {f"time_start/{stage}_s": end - at for (stage, at), (_, end) in pairwise(marks)}
     return times | ({"time_start_s": marks[-1][1] - marks[0][1]} if marks else {})
+
+
+def _mark(stage: str) -> Mark:
+    assert stage in WORDS, f"{stage} is none of {', '.join(WORDS)}"
+    return {"stage": stage, "unix_s": time.time(), "clock_s": time.monotonic()}
+
+
+def _unix_s(row: Mark, first: Mark) -> float:
+    if "clock_s" not in row or "clock_s" not in first:  # of an older run
+        return row["unix_s"]
+    return first["unix_s"] + row["clock_s"] - first["clock_s"]
 
 
 def _file(run_dir: Path) -> Path:

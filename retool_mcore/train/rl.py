@@ -13,6 +13,7 @@ from functools import partial
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
+from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
@@ -27,7 +28,8 @@ from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.notes import notes_on, show_commands, tell
-from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
+from retool_mcore.run.status import shown
 from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.sandbox.state import remove_stale
 from retool_mcore.train.watchdog import Watchdog
@@ -47,18 +49,21 @@ def train(config: RlConfig) -> None:
     exit_on_sigterm()
     if config.cluster.nodes == 1:
         keep_to_loopback()
-    require_cluster(config)
-    platform = get_platform(config.run.platform)
-    check_run(config, platform)
+    with shown("rl"):
+        require_cluster(config)
+        platform = get_platform(config.run.platform)
+        check_run(config, platform)
+        check_first_prompts(config)
     with (
         lock_run(config.run.dir),
         output_to(config.run.dir / "logs" / "rl.log") as terminal,
         own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes
     ):
         console = Console(file=terminal)
+        told = start.early_told()
         start.begin(config.run.dir, "checks")
         try:
-            with progress(config, console):
+            with progress(config, console, told):
                 _run(config, platform, console)
         except Ended as ended:
             _tell(ended.words, console)
@@ -137,38 +142,36 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
 
 
 @contextmanager
-def progress(config: RlConfig, console: Console) -> Generator[None]:
+def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[None]:
     """What the driver's files say: the stage of the start, then the steps.
 
     A bar in a terminal, which stays when a step was made; elsewhere a line for each stage and step.
+    ``told``: how many stages are told already.
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     lines = StepLines(console, config.train.steps)
     earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
-    begun_s = [time.monotonic()]  # of this start, and of each stage that was seen to begin
     step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
         saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")  # from the last of which it goes on
         bar = bars.add_task("rl", total=config.train.steps, completed=saved[-1].step if saved else 0)
+        begins = StartShown(config.run.dir, bars, bar, told)
 
-        def follow() -> bool:
-            """Show what has come; returns whether this start has made a step."""
+        def follow(*, over: bool = False) -> bool:
+            """Show what has come; returns whether this start has made a step.
+
+            ``over``: the run has ended, and not by an error.
+            """
             nonlocal step_told
-            began, now_s = start.begun(config.run.dir), time.monotonic()
             rows = read_metrics(path) if path.exists() else []
             stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
+            begins.look(over=over or stepped)
             if stepped:
                 reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
-            for stage, _ in began[len(begun_s) - 1 :]:
-                begun_s.append(now_s)
-                if not console.is_interactive:
-                    console.print(f"{now_s - begun_s[0]:7.1f} s  {start.STAGES[stage]}", highlight=False)
             if stepped and rows[-1]["step"] > step_told:
                 step_told = int(rows[-1]["step"])
                 lines.tell(rows[-1])
-            if began and not stepped:
-                bars.update(bar, description=f"rl  {start.STAGES[began[-1][0]]}, {now_s - begun_s[-1]:.0f} s")
             return stepped
 
         def watch() -> None:
@@ -178,9 +181,11 @@ def progress(config: RlConfig, console: Console) -> Generator[None]:
         follow()
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
+        well = False
         try:
             yield
+            well = True
         finally:
             ended.set()
             watcher.join()
-            bars.live.transient = not follow()
+            bars.live.transient = not follow(over=well)

@@ -7,8 +7,10 @@ worker is used.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -26,18 +28,19 @@ from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
-from retool_mcore.process import die_with_parent, output_to
-from retool_mcore.run import alive, checkpoint, saving
+from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
+from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.closing import closing_lines
-from retool_mcore.run.ending import Ended, Ending, exit_code
+from retool_mcore.run.ending import SIGNALS, Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.notes import notes_on, show_commands, tell
-from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
+from retool_mcore.run.status import shown
 from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
@@ -48,6 +51,7 @@ from retool_mcore.verl.plugin import assert_loaded
 if TYPE_CHECKING:
     from retool_mcore.verl.sft_engine import SftEngine
 
+START_LOOK_S = 0.5
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -59,11 +63,13 @@ def train(config: SftConfig) -> None:
     die_with_parent()
     if config.cluster.nodes == 1:
         keep_to_loopback()
-    platform = get_platform(config.run.platform)
-    check_run(config, platform)
-    check_data(config)
-    _require_world(config)
-    with told_as_lost():
+    with ExitStack() as status, told_as_lost():
+        if os.environ.get("RANK") == "0":
+            status.enter_context(shown("sft"))
+        platform = get_platform(config.run.platform)
+        check_run(config, platform)
+        check_data(config)
+        _require_world(config)
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
         with (
@@ -77,6 +83,7 @@ def train(config: SftConfig) -> None:
             dist.init_process_group(
                 platform.device.comm_backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT
             )
+            status.close()
             try:
                 _run(config, platform, rank, Console(file=terminal))
             except Ended as ended:
@@ -89,6 +96,8 @@ def train(config: SftConfig) -> None:
 
 def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     """What follows when the ranks have met and the run is held."""
+    told = start.early_told()
+    _begins(config, rank, "data")
     notes = checkpoint.require_whole(config) if rank == 0 else []
     dist.barrier()  # nobody reads a checkpoint before it was looked at
     _require_equal_nodes(config)
@@ -98,11 +107,24 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         for note in (*notes, keeps_nothing(config)):
             _tell(note, console)
     first_of_node = os.environ["LOCAL_RANK"] == "0"
-    with notes_on(console), Watchdog(config, console.file, rank) if first_of_node else nullcontext():
-        _loop(config, platform, rank, console)
+    report = Reporter(config, console, told) if rank == 0 else None
+    with (
+        notes_on(console),
+        Watchdog(config, console.file, rank) if first_of_node else nullcontext(),
+        report or nullcontext(),
+    ):
+        _loop(config, platform, rank, console, report)
     if rank == 0:
+        exit_on_sigterm()  # nothing half exported stays
         export_at_end(config)
         show_commands(console, closing_lines(config))
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # what is left is this process's end, in which Ray still imports
+
+
+def _begins(config: SftConfig, rank: int, stage: str) -> None:
+    if rank == 0:
+        start.begin(config.run.dir, stage)
 
 
 def _require_world(config: SftConfig) -> None:
@@ -140,12 +162,13 @@ def _tell(note: str, console: Console) -> None:
         tell(console, note)
 
 
-def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
+def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, report: Reporter | None = None) -> None:
     timer = PhaseTimer()
     resume = _resume(config, rank)  # a setting that it does not allow is told before the model is built
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
     done = resume.step if resume is not None else 0
     if resume is not None:
+        _begins(config, rank, "checkpoint")
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
         if rank == 0:
@@ -154,15 +177,15 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     best = BestKeeper(config, done, writes=rank == 0)
     if best.lacks(done):  # best.metric is new to the run
         best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
-    report = Reporter(config, done, console) if rank == 0 else None
-    if rank == 0:
+    if report is not None:
+        report.goes_on_after(done)
         saving.delete_incomplete(config)
         config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
     saver = saving.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
     asked = 0
-    with Ending(config.checkpoint.grace_s, partial(_end_at_once, rank)) as ending, report or nullcontext(), saver:
+    with Ending(config.checkpoint.grace_s, partial(_end_at_once, rank)) as ending, saver:
         for step in range(done + 1, config.train.steps + 1):
             if best.given_up or asked:
                 break
@@ -207,6 +230,7 @@ def _set_up(
     held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if console is not None:
         tell_left_out((data, *held_out), config.data.max_length_tokens, console)
+        start.begin(config.run.dir, "model")
     worker = megatron_worker(config, platform)
     time_optimizer(worker.engine, platform, timer)
     engine = SftEngine(worker, config, platform)
@@ -270,22 +294,52 @@ def validation_batches(
 
 
 class Reporter:
-    """Rank 0's side of a step: the metric files, and the progress bar or lines."""
+    """Rank 0's side of a run: stages of its start, the bar or lines of its steps, metric files."""
 
-    def __init__(self, config: SftConfig, done: int, console: Console) -> None:
-        self._writer = MetricWriter(config, resumed_step=done)
+    def __init__(self, config: SftConfig, console: Console, told: int) -> None:
+        self._config, self._writer = config, None
         self._progress = bar_of_steps(console)
-        self._bar = self._progress.add_task("sft", total=config.train.steps, completed=done)
+        self._bar = self._progress.add_task("sft", total=config.train.steps)
+        self._begins = StartShown(config.run.dir, self._progress, self._bar, told)
         self._lines = StepLines(console, config.train.steps)
+        self._stepped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
+        self._begins.look()
         self._progress.start()
+        self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        self._progress.live.transient = not self._stepped.is_set()
+        self._stepped.set()
+        self._thread.join()
+        self._begins.look(over=failed is None)
         self._progress.stop()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def goes_on_after(self, step: int) -> None:
+        """The run stands at ``step``, and its next row is the one after it."""
+        if step < self._config.train.steps:
+            start.begin(self._config.run.dir, "update")
+        self._writer = MetricWriter(self._config, resumed_step=step)
+        self._progress.update(self._bar, completed=step)
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert self._writer is not None, "goes_on_after comes before the first step"
+        if not self._stepped.is_set():
+            self._start_is_over()
+            metrics = {**metrics, **start.start_times(self._config.run.dir)}
         self._writer.write(step, metrics)
         self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")
         self._lines.tell({"step": step, **metrics})
+
+    def _follow(self) -> None:
+        while not self._stepped.wait(START_LOOK_S):
+            self._begins.look()
+
+    def _start_is_over(self) -> None:
+        self._stepped.set()
+        self._thread.join()
+        self._begins.look(over=True)

@@ -11,7 +11,9 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.prompts import ANSWER_FORMAT, hermes_prompt, retool_prompt
 from retool_mcore.data.rl_prompts import check_prompts, messages_of
 from retool_mcore.data.wrappers import OURS, WRAPPERS
+from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
+from retool_mcore.train import rl
 
 PROBLEM = "A bus has 31 seats. How many seats have 7 such buses?"
 DAPO = next(each for each in WRAPPERS if each.name == "DAPO")
@@ -86,3 +88,34 @@ def test_the_user_is_told_what_was_taken_off(tmp_path: Path):
 def test_an_evaluation_asks_in_the_same_way(tmp_path: Path):
     (problem,) = read_problems([written(tmp_path / "test.parquet", [WRAPPED])])
     assert problem.messages == [{"role": "user", "content": hermes_prompt(PROBLEM)}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "no rows"),
+        ([{"problem": "2 + 2", "answer": "4"}], r"no column data_source, prompt, reward_model; it has problem, answer"),
+        (
+            [{"data_source": "math", "prompt": "2 + 2", "reward_model": {"ground_truth": "4"}}],
+            "row 0, column prompt: '2 . 2' is no list of messages",
+        ),
+        (
+            [{"data_source": "math", "prompt": [{"role": "user", "content": "2 + 2"}], "reward_model": "4"}],
+            "row 0, column reward_model: '4' holds no ground_truth",
+        ),
+    ],
+)
+@pytest.mark.parametrize("which", ["train", "val"])
+def test_a_wrong_file_is_told_before_the_run_has_a_folder_or_imports_a_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, rows: list[dict[str, object]], told: str
+):
+    files = {name: written(tmp_path / f"{name}.parquet", ["2 + 2"]) for name in ("train", "val")}
+    table = pa.Table.from_pylist(rows) if rows else pq.read_table(files[which]).slice(0, 0)
+    pq.write_table(table, files[which])
+    settings = [f"data.train_file={files['train']}", f"validation.files={json.dumps([str(files['val'])])}"]
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*settings, f"run.root={tmp_path}/runs"])
+    monkeypatch.setattr(rl, "check_run", lambda *_: None)  # there is no model
+    monkeypatch.setattr(rl, "exit_on_sigterm", lambda: None)  # of pytest
+    with pytest.raises(DataError, match=rf"{which}\.parquet.*{told}"):
+        rl.train(config)
+    assert not config.run.dir.exists()

@@ -83,7 +83,7 @@ def test_a_setting_reaches_the_run_and_a_wrong_one_is_one_line(shown: Shown):
     script = ROOT / "launch" / "sft_h200x8.sh"
     assert "optim.total_training_steps: -1 -> 7" in shown(script)[0].stdout
     done = run(script, "train.stepss=7", "--dry-run")
-    assert done.returncode == 2 and "did you mean steps?" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "did you mean train.steps?" in done.stderr and "Traceback" not in done.stderr
 
 
 REPRODUCE = ROOT / "launch" / "reproduce_retool.sh"

@@ -98,6 +98,18 @@ def test_a_start_again_after_steps_is_at_its_stage_until_its_first_row(tmp_path:
         assert state(run).stage == "steps"
 
 
+def test_a_start_has_come_to_its_first_row_whatever_was_done_to_the_clock(tmp_path: Path):
+    """It was set back by an hour while the model was built."""
+    run = write_run(tmp_path / "run")
+    begun = [{"stage": "checks", "unix_s": NOW_S, "clock_s": 7.0}, {"stage": "steps", "unix_s": NOW_S, "clock_s": 47.5}]
+    (run / "start.jsonl").write_text("".join(json.dumps(each) + "\n" for each in begun))
+    with lock_run(run):
+        assert state(run).stage == "sampling the first batch"
+        row = {"step": 1, "unix_s": NOW_S - 3600.0, **start.start_times(run)}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        assert state(run).stage == "steps"
+
+
 def test_a_folder_with_settings_alone_was_not_started(tmp_path: Path):
     assert state(write_run(tmp_path / "run")).name == "not started"
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
 from retool_mcore.run import start
 from retool_mcore.train import rl
 from tests.terminal import CONTROL
@@ -17,12 +18,36 @@ from tests.terminal import CONTROL
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 
 
-def test_seconds_are_between_the_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    now = iter([100.0, 103.5, 110.0])
+def test_seconds_are_between_the_beginnings_whatever_is_done_to_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is set back by an hour between the first two."""
+    now, clock = iter([9000.0, 5403.5, 5410.0]), iter([100.0, 103.5, 110.0])
     monkeypatch.setattr(start.time, "time", lambda: next(now))
+    monkeypatch.setattr(start.time, "monotonic", lambda: next(clock))
     for stage in ("checks", "ray", "steps"):
         start.begin(tmp_path, stage)
     assert start.start_times(tmp_path) == {"time_start/checks_s": 3.5, "time_start/ray_s": 6.5, "time_start_s": 10.0}
+
+
+def test_seconds_of_a_run_from_before_are_by_its_clock(tmp_path: Path):
+    lines = ('{"stage": "checks", "unix_s": 100.0}', '{"stage": "ray", "unix_s": 103.5}')
+    (tmp_path / "start.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert start.start_times(tmp_path) == {"time_start/checks_s": 3.5, "time_start_s": 3.5}
+
+
+def test_stages_before_the_folder_is_held_are_written_with_the_first_one_after(tmp_path: Path):
+    (tmp_path / "start.jsonl").write_text('{"stage": "update", "unix_s": 1.0}\n')
+    started = time.time()
+    start.begin_early("settings")
+    start.begin_early("processes")
+    assert len(start.begun(tmp_path)) == 1, "another process may be holding it"
+    start.begin(tmp_path, "data")
+    start.begin(tmp_path, "model")
+    names, times = zip(*start.begun(tmp_path), strict=True)
+    assert names == ("settings", "processes", "data", "model")
+    assert sorted(times) == list(times) and times[0] >= started
+    assert not start.early(), "a run that this one starts begins anew"
 
 
 def test_another_start_begins_anew_and_a_cut_line_is_left_out(tmp_path: Path):
@@ -51,6 +76,17 @@ def test_without_a_terminal_each_stage_is_a_line(tmp_path: Path, monkeypatch: py
             time.sleep(0.2)
     lines = [line.split(" s  ", 1)[1] for line in said.getvalue().splitlines() if " s  " in line]
     assert lines == [start.STAGES[stage] for stage in ("checks", "ray", "engines")]
+
+
+@pytest.mark.parametrize(("stages", "told"), [(["checks"], []), (["checks", "ray"], ["checks"])])
+def test_of_a_start_that_fails_at_once_its_newest_stage_is_not_told(tmp_path: Path, stages: list[str], told: list[str]):
+    config = config_in(tmp_path)
+    said = io.StringIO()
+    with pytest.raises(ConfigError), rl.progress(config, Console(file=said)):
+        for stage in stages:
+            start.begin(config.run.dir, stage)
+        raise ConfigError("a mistake")
+    assert [line.split(" s  ")[1] for line in said.getvalue().splitlines()] == [start.STAGES[stage] for stage in told]
 
 
 def test_without_a_terminal_each_new_step_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,100 @@
+"""What a command is doing before it has a bar.
+
+On a terminal it is a line that counts seconds. Elsewhere a stage is a line, once it has lasted: a
+mistake that is found at once is one line then, the error.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn, Task
+from rich.text import Text
+
+from retool_mcore.run import start
+from retool_mcore.run.start import WORDS, Mark
+
+LASTED_S = 1.5  # a reader of a log knows within two seconds what goes on
+
+
+def tell_stage(console: Console, at_s: float, words: str) -> None:
+    """A line for a stage that began ``at_s`` after the command, where there is no terminal."""
+    if not console.is_interactive:
+        console.print(line_of_stage(at_s, words), markup=False, highlight=False, soft_wrap=True)
+
+
+def line_of_stage(at_s: float, words: str) -> str:
+    return f"{at_s:7.1f} s  {words}"
+
+
+@contextmanager
+def shown(name: str) -> Generator[None]:
+    """Until the block ends: the newest early stage of ``name``.
+
+    It is shown where standard error leads at the beginning of the block.
+    """
+    marks = start.early()
+    if not marks:
+        yield
+        return
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as output:
+        console = Console(file=output)
+        if console.is_interactive:
+            block = line_of(console, f"{name}  {WORDS[marks[-1]['stage']]}", marks[-1]["clock_s"])
+        else:
+            block = _told_early(output, marks)
+        with block:
+            yield
+
+
+@contextmanager
+def _told_early(output: TextIO, marks: list[Mark]) -> Generator[None]:
+    def tell() -> None:
+        start.tell_early()
+        tell_stage(Console(file=output), marks[-1]["clock_s"] - marks[0]["clock_s"], WORDS[marks[-1]["stage"]])
+
+    if start.early_told() == len(marks):
+        yield
+        return
+    with told_late(tell, marks[-1]["clock_s"]):
+        yield
+
+
+@contextmanager
+def told_late(tell: Callable[[], None], since_s: float) -> Generator[None]:
+    """Call ``tell`` at ``LASTED_S`` after ``since_s`` of time.monotonic(), if the block lasts."""
+    timer = threading.Timer(max(0.0, since_s + LASTED_S - time.monotonic()), tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # what it tells does not come after an error
+
+
+def line_of(console: Console, words: str, since_s: float) -> Progress:
+    """A line of ``words`` and the seconds since ``since_s``; nothing is left of it afterwards."""
+    line = Progress(
+        Stage(),
+        console=console,
+        transient=True,
+        disable=not console.is_interactive,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    line.add_task("", total=None, stage=words, since_s=since_s)
+    return line
+
+
+class Stage(ProgressColumn):
+    """A task's field ``stage``, and where it has ``since_s``, the seconds since then."""
+
+    def render(self, task: Task) -> Text:
+        since_s = task.fields.get("since_s")
+        seconds = "" if since_s is None else f", {time.monotonic() - since_s:.0f} s"
+        return Text(f"{task.fields['stage']}{seconds}", no_wrap=True, overflow="ellipsis")

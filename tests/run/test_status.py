@@ -1,0 +1,136 @@
+"""What a start shows before its bar: a line that counts on a terminal, a line a stage elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.terminal import lines_on_terminal, screen
+
+ROOT = Path(__file__).parents[2]
+# A command that becomes another program, as `retool sft` does.
+FIRST = """
+import os, sys, time
+from retool_mcore.run.start import begin_early
+from retool_mcore.run.status import shown
+begin_early("settings")
+with shown("sft"):
+    time.sleep(1.7)
+begin_early("processes")
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+SECOND = """
+import os, time
+from retool_mcore.run.status import shown
+with shown("sft"):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as a run's output goes to its log
+    print("an engine's word", file=open(2, "w", closefd=False))
+    time.sleep(1.7)
+"""
+EVALUATION = """
+import time
+from retool_mcore.cli.evaluate import _Bars
+from retool_mcore.evaluate.cases import Case
+with _Bars([Case(name="mine", model="m"), Case(name="other", model="m")]) as bars:
+    bars.start("mine", 0, 2)
+    bars.stage("starting the rollout engines")
+    time.sleep(1.7)
+    bars.stage("sampling the first answers")
+    for right in (True, False):
+        bars.advance("mine", right)
+        time.sleep(0.3)
+"""
+MISTAKE = """
+import time
+import typer
+from retool_mcore.cli.common import guarded
+from retool_mcore.cli.evaluate import _Bars
+from retool_mcore.errors import ConfigError
+from retool_mcore.evaluate.cases import Case
+from retool_mcore.run.start import begin_early
+from retool_mcore.run.status import shown
+begin_early("settings")
+@guarded
+def command(which: str, after_s: float):
+    with shown("sft") if which == "sft" else _Bars([Case(name="mine", model="m")]):
+        time.sleep(after_s)
+        raise ConfigError("train.steps = 0")
+typer.run(command)
+"""
+ARGV = [sys.executable, "-c", FIRST, SECOND]
+SAID = [
+    "checking settings, model and data",
+    "starting a process for each device, which imports the trainer",
+]
+
+
+def in_a_pipe(*argv: str) -> list[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False, env=env)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_a_terminal_has_the_stage_and_its_seconds_through_an_exec():
+    code, lines = lines_on_terminal(ARGV, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    assert code == 0, lines
+    kinds = dict.fromkeys(line.rpartition(", ")[0] for line in lines)
+    assert list(kinds) == [f"sft  {words}" for words in SAID]
+    assert "sft  checking settings, model and data, 1 s" in lines, "it counts"
+
+
+def test_a_log_has_a_line_for_each_stage_that_lasts():
+    first, second = in_a_pipe("-c", FIRST, SECOND)
+    assert first == f"    0.0 s  {SAID[0]}"
+    at_s, words = second.split(" s  ")
+    assert float(at_s) >= 1.7 and words == SAID[1]
+
+
+def test_what_is_told_before_an_exec_is_not_told_again():
+    again = "import time\nfrom retool_mcore.run.status import shown\nwith shown('sft'): time.sleep(1.7)\n"
+    told = "os.environ.update(RETOOL_START_TOLD='2')"
+    assert in_a_pipe("-c", f"import os\n{FIRST.replace('os.execv', f'{told}; os.execv')}", again) == [
+        f"    0.0 s  {SAID[0]}"
+    ]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_has_lines():
+    code, lines = lines_on_terminal(ARGV, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "TERM": "dumb"})
+    assert code == 0 and [line.split(" s  ")[1] for line in lines] == SAID
+
+
+@pytest.mark.parametrize("command", ["sft", "eval"])
+def test_a_mistake_that_is_found_at_once_is_one_line_in_a_log(command: str):
+    assert in_a_pipe("-c", MISTAKE, command, "0.1") == ["error: train.steps = 0"]
+    stage, error = in_a_pipe("-c", MISTAKE, command, "2")
+    assert re.match(r" +0\.0 s  (checking settings|reading the problems)", stage)
+    assert error == "error: train.steps = 0"
+
+
+@pytest.mark.parametrize("command", ["sft", "eval"])
+def test_a_mistake_is_one_line_on_a_terminal_whose_line_has_counted(command: str):
+    code, lines = screen([sys.executable, "-c", MISTAKE, command, "1.3"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    assert (code, lines) == (2, ["error: train.steps = 0"])
+
+
+def test_an_evaluation_shows_what_it_waits_for_before_it_has_answers():
+    argv = [sys.executable, "-c", EVALUATION]
+    code, lines = lines_on_terminal(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+    assert code == 0, lines
+    assert "mine  starting the rollout engines, 1 s" in lines
+    first_bar = next(number for number, line in enumerate(lines) if "━" in line)
+    assert all(line.startswith("mine  ") for line in lines[:first_bar])
+    assert lines[-2].startswith("mine") and lines[-2].endswith("0.500 right"), lines
+    _, left = screen(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+    assert [line.split()[0] for line in left] == ["mine", "other"], "no line is left of a stage"
+
+
+def test_an_evaluations_log_has_the_stages_that_last():
+    told = in_a_pipe("-c", EVALUATION)
+    assert [line.split(" s  ")[-1] for line in told] == [
+        "starting the rollout engines",
+        "mine: 2 sampled, 0 left, 0.500 right",
+    ]
