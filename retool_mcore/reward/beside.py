@@ -52,7 +52,7 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
     node = of_classes(node, other)
-    node = of_integration(of_sympy(node, other) if sympys else node, other, is_truth)
+    node = of_integration(of_sympy(node, other, is_truth) if sympys else node, other, is_truth)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -261,7 +261,7 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" and not names(other):
-        return node.args[1]
+        return node if is_truth and other.op != "mod" else node.args[1]  # 1 is no class of remainders
     return node
 
 

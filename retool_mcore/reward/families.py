@@ -29,6 +29,10 @@ _STARTS = {"Z": None, "N": None, "N0": 0, "N1": 1}
 _SHIFTS = (0, 1, -1, 2, -2)
 _ANY = Term("")
 _COUNTED = ("list", "set", "builder")
+_UNDECLARED = frozenset("knm")  # letters that count though nothing says so
+_UNKNOWNS = frozenset(("x", "y", "z", "t", r"\theta", r"\alpha", r"\phi", r"\varphi"))
+_FORMULAS = ("add", "mul", "neg", "div", "group", "degree", "pow", "pm")
+_PI = Term("constant", text="pi")
 
 
 class _Bounds(NamedTuple):
@@ -53,12 +57,9 @@ def as_family(node: Term) -> Term:
     bounds = _bounds(notes, first)
     if bounds is None:
         return node
-    subject, elements = _ANY, first
-    if len(first) == 1 and first[0].op == "relation":
-        if first[0].text != "=" or len(first[0].args) != 2 or first[0].args[0].op != "name":
-            return node
-        subject, elements = first[0].args[0], (first[0].args[1],)
-        elements = elements[0].args if elements[0].op == "set" else elements
+    if (told := _said_of(first)) is None:
+        return node
+    subject, elements = told
     if bounds.letter.text in subject.text.split("_") or any(bounds.letter.text not in names(each) for each in elements):
         return node
     values = bounds.values or _counted(bounds)
@@ -80,10 +81,16 @@ def as_family(node: Term) -> Term:
 def counted(node: Term, other: Term) -> tuple[Term, Term]:
     """Both as families where both are some; a family of few numbers as the set of its values."""
     if not (_may_count(node) or _may_count(other)):
-        return node, other
+        return turning(node, other)
     mine, theirs = as_family(node), as_family(other)
     if mine.op == theirs.op == "family":
         return mine, theirs
+    if mine.op == "family" and mine.text == "Z" and (told := undeclared(other)) is not None:
+        return mine, told.family("Z")
+    if theirs.op == "family" and theirs.text == "Z" and (told := undeclared(node)) is not None:
+        return told.family("Z"), theirs
+    if "family" not in (mine.op, theirs.op) and mine is node and theirs is other:
+        return turning(node, other)
     return node if mine.op == "family" else mine, other if theirs.op == "family" else theirs
 
 
@@ -117,9 +124,20 @@ def _parts(node: Term) -> tuple[tuple[Term, ...], list[Term]] | None:
         return None
     notes = [each for each in node.args if _is_note(each)]
     first = [each for each in node.args if not _is_note(each)]
-    if not notes or not first or (len(first) > 1 and any(each.op == "relation" for each in first)):
+    if not notes or not first:
         return None
     return tuple(first), notes
+
+
+def _said_of(first: tuple[Term, ...]) -> tuple[Term, tuple[Term, ...]] | None:
+    """The name that elements are said of, or any, and the elements: of ``x = 1, x = 2`` x and 1, 2."""
+    if not any(each.op == "relation" for each in first):
+        return _ANY, first
+    named = all(each.op == "relation" and each.text == "=" and len(each.args) == 2 for each in first)
+    if not named or first[0].args[0].op != "name" or len({each.args[0] for each in first}) > 1:
+        return None
+    values = tuple(each.args[1] for each in first)
+    return first[0].args[0], values[0].args if len(values) == 1 and values[0].op == "set" else values
 
 
 def _is_note(node: Term) -> bool:
@@ -216,6 +234,79 @@ def _endless(node: Term) -> Term:
     else:
         return node
     return Term("family", (_ANY, said), "N")
+
+
+class Undeclared(NamedTuple):
+    """A formula with one letter that nothing says to be whole: ``x = \\frac{\\pi}{4} + k\\pi``."""
+
+    subject: Term
+    elements: tuple[Term, ...]
+    letter: Term
+
+    def family(self, kind: str) -> Term:
+        return Term("family", (self.subject, *(put(each, self.letter, _INDEX) for each in self.elements)), kind)
+
+    def turns(self) -> bool:
+        """Whether each element rises by one step with the letter, in which pi or a degree stands."""
+        steps = [self._step(each) for each in self.elements]
+        return all(_is_linear(each, self.letter) for each in self.elements) and all(
+            holds(step, "degree") or (exact(step) is None and _holds_pi(step)) for step in steps
+        )
+
+    def begins_with_a_step(self) -> bool:
+        """Whether an element is a multiple of its step: ``(n-2)\\pi``, which may be of a given n."""
+        ends = [Term("div", (put(each, self.letter, number(0)), self._step(each))) for each in self.elements]
+        first = [exact(put(each, _PI, number(1))) for each in ends]
+        return any(each is None or each.denominator == 1 for each in first)
+
+    def _step(self, element: Term) -> Term:
+        ends = [Term("group", (put(element, self.letter, number(each)),)) for each in (0, 1)]
+        return Term("group", (Term("add", (ends[1], Term("neg", (ends[0],)))),))
+
+
+def undeclared(node: Term) -> Undeclared | None:
+    """The formula of a family without a note about its letter; None for anything else."""
+    if node.op not in ("list", "relation") and node.op not in _FORMULAS:
+        return None
+    told = _said_of(node.args if node.op == "list" else (node,))
+    if told is None or any(each.op not in _FORMULAS for each in told[1]):
+        return None
+    letters = {letter for each in told[1] for letter in names(each)}
+    if len(letters) != 1 or not letters <= _UNDECLARED or not all(map(names, told[1])):
+        return None
+    letter = name(*letters)
+    return None if letter.text in told[0].text.split("_") else Undeclared(*told, letter)
+
+
+def turning(node: Term, other: Term) -> tuple[Term, Term]:
+    r"""``\frac{\pi}{4} + k\pi`` and ``n\pi - \frac{3\pi}{4}`` as families, of which neither has a note.
+
+    One letter on both sides is a given number, if no unknown is named: ``n\pi`` is no ``(n-2)\pi``.
+    """
+    mine = undeclared(node)
+    theirs = None if mine is None else undeclared(other)
+    if mine is None or theirs is None or not (mine.turns() and theirs.turns()):
+        return node, other
+    unknown = any(each.subject.text in _UNKNOWNS for each in (mine, theirs))
+    if mine.letter == theirs.letter and not unknown:
+        return node, other
+    anywhere = unknown or not (mine.begins_with_a_step() or theirs.begins_with_a_step())
+    kind = "Z" if anywhere else "of one step"
+    return mine.family(kind), theirs.family(kind)
+
+
+def _is_linear(node: Term, letter: Term) -> bool:
+    if letter.text not in names(node) or node == letter:
+        return True
+    held = [each for each in node.args if letter.text in names(each)]
+    if node.op == "div" and letter.text in names(node.args[1]):
+        return False
+    linear = node.op in ("add", "neg", "group", "degree", "div") or (node.op == "mul" and len(held) == 1)
+    return linear and all(_is_linear(each, letter) for each in held)
+
+
+def _holds_pi(node: Term) -> bool:
+    return node == _PI or any(map(_holds_pi, node.args))
 
 
 def _fraction(value: Fraction) -> Term:

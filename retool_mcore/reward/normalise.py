@@ -15,6 +15,7 @@ from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted, untailed
 from retool_mcore.reward.node import CUT_OFF, Term
 from retool_mcore.reward.notes import with_notes, without_words
+from retool_mcore.reward.numerals import chinese, spelt_out
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
@@ -73,6 +74,8 @@ _SUPPOSING = re.compile(  # not all are words to the reader: if x = 5 would be a
 )
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
 _DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?(?:[\d,]|\{,\}){0,40}(?:\.\d{1,10})?")
+_OTHER_MONEY = re.compile(r".\s?[\d,]{1,40}(?:\.\d{1,10})?")
+_MONEY = {"€": "euros", "£": "pounds", "¥": "yuan", "₹": "rupees"}
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
@@ -85,6 +88,8 @@ MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
+_BASES = {"binary": 2, "octal": 8, "hexadecimal": 16, "hex": 16}
+_NAMED_BASE = re.compile(r"\A([\dA-F]{1,40}) (?:in |\()(binary|octal|hexadecimal|hex)\)?$")
 _ROUGHLY = re.compile(
     r"(?<=\S)(?:\\ |,)?\s?(?:\((?:\\approx|≈|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})"
     r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
@@ -114,6 +119,9 @@ _CHOICE = re.compile(
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
+
+
+_HAN_DIGITS = frozenset("零一二两三四五六七八九十百负")
 
 
 class Normal(NamedTuple):
@@ -162,6 +170,8 @@ def staged(answer: str) -> Normal:
         text = _unwrapped(said)
     if _DOLLARS.fullmatch(text):
         return _read(_joined(text))._replace(dollars=True)
+    if text[:1] in _MONEY and _OTHER_MONEY.fullmatch(text):
+        text = rf"{text[1:].strip()}\text{{ {_MONEY[text[0]]}}}"
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
     return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)
@@ -171,6 +181,11 @@ def _read(text: str) -> Normal:
     number = plain_number(text)
     if number is not None:
         return Normal(text, number=number)
+    if text[1:2].isalpha() or text[:2] == "a " or text[:1] in _HAN_DIGITS:
+        said = spelt_out(text) if text.isascii() else chinese(text)
+        if said is not None and (number := plain_number(said)) is not None:
+            return Normal(said, number=number)
+        text = said or text
     text = _plainer(text)
     if "_" in text:
         text = _TEXT_DIGITS.sub(r"\1", text)
@@ -209,6 +224,8 @@ def _plainer(text: str) -> str:
     """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
     if "base" in text:
         text = _IN_BASE.sub(r"\1_{\2}", text)
+    if "in" in text or "hex" in text or "octal" in text:
+        text = _NAMED_BASE.sub(lambda match: f"{match[1]}_{{{_BASES[match[2]]}}}", text)
     if "..." in text or "dots" in text:
         text = _CUT_OFF.sub(r"\\approx \1", text)
     if "approx" in text or "about" in text or ("≈" in text and text[-1] == ")"):

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 
 from retool_mcore.reward.generators import comprehended, turned
+from retool_mcore.reward.literals import with_constants
+from retool_mcore.reward.logic import joined
 from retool_mcore.reward.piecewise import as_set
 
 _MAX_CALLS = 60
@@ -30,12 +32,15 @@ _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|Point(?:[23]D)?|Circle|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
-_NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}",
-          "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}",
-          "S.Infinity": r"\infty", "S.NegativeInfinity": r"-\infty"}  # fmt: skip
-_NAMED = re.compile(r"(?<![\w\\.])(?:S\.(?:Negative)?Infinity|(?:S\.)?Reals|(?:S\.)?EmptySet|GoldenRatio)(?!\w)")
+_NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "Integers": r"\mathbb{Z}", "Naturals": r"\Npos",
+          "Naturals0": r"\Nzero", "Rationals": r"\mathbb{Q}", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
+_SETS_NAMED = ("Reals", "EmptySet", "GoldenRatio", "Integers", "Naturals", "Rationals")
+_FLOAT_CHARS = 17  # of one that is not alone
+_SINGLE = {"Infinity": r"\infty", "NegativeInfinity": r"-\infty", "NegativeOne": "(-1)", "One": "(1)", "Zero": "(0)",
+           "Half": r"(\frac{1}{2})", "Pi": r"\pi", "Exp1": "e", "ImaginaryUnit": "i"}  # fmt: skip
+_NAMED = re.compile(rf"(?<![\w\\.])(?:(?:S\.)?({'|'.join(_NAMES)})(?:\(\))?|S\.({'|'.join(_SINGLE)}))(?!\w)")
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
 _J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
@@ -46,7 +51,7 @@ _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1
 _REMAINDER = re.compile(r"(\d{1,40}) ?% ?(\d{1,40})")
 _PLAIN = re.compile(r"-?\d{1,12}(?:\.\d{1,12})?")
 _METHOD = re.compile(r"(?<=[\w)\]])\.(?:doit|simplify|tolist|item|expand|factor)\(\)$")  # Sum(k, (k, 1, 5)).doit()
-_LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
+_LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: |Lambda\((?:\w{1,9}|\([\w, ]{1,40}\)), (?=.*\)$)")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ASSIGNED = re.compile(r"[A-Za-z]\w{0,9}\s?[=:]")  # x = 2*I
@@ -69,12 +74,11 @@ _OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\)|\(\(\w{1,20}\)!\)) ?// ?(\w{1,20}
 _EQUATIONS = re.compile(
     r"\[([^][=<>,]{1,40}=[^][=<>,]{1,60}(?:,[^][=<>,]{1,40}=[^][=<>,]{1,60}){1,9})\]"
 )  # [x = 2, y = 3]
-_AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
 _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
-_IMAGE = re.compile(r"ImageSet\(Lambda\((_n|n), (.{1,200})\), (?:S\.)?Integers\)")
+_IMAGE = re.compile(r"ImageSet\(Lambda\((_n|n), (.{1,200})\), \\mathbb\{Z\}\)")
 
 
 def printed(text: str) -> str:
@@ -96,15 +100,16 @@ def printed(text: str) -> str:
         return match[0] + printed(text[match.end() :])  # x = (3+4j)
     text = _unheld(_METHOD.sub("", text) if text[-1:] == ")" else text)
     text = comprehended(text) if " for " in text else text
-    if text[:7] == "lambda ":
-        text = _LAMBDA.sub("", text, count=1)
+    if text[:6] in ("lambda", "Lambda") and (match := _LAMBDA.match(text)):
+        text = text[match.end() : -1 if text[0] == "L" else None]
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
         if "gamma(" in text or "zeta(" in text:
             text = _SPECIAL_FUNCTION.sub(lambda match: rf"\{match[1].replace('g', 'G')}", text)
-    if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text or "S." in text:
-        text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
+    if "S." in text or any(each in text for each in _SETS_NAMED):
+        text = _NAMED.sub(lambda match: _NAMES[match[1]] if match[1] else _SINGLE[match[2]], text)
+    text = with_constants(text) if "." in text and len(text) > _FLOAT_CHARS else text
     if text[:9] == "ImageSet(" and (match := _IMAGE.fullmatch(text)):
         return rf"{match[2].replace(match[1], 'n')}, n \in \mathbb{{Z}}"
     return _laid_out(_called(text))
@@ -163,8 +168,7 @@ def _laid_out(text: str) -> str:
             return f"[{', '.join(text[1:-1].split())}]"
     if "//" in text:
         text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
-    if ") & " in text or ") | " in text or " & (" in text or " | (" in text:
-        text = _AND_OR.sub(lambda match: r" \wedge " if "&" in match[0] else r" \vee ", text)
+    text = joined(text)
     listed = "," in text and ("-I" in text or "- I" in text or "+ I" in text)
     return _constants(text) if "*" in text or "/E" in text or listed or _WITH_I.fullmatch(text) else text
 
@@ -334,9 +338,16 @@ def _moment(args: list[str]) -> str | None:
     return ("-" if len(args[0]) == 4 else ":").join(each.zfill(2) for each in args)
 
 
+def _circle(args: list[str]) -> str | None:
+    """``Circle(Point2D(2, -1), 3)`` of SymPy as its equation."""
+    center = args[0].strip("()").split(",") if len(args) == 2 else []
+    return f"(x-({center[0]}))^2+(y-({center[1].strip()}))^2=({args[1]})^2" if len(center) == 2 else None
+
+
 _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     **{name: partial(turned, name) for name in ("sum", "prod", "Sum", "Product", "len")},
     "Poly": _first,
+    "Circle": _circle,
     "print": _first,
     "Symbol": _first,
     "Dummy": _first,

@@ -79,14 +79,19 @@ _DAY_FIRST = re.compile(rf"(?:the\s)?{_DAY}\s{{1,2}}(?:of\s)?{_MONTH}{_YEAR}")
 _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:st|nd|rd|th))|\\[ ,;]|~")
 _AT = re.compile(r"at (?=\d)")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
+_SECONDS = re.compile(r"(?<=\d:\d\d):00(?= ?[ap])")
+_HOURS_SAID = "one two three four five six seven eight nine ten eleven twelve".split()
+_PAST = re.compile(rf"(half|(?:a )?quarter) (past|to) ({'|'.join(_HOURS_SAID)}|1?\d)(?: ([ap])\.?m\.?)?")
 _OCLOCK = re.compile(r"(\d{1,2}) o['’]?clock")
 _ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
 _MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
 _CHINESE_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2})月(\d{1,2})[日号]")
 _HALF_OF_DAY = re.compile(r"\s?(?:in the (morning|afternoon|evening)|at night)$")
-_CHINESE_HALF = re.compile(r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2}(?::\d\d)?)[点时]?(?:整)?")
+_CHINESE_HALF = re.compile(
+    r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2})(?:(?::|[点时](?=\d))(\d\d)分?|[点时]?整?|[点时](半))"
+)
 _HINT = re.compile(
-    r"clock|月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
+    r"clock|half past|quarter (?:past|to)|月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
     + "|".join(month[:3] for month in _MONTHS),
     re.IGNORECASE,
 )
@@ -138,8 +143,14 @@ def date_or_time(text: str) -> str | None:
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
     plain = _AT.sub("", plain, count=1) if plain[:3] == "at " else plain
     plain = _HALF_OF_DAY.sub(lambda match: " am" if match[1] == "morning" else " pm", plain)
+    plain = _SECONDS.sub("", plain)
+    if (match := _PAST.fullmatch(plain)) and (match[1] != "half" or match[2] == "past"):
+        hour = int(match[3]) if match[3].isdigit() else 1 + _HOURS_SAID.index(match[3])
+        hour, minutes = (hour, "15") if match[2] == "past" else ((hour - 2) % 12 + 1, "45")
+        return f"{hour}:{'30' if match[1] == 'half' else minutes} {match[4] or 'a'}m"
     if match := _CHINESE_HALF.fullmatch(plain):
-        plain = f"{match[2]} {'am' if match[1] in ('上午', '早上', '凌晨') else 'pm'}"
+        minutes = "30" if match[4] else match[3] or "00"
+        plain = f"{match[2]}:{minutes} {'am' if match[1] in ('上午', '早上', '凌晨') else 'pm'}"
     if (match := _CHINESE_DATE.fullmatch(plain)) and 0 < int(match[2]) < 13:
         return " ".join(filter(None, (_MONTHS[int(match[2]) - 1], match[3].lstrip("0"), match[1])))
     if match := _CLOCK.fullmatch(plain):

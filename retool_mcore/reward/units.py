@@ -82,6 +82,7 @@ _COUNTED = set(
 _PRICED = frozenset(("dollar^1", "euro^1"))
 _MANY = {"pair", "set", "group", "team", "box", "bag", "row", "half", "couple"}  # 15 pairs of students are 30
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
+_NO_COUNT = re.compile("次方|平方|立方|[对错误真假根负正以上下左右内外前后间方率比例值]")  # 3 错误, 3 以上
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
 
@@ -272,7 +273,8 @@ def _chinese(text: str) -> str | None:
     text = text.replace("不同的", "").replace("不同", "")  # 56种不同的方法
     if text and set(text) <= _COUNTED:
         return "unit"  # which counts anything
-    counted = text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN
+    noun = text[0] in _COUNTED or (1 < len(text) and not _NO_COUNT.search(text))  # 3 苹果
+    counted = noun and len(text) < 6 and not set(text) & _NO_NOUN
     return "?" + text if counted else None
 
 
