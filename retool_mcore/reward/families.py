@@ -15,24 +15,18 @@ from typing import NamedTuple
 from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.named import directed
 from retool_mcore.reward.node import CUT_OFF, Term, name, number, put
+from retool_mcore.reward.periods import ANY, INDEX, MAX_VALUES, cycles, said_of, same_cycles, turning, undeclared
 from retool_mcore.reward.points import names
 from retool_mcore.reward.regions import region
 from retool_mcore.reward.signs import holds, signed
 from retool_mcore.reward.value import exact
 
 Same = Callable[[Term, Term], bool]
-MAX_VALUES = 40
-_INDEX = name("?n")
 _COUNTING = frozenset("knmijlrst")  # letters that count where nothing says what they are
 _WHOLE = frozenset("knmij")  # and that do so between two ends, too
 _STARTS = {"Z": None, "N": None, "N0": 0, "N1": 1}
 _SHIFTS = (0, 1, -1, 2, -2)
-_ANY = Term("")
 _COUNTED = ("list", "set", "builder")
-_UNDECLARED = frozenset("knm")  # letters that count though nothing says so
-_UNKNOWNS = frozenset(("x", "y", "z", "t", r"\theta", r"\alpha", r"\phi", r"\varphi"))
-_FORMULAS = ("add", "mul", "neg", "div", "group", "degree", "pow", "pm")
-_PI = Term("constant", text="pi")
 
 
 class _Bounds(NamedTuple):
@@ -50,6 +44,8 @@ def as_family(node: Term) -> Term:
 
     Its first part is the name that it is said of, ``x`` of ``x = k\pi``.
     """
+    if node.op == "union":
+        return _joined(node)
     told = _parts(node)
     if told is None:
         return _endless(node)
@@ -57,7 +53,7 @@ def as_family(node: Term) -> Term:
     bounds = _bounds(notes, first)
     if bounds is None:
         return node
-    if (told := _said_of(first)) is None:
+    if (told := said_of(first)) is None:
         return node
     subject, elements = told
     if bounds.letter.text in subject.text.split("_") or any(bounds.letter.text not in names(each) for each in elements):
@@ -68,11 +64,11 @@ def as_family(node: Term) -> Term:
     if values:
         found = tuple(put(each, bounds.letter, value) for value in values for each in elements)
         listed = Term("set", found)
-        return listed if subject == _ANY else Term("relation", (subject, listed), r"\in")
+        return listed if subject == ANY else Term("relation", (subject, listed), r"\in")
     if bounds.high is not None or all(each == bounds.letter for each in elements):
         return node
     low = bounds.low
-    index = Term("group", (Term("add", (_INDEX, _whole(low))),)) if low else _INDEX
+    index = Term("group", (Term("add", (INDEX, _whole(low))),)) if low else INDEX
     said = tuple(put(each, bounds.letter, index) for each in _each_sign(elements))
     kind = "Z" if low is None and bounds.space in ("Z", "") else "N?" if low is None else "N"
     return Term("family", (subject, *said), kind)
@@ -94,10 +90,17 @@ def counted(node: Term, other: Term) -> tuple[Term, Term]:
     return node if mine.op == "family" else mine, other if theirs.op == "family" else theirs
 
 
+def _joined(node: Term) -> Term:
+    """A union of families as one; of others as it is."""
+    parts = [as_family(each) for each in node.args]
+    alike = all(each.op == "family" and (each.text, each.args[0]) == ("Z", parts[0].args[0]) for each in parts)
+    return Term("family", (ANY, *(said for each in parts for said in each.args[1:])), "Z") if alike else node
+
+
 def _may_count(node: Term) -> bool:
     """Whether it may be a family: most lists and sets are told by a look."""
     if node.op not in _COUNTED:
-        return False
+        return node.op == "union" and any(each.op in ("builder", "union") for each in node.args)
     if node.op == "builder" or node.args[-1:] == (CUT_OFF,):
         return True
     return node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
@@ -127,17 +130,6 @@ def _parts(node: Term) -> tuple[tuple[Term, ...], list[Term]] | None:
     if not notes or not first:
         return None
     return tuple(first), notes
-
-
-def _said_of(first: tuple[Term, ...]) -> tuple[Term, tuple[Term, ...]] | None:
-    """The name that elements are said of, or any, and the elements: of ``x = 1, x = 2`` x and 1, 2."""
-    if not any(each.op == "relation" for each in first):
-        return _ANY, first
-    named = all(each.op == "relation" and each.text == "=" and len(each.args) == 2 for each in first)
-    if not named or first[0].args[0].op != "name" or len({each.args[0] for each in first}) > 1:
-        return None
-    values = tuple(each.args[1] for each in first)
-    return first[0].args[0], values[0].args if len(values) == 1 and values[0].op == "set" else values
 
 
 def _is_note(node: Term) -> bool:
@@ -228,85 +220,12 @@ def _endless(node: Term) -> Term:
         return node
     step = known[1] - known[0]
     if step and all(after - before == step for before, after in pairwise(known)):
-        said = Term("add", (_fraction(known[0]), Term("mul", (_fraction(step), _INDEX))))
+        said = Term("add", (_fraction(known[0]), Term("mul", (_fraction(step), INDEX))))
     elif known[0] and known[1] and all(after * known[0] == before * known[1] for before, after in pairwise(known)):
-        said = Term("mul", (_fraction(known[0]), Term("pow", (_fraction(known[1] / known[0]), _INDEX))))
+        said = Term("mul", (_fraction(known[0]), Term("pow", (_fraction(known[1] / known[0]), INDEX))))
     else:
         return node
-    return Term("family", (_ANY, said), "N")
-
-
-class Undeclared(NamedTuple):
-    """A formula with one letter that nothing says to be whole: ``x = \\frac{\\pi}{4} + k\\pi``."""
-
-    subject: Term
-    elements: tuple[Term, ...]
-    letter: Term
-
-    def family(self, kind: str) -> Term:
-        return Term("family", (self.subject, *(put(each, self.letter, _INDEX) for each in self.elements)), kind)
-
-    def turns(self) -> bool:
-        """Whether each element rises by one step with the letter, in which pi or a degree stands."""
-        steps = [self._step(each) for each in self.elements]
-        return all(_is_linear(each, self.letter) for each in self.elements) and all(
-            holds(step, "degree") or (exact(step) is None and _holds_pi(step)) for step in steps
-        )
-
-    def begins_with_a_step(self) -> bool:
-        """Whether an element is a multiple of its step: ``(n-2)\\pi``, which may be of a given n."""
-        ends = [Term("div", (put(each, self.letter, number(0)), self._step(each))) for each in self.elements]
-        first = [exact(put(each, _PI, number(1))) for each in ends]
-        return any(each is None or each.denominator == 1 for each in first)
-
-    def _step(self, element: Term) -> Term:
-        ends = [Term("group", (put(element, self.letter, number(each)),)) for each in (0, 1)]
-        return Term("group", (Term("add", (ends[1], Term("neg", (ends[0],)))),))
-
-
-def undeclared(node: Term) -> Undeclared | None:
-    """The formula of a family without a note about its letter; None for anything else."""
-    if node.op not in ("list", "relation") and node.op not in _FORMULAS:
-        return None
-    told = _said_of(node.args if node.op == "list" else (node,))
-    if told is None or any(each.op not in _FORMULAS for each in told[1]):
-        return None
-    letters = {letter for each in told[1] for letter in names(each)}
-    if len(letters) != 1 or not letters <= _UNDECLARED or not all(map(names, told[1])):
-        return None
-    letter = name(*letters)
-    return None if letter.text in told[0].text.split("_") else Undeclared(*told, letter)
-
-
-def turning(node: Term, other: Term) -> tuple[Term, Term]:
-    r"""``\frac{\pi}{4} + k\pi`` and ``n\pi - \frac{3\pi}{4}`` as families, of which neither has a note.
-
-    One letter on both sides is a given number, if no unknown is named: ``n\pi`` is no ``(n-2)\pi``.
-    """
-    mine = undeclared(node)
-    theirs = None if mine is None else undeclared(other)
-    if mine is None or theirs is None or not (mine.turns() and theirs.turns()):
-        return node, other
-    unknown = any(each.subject.text in _UNKNOWNS for each in (mine, theirs))
-    if mine.letter == theirs.letter and not unknown:
-        return node, other
-    anywhere = unknown or not (mine.begins_with_a_step() or theirs.begins_with_a_step())
-    kind = "Z" if anywhere else "of one step"
-    return mine.family(kind), theirs.family(kind)
-
-
-def _is_linear(node: Term, letter: Term) -> bool:
-    if letter.text not in names(node) or node == letter:
-        return True
-    held = [each for each in node.args if letter.text in names(each)]
-    if node.op == "div" and letter.text in names(node.args[1]):
-        return False
-    linear = node.op in ("add", "neg", "group", "degree", "div") or (node.op == "mul" and len(held) == 1)
-    return linear and all(_is_linear(each, letter) for each in held)
-
-
-def _holds_pi(node: Term) -> bool:
-    return node == _PI or any(map(_holds_pi, node.args))
+    return Term("family", (ANY, said), "N")
 
 
 def _fraction(value: Fraction) -> Term:
@@ -317,10 +236,13 @@ def _fraction(value: Fraction) -> Term:
 def same_families(a: Term, b: Term, same: Same) -> bool:
     """Whether two families have the same values, each of one among those of the other."""
     (mine, *first), (theirs, *second) = a.args, b.args
-    if len(first) != len(second) or (mine != theirs and _ANY not in (mine, theirs)):
+    if mine != theirs and ANY not in (mine, theirs):
         return False
     if a.text == "Z" == b.text:
-        return paired(first, second, lambda x, y: _same_cycle(x, y, same))
+        if paired(first, second, lambda x, y: _same_cycle(x, y, same)):
+            return True
+        mine, theirs = cycles(first), cycles(second)
+        return mine is not None and theirs is not None and same_cycles(mine, theirs)
     if "N?" in (a.text, b.text):  # which number is first is not said
         if a.text == b.text:
             return paired(first, second, same)
@@ -333,6 +255,8 @@ def same_families(a: Term, b: Term, same: Same) -> bool:
 
 def paired(first: list[Term], second: list[Term], same: Same) -> bool:
     """Whether each of ``first`` has one of its own among as many of ``second``."""
+    if len(first) != len(second):
+        return False
     left = list(second)
     for each in first:
         found = next((at for at, other in enumerate(left) if same(each, other)), None)
@@ -349,5 +273,5 @@ def _same_cycle(a: Term, b: Term, same: Same) -> bool:
 def _shifted(node: Term, shift: int, sign: int) -> Term:
     if sign == 1 and not shift:
         return node
-    index = Term("neg", (_INDEX,)) if sign < 0 else _INDEX
-    return put(node, _INDEX, Term("group", (Term("add", (index, _whole(shift))),)))
+    index = Term("neg", (INDEX,)) if sign < 0 else INDEX
+    return put(node, INDEX, Term("group", (Term("add", (index, _whole(shift))),)))

@@ -13,7 +13,7 @@ _EQUATION = re.compile(r"\(*(?:Eq\((\w{1,12}), (.{1,80})\)|(\w{1,12}) ?={1,2} ?(
 
 
 def joined(text: str) -> str:
-    r"""The text with ``|`` and ``&`` between conditions as ``\vee`` and ``\wedge``; others as it is."""
+    r"""The text with ``|`` and ``&`` between conditions as ``\vee`` and ``\wedge``."""
     if " | " not in text and " & " not in text:
         return text
     return _either(text, 0) or text

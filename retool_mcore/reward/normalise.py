@@ -15,7 +15,7 @@ from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted, untailed
 from retool_mcore.reward.node import CUT_OFF, Term
 from retool_mcore.reward.notes import with_notes, without_words
-from retool_mcore.reward.numerals import chinese, spelt_out
+from retool_mcore.reward.numerals import chinese, priced, spelt_out
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
@@ -74,8 +74,6 @@ _SUPPOSING = re.compile(  # not all are words to the reader: if x = 5 would be a
 )
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
 _DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?(?:[\d,]|\{,\}){0,40}(?:\.\d{1,10})?")
-_OTHER_MONEY = re.compile(r".\s?[\d,]{1,40}(?:\.\d{1,10})?")
-_MONEY = {"€": "euros", "£": "pounds", "¥": "yuan", "₹": "rupees"}
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
@@ -170,8 +168,7 @@ def staged(answer: str) -> Normal:
         text = _unwrapped(said)
     if _DOLLARS.fullmatch(text):
         return _read(_joined(text))._replace(dollars=True)
-    if text[:1] in _MONEY and _OTHER_MONEY.fullmatch(text):
-        text = rf"{text[1:].strip()}\text{{ {_MONEY[text[0]]}}}"
+    text = priced(text)
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
     return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)

@@ -1,7 +1,7 @@
 """Numbers in words: ``twelve``, ``minus four``, ``two thirds``, ``seven apples``, ``十二``.
 
-Only a whole answer is one, with one word for what it counts, or two such behind one another: ``none``
-and ``one of them`` are no 1. Beside the same number they say it twice: ``twenty-five (25)``.
+Only a whole answer is one, with one word for what it counts, or two such behind one another:
+``none`` and ``one of them`` are no 1. Beside the same number they say it twice: ``five (5)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _UNITS = ("first", "second", *_PARTS.split()[1:8])  # of thirty-first to thirty-
 _ORDINALS = {word: at for at, word in enumerate((*_PARTS.split(), *_TEENTHS.split()), 2)} | {
     f"{tens[:-1]}ieth": 10 * at for at, tens in enumerate(_TENS.split(), 2)
 } | {
-    f"{tens}-{unit}": 10 * at + under for at, tens in enumerate(_TENS.split(), 2) for under, unit in enumerate(_UNITS, 1)
+    f"{tens}-{unit}": 10 * at + under
+    for at, tens in enumerate(_TENS.split(), 2) for under, unit in enumerate(_UNITS, 1)
 }  # fmt: skip
 _UNDER = {f"{word}{plural}": under for word, under in _ORDINALS.items() for plural in ("", "s")} | {
     "halves": 2, "quarter": 4, "quarters": 4, "hundredth": 100, "hundredths": 100
@@ -53,7 +54,11 @@ _HAN_NUMBER = (
     rf"(?:零|(?:{_HAN_DIGIT}千零?)?(?:{_HAN_DIGIT}百(?:零|(?={_HAN_DIGIT}?十)|(?![零〇一二两三四五六七八九])))?"
     rf"(?:{_HAN_DIGIT}?十)?{_HAN_DIGIT}?)"
 )
-_CHINESE = re.compile(rf"(负)?(?:(百|{_HAN_NUMBER})分之)?({_HAN_NUMBER})([个只条张人名本支把辆件种次台棵块页岁位天元米]?)")
+_CHINESE = re.compile(
+    rf"(负)?(?:(百|{_HAN_NUMBER})分之)?({_HAN_NUMBER})([个只条张人名本支把辆件种次台棵块页岁位天元米]?)"
+)
+_OTHER_MONEY = re.compile(r".\s?[\d,]{1,40}(?:\.\d{1,10})?")
+_MONEY = {"€": "euros", "£": "pounds", "¥": "yuan", "₹": "rupees"}
 _FIRST = re.compile(rf"\A({_WORDS})\s?\(({_VALUE})\)")
 _LAST = re.compile(rf"\A({_VALUE})\s?\(({_WORDS})\)")
 
@@ -148,3 +153,10 @@ def _han_value(text: str) -> int:
         else:
             digit = _HAN[sign]
     return total + digit
+
+
+def priced(text: str) -> str:
+    """A price in another currency than dollars with its name: ``€5`` is ``5 euros``."""
+    if text[:1] in _MONEY and _OTHER_MONEY.fullmatch(text):
+        return rf"{text[1:].strip()}\text{{ {_MONEY[text[0]]}}}"
+    return text

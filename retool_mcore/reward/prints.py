@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 
 from retool_mcore.reward.generators import comprehended, turned
-from retool_mcore.reward.literals import with_constants
+from retool_mcore.reward.literals import ROW, circle, images, moment, polynomial, with_constants
 from retool_mcore.reward.logic import joined
-from retool_mcore.reward.piecewise import as_set
+from retool_mcore.reward.piecewise import as_set, conditional
 
 _MAX_CALLS = 60
 MAX_COUNTED = 100  # of a range
@@ -27,20 +27,13 @@ _NUMBERS = (
     "Decimal|mpf|mpc|Integer|Float|float|int|float16|float32|float64|int32|int64|uint64|longdouble|complex128|tensor"
 )
 _SEQUENCES = ("array", "tensor", "asarray")
-_PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
+_PLACES = ("Point", "Point2D", "Point3D", "Vector", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
-    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Circle|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|(?:Une|E)quality|(?:Strict)?(?:Less|Greater)Than|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
+    r"|Point(?:[23]D)?|Circle|Vector|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
-_NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "Integers": r"\mathbb{Z}", "Naturals": r"\Npos",
-          "Naturals0": r"\Nzero", "Rationals": r"\mathbb{Q}", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
-_SETS_NAMED = ("Reals", "EmptySet", "GoldenRatio", "Integers", "Naturals", "Rationals")
-_FLOAT_CHARS = 17  # of one that is not alone
-_SINGLE = {"Infinity": r"\infty", "NegativeInfinity": r"-\infty", "NegativeOne": "(-1)", "One": "(1)", "Zero": "(0)",
-           "Half": r"(\frac{1}{2})", "Pi": r"\pi", "Exp1": "e", "ImaginaryUnit": "i"}  # fmt: skip
-_NAMED = re.compile(rf"(?<![\w\\.])(?:(?:S\.)?({'|'.join(_NAMES)})(?:\(\))?|S\.({'|'.join(_SINGLE)}))(?!\w)")
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
 _J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
@@ -75,10 +68,9 @@ _EQUATIONS = re.compile(
     r"\[([^][=<>,]{1,40}=[^][=<>,]{1,60}(?:,[^][=<>,]{1,40}=[^][=<>,]{1,60}){1,9})\]"
 )  # [x = 2, y = 3]
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
-_ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
-_IMAGE = re.compile(r"ImageSet\(Lambda\((_n|n), (.{1,200})\), \\mathbb\{Z\}\)")
+_MODULO = re.compile(r"([A-Za-z]) ?% ?(\d{1,9}) ?==? ?(\d{1,9})")
 
 
 def printed(text: str) -> str:
@@ -96,10 +88,13 @@ def printed(text: str) -> str:
         return rf"{match[1].upper()}_{{{match[2]}}}"
     if "%" in text and (match := _REMAINDER.fullmatch(text)):
         return rf"{match[1]} \bmod {match[2]}"
+    if "%" in text and (match := _MODULO.fullmatch(text)):
+        return rf"{match[1]} \equiv {match[3]} \pmod{{{match[2]}}}"
     if "=" in text and "==" not in text and (match := _NAMED_VALUE.match(text)):
         return match[0] + printed(text[match.end() :])  # x = (3+4j)
     text = _unheld(_METHOD.sub("", text) if text[-1:] == ")" else text)
     text = comprehended(text) if " for " in text else text
+    text = conditional(text) if " if " in text or " for " in text else text
     if text[:6] in ("lambda", "Lambda") and (match := _LAMBDA.match(text)):
         text = text[match.end() : -1 if text[0] == "L" else None]
     if "(" in text or "." in text:
@@ -107,11 +102,9 @@ def printed(text: str) -> str:
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
         if "gamma(" in text or "zeta(" in text:
             text = _SPECIAL_FUNCTION.sub(lambda match: rf"\{match[1].replace('g', 'G')}", text)
-    if "S." in text or any(each in text for each in _SETS_NAMED):
-        text = _NAMED.sub(lambda match: _NAMES[match[1]] if match[1] else _SINGLE[match[2]], text)
-    text = with_constants(text) if "." in text and len(text) > _FLOAT_CHARS else text
-    if text[:9] == "ImageSet(" and (match := _IMAGE.fullmatch(text)):
-        return rf"{match[2].replace(match[1], 'n')}, n \in \mathbb{{Z}}"
+    text = with_constants(text)
+    if "ImageSet(" in text[:15] and (said := images(text)) is not None:
+        return said
     return _laid_out(_called(text))
 
 
@@ -243,6 +236,17 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("Complement", 2): r"{} \setminus {}".format,
     ("Eq", 2): "{} = {}".format,
     ("Ne", 2): r"{} \ne {}".format,
+    **{
+        (name, 2): form.format
+        for name, form in (
+            ("Equality", "{} = {}"),
+            ("Unequality", r"{} \ne {}"),
+            ("StrictLessThan", "{} < {}"),
+            ("LessThan", "{} <= {}"),
+            ("StrictGreaterThan", "{} > {}"),
+            ("GreaterThan", "{} >= {}"),
+        )
+    },
     ("Lt", 2): "{} < {}".format,
     ("Le", 2): "{} <= {}".format,
     ("Gt", 2): "{} > {}".format,
@@ -275,7 +279,7 @@ def _turned(name: str, args: list[str]) -> str | None:
         return as_set([(value, "" if condition == "True" else condition) for value, _, condition in parts])
     if name == "dict":
         return ", ".join(args) if args and all("=" in each for each in args) else None
-    if name == "Matrix" and len(args) == 3 and args[0].isdigit() and (row := _ROW.fullmatch(args[2])):
+    if name == "Matrix" and len(args) == 3 and args[0].isdigit() and (row := ROW.fullmatch(args[2])):
         cells, width = row[1].split(","), max(int(args[1]) if args[1].isdigit() else 0, 1)
         rows = ["[" + ",".join(cells[at : at + width]) + "]" for at in range(0, len(cells), width)]
         return _rows(f"[{','.join(rows)}]")
@@ -298,20 +302,8 @@ def _complex(args: list[str]) -> str | None:
     return "({}+({})i)".format(*plain) if len(plain) == 2 else _first(args)
 
 
-def _polynomial(args: list[str]) -> str | None:
-    """``[2, 0, -1]``, the coefficients of NumPy's polynomial, as a sum."""
-    row = _ROW.fullmatch(args[0].strip()) if args else None
-    values = row[1].split(",") if row else []
-    last = len(values) - 1
-    return (
-        "+".join(f"({value.strip()})x^{{{last - place}}}" for place, value in enumerate(values[:last]))
-        + (f"+({values[last].strip()})" if values else "")
-        or None
-    )
-
-
 def _diagonal(args: list[str]) -> str | None:
-    row = _ROW.fullmatch(args[0]) if len(args) == 1 else None
+    row = ROW.fullmatch(args[0]) if len(args) == 1 else None
     values = row[1].split(",") if row else args
     if not 1 < len(values) <= MAX_DIAGONAL:
         return None
@@ -331,23 +323,10 @@ def _identity(args: list[str]) -> str | None:
     return _diagonal(["1"] * size)
 
 
-def _moment(args: list[str]) -> str | None:
-    """``datetime.date(2021, 3, 14)`` as 2021-03-14, ``datetime.time(20, 15)`` as 20:15."""
-    if not all(each.isdigit() for each in args) or len(args) not in (2, 3):
-        return None
-    return ("-" if len(args[0]) == 4 else ":").join(each.zfill(2) for each in args)
-
-
-def _circle(args: list[str]) -> str | None:
-    """``Circle(Point2D(2, -1), 3)`` of SymPy as its equation."""
-    center = args[0].strip("()").split(",") if len(args) == 2 else []
-    return f"(x-({center[0]}))^2+(y-({center[1].strip()}))^2=({args[1]})^2" if len(center) == 2 else None
-
-
 _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     **{name: partial(turned, name) for name in ("sum", "prod", "Sum", "Product", "len")},
     "Poly": _first,
-    "Circle": _circle,
+    "Circle": circle,
     "print": _first,
     "Symbol": _first,
     "Dummy": _first,
@@ -359,16 +338,16 @@ _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "str": _first,
     "round": _rounded,
     "mpc": _complex,
-    "poly1d": _polynomial,
+    "poly1d": polynomial,
     "diag": _diagonal,
     "eye": _identity,
-    "datetime.date": _moment,
-    "datetime.time": _moment,
+    "datetime.date": moment,
+    "datetime.time": moment,
 }
 
 
 def _column(text: str) -> str | None:
-    row = _ROW.fullmatch(text.strip())
+    row = ROW.fullmatch(text.strip())
     return None if row is None else r"\begin{pmatrix}" + r"\\".join(row[1].split(",")) + r"\end{pmatrix}"
 
 
@@ -376,7 +355,7 @@ def _rows(text: str, *, least: int = 1) -> str | None:
     """``[[1, 2], [3, 4]]``, and without commas as NumPy prints it, as a matrix; else None."""
     if _ROWS.fullmatch(text) is None:
         return None
-    rows = [(row.split(",") if "," in row else row.split()) for row in _ROW.findall(text)]
+    rows = [(row.split(",") if "," in row else row.split()) for row in ROW.findall(text)]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) < least:
         return None
     return r"\begin{pmatrix}" + r"\\".join("&".join(row) for row in rows) + r"\end{pmatrix}"

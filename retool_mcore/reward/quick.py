@@ -20,7 +20,7 @@ from retool_mcore.reward.reader import read_measured
 from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spelling import spelling
-from retool_mcore.reward.spoken import same_time
+from retool_mcore.reward.spoken import same_day, same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
 from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
@@ -136,9 +136,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         answer, truth = _spelt(answer, truth), _spelt(truth, answer)
         if (told := _same_words(answer, truth)) is not None:
             return told
-    if "\\times" in answer.text + truth.text and "vec" in answer.text and "vec" in truth.text:
-        if (_CROSS.search(answer.text) is None) != (_CROSS.search(truth.text) is None):
-            return False  # a cross product and a dot product
+    if "vec" in answer.text and "vec" in truth.text and _is_cross(answer) != _is_cross(truth):
+        return False
     answer, truth = measured(answer, truth)
     if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
@@ -194,7 +193,7 @@ def _same_words(answer: Normal, truth: Normal) -> bool | None:
     """Whether words are the same; None where both also say something as mathematics."""
     words = [each.words for each in (answer, truth) if each.words is not None]
     if len(words) == 2 and (words[0] == words[1] or any(map(str.isdigit, "".join(words)))):
-        return words[0] == words[1]  # with digits they are dates and times
+        return words[0] == words[1] or same_day(*words)  # with digits they are dates and times
     if len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth)):
         return True
     return None if all(each.number is not None or each.tree is not None for each in (answer, truth)) else False
@@ -220,10 +219,15 @@ def _listed(node: Term | None) -> list[Fraction] | None:
     return sorted(known) if len(known) == len(values) else None
 
 
+def _is_cross(normal: Normal) -> bool:
+    """Whether it is about a cross product, not a dot product."""
+    return "\\times" in normal.text and _CROSS.search(normal.text) is not None
+
+
 def _other_names(a: Term | None, b: Term | None) -> bool:
     """Whether two lists are said of two names: ``x=1, x=2`` and ``y=1, y=2``."""
-    said = [{each.args[0] for each in node.args if each.op == "relation"} if node is not None else set() for node in (a, b)]
-    return all(said) and said[0] != said[1]
+    said = [[each.args[0] for each in node.args if each.op == "relation"] if node else [] for node in (a, b)]
+    return all(said) and set(said[0]) != set(said[1])
 
 
 def _told_exactly(answer: Normal, truth: Normal) -> bool | None:

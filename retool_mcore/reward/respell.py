@@ -32,7 +32,8 @@ _UNION = re.compile(r"(?<=[)\]])\s{0,2}U\s{0,2}(?=[(\[])")
 _LOG = re.compile(r"(?<![\w\\])log(2|10)\(")
 _BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
 _UNIT_BRACKETS = re.compile(
-    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:(?:square |cubic |sq\.? )?[a-z]{2,12}|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
+    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:(?:square |cubic |sq\.? )?[a-z]{2,12}"
+    r"|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
 )
 _PAIR = r"[A-Za-z]\w{0,9}\s?:\s?(?:[^,:{}<>|()]|\([^(){}]{0,60}\)){1,60}"
 _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
@@ -66,8 +67,11 @@ _COUNT = r"(-?\d{1,15}(?:\.\d{1,9}|\s?/\s?\d{1,9}|\s\d{1,9}/\d{1,9})?)"
 _PART_OF = r"(?:of (?:an? |the |all (?:the )?|her |his |their |its )?)"
 _SEVERAL = r"[A-Za-z]{2,15}(?: [A-Za-z]{2,15})"
 _WORDS_BEHIND = re.compile(rf"{_COUNT} (?:{_PART_OF}((?=[A-Za-z]{{3}}){_SEVERAL}{{0,4}})|({_SEVERAL}{{1,4}}))")
-_ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in)")  # else a union, and i times n
-_A_TIME = re.compile(r"(?<=[a-z\d]) an? (day|week|month|year|hour|minute|second)$")  # 72 dollars a day
+_ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in|mi)")  # else a union, and i times n
+_A_TIME = re.compile(
+    r"(?<=[a-z\d]) an? (day|week|month|year|hour|minute|second"
+    r"|pound|ounce|gallon|litre|liter|mile|person|ticket|bottle|box)$"
+)  # 72 dollars a day
 _WHOLE_AND_PART = re.compile(r"\A(\d{1,9})(?: and |-)(\d{1,9}/\d{1,9})(?= [a-z])")  # 1 and 1/2 cups, 1-1/2 cups
 _INCHES_RAISED = re.compile(r"(\d[\d./]{0,20}) in\.?\s?(?:\^\s?\{?([23])\}?|([²³]))")
 _INCHES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?(?:\"|″|'')")

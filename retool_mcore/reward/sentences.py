@@ -118,7 +118,8 @@ def stated(text: str) -> str | None:
         return text[match.end() :]
     match = _LABEL.match(text)
     if match and _is_label(match[1]) and not _OTHER_LABEL.search(text, match.end()):
-        return text[match.end() :].strip() or None
+        behind = text[match.end() :].strip()
+        return (behind if behind.count("**") != 1 else behind.replace("**", "")) or None  # Answer: **72**
     return _behind_verb(text)
 
 

@@ -80,10 +80,11 @@ _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:s
 _AT = re.compile(r"at (?=\d)")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
 _SECONDS = re.compile(r"(?<=\d:\d\d):00(?= ?[ap])")
-_HOURS_SAID = "one two three four five six seven eight nine ten eleven twelve".split()
+_HOUR_WORDS = "one two three four five six seven eight nine ten eleven twelve"
+_HOURS_SAID = {word: hour for hour, word in enumerate(_HOUR_WORDS.split(), 1)}
 _PAST = re.compile(rf"(half|(?:a )?quarter) (past|to) ({'|'.join(_HOURS_SAID)}|1?\d)(?: ([ap])\.?m\.?)?")
 _OCLOCK = re.compile(r"(\d{1,2}) o['’]?clock")
-_ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
+_ISO = re.compile(r"(\d{4})([-/.])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
 _MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
 _CHINESE_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2})月(\d{1,2})[日号]")
 _HALF_OF_DAY = re.compile(r"\s?(?:in the (morning|afternoon|evening)|at night)$")
@@ -91,10 +92,11 @@ _CHINESE_HALF = re.compile(
     r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2})(?:(?::|[点时](?=\d))(\d\d)分?|[点时]?整?|[点时](半))"
 )
 _HINT = re.compile(
-    r"clock|half past|quarter (?:past|to)|月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
-    + "|".join(month[:3] for month in _MONTHS),
+    r"clock|half past|quarter (?:past|to)|月\d|[上下]午|早上|晚上|in the [mae]|at night"
+    r"|\d{4}[-/.]\d\d[-/.]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|" + "|".join(month[:3] for month in _MONTHS),
     re.IGNORECASE,
 )
+_DAY_BEFORE = re.compile(rf"(?:on )?({'|'.join(_WEEK)}),? ")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
 
 
@@ -140,12 +142,15 @@ def date_or_time(text: str) -> str | None:
     if match := _MONTH_DAY_YEAR.fullmatch(text):
         return f"{_MONTHS[int(match[1]) - 1]} {int(match[2])} {match[3]}"
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
+    if match := _DAY_BEFORE.match(plain):
+        dated = date_or_time(plain[match.end() :])
+        return f"{dated} {match[1]}" if dated and dated[0].isalpha() else None
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
     plain = _AT.sub("", plain, count=1) if plain[:3] == "at " else plain
     plain = _HALF_OF_DAY.sub(lambda match: " am" if match[1] == "morning" else " pm", plain)
     plain = _SECONDS.sub("", plain)
     if (match := _PAST.fullmatch(plain)) and (match[1] != "half" or match[2] == "past"):
-        hour = int(match[3]) if match[3].isdigit() else 1 + _HOURS_SAID.index(match[3])
+        hour = int(match[3]) if match[3].isdigit() else _HOURS_SAID[match[3]]
         hour, minutes = (hour, "15") if match[2] == "past" else ((hour - 2) % 12 + 1, "45")
         return f"{hour}:{'30' if match[1] == 'half' else minutes} {match[4] or 'a'}m"
     if match := _CHINESE_HALF.fullmatch(plain):
@@ -162,6 +167,12 @@ def date_or_time(text: str) -> str | None:
     if match := _DAY_FIRST.fullmatch(plain):
         return " ".join(filter(None, (_SHORT[match[2]], match[1].lstrip("0"), match[3])))
     return None
+
+
+def same_day(first: str, second: str) -> bool:
+    """Whether ``december 25 2023`` and ``december 25 2023 monday`` are one day."""
+    shorter, longer = sorted((first, second), key=len)
+    return shorter[-1].isdigit() and longer.startswith(f"{shorter} ") and longer[len(shorter) + 1 :] in _WEEK
 
 
 def same_time(words: str, text: str) -> bool:

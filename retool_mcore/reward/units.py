@@ -273,7 +273,7 @@ def _chinese(text: str) -> str | None:
     text = text.replace("不同的", "").replace("不同", "")  # 56种不同的方法
     if text and set(text) <= _COUNTED:
         return "unit"  # which counts anything
-    noun = text[0] in _COUNTED or (1 < len(text) and not _NO_COUNT.search(text))  # 3 苹果
+    noun = text[0] in _COUNTED or (len(text) > 1 and not _NO_COUNT.search(text))  # 3 苹果
     counted = noun and len(text) < 6 and not set(text) & _NO_NOUN
     return "?" + text if counted else None
 
