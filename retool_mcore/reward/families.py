@@ -74,10 +74,10 @@ def as_family(node: Term) -> Term:
     return Term("family", (subject, *said), kind)
 
 
-def counted(node: Term, other: Term) -> tuple[Term, Term]:
+def counted(node: Term, other: Term, *, turns: bool) -> tuple[Term, Term]:
     """Both as families where both are some; a family of few numbers as the set of its values."""
     if not (_may_count(node) or _may_count(other)):
-        return turning(node, other)
+        return turning(node, other) if turns else (node, other)
     mine, theirs = as_family(node), as_family(other)
     if mine.op == theirs.op == "family":
         return mine, theirs
@@ -85,7 +85,7 @@ def counted(node: Term, other: Term) -> tuple[Term, Term]:
         return mine, told.family("Z")
     if theirs.op == "family" and theirs.text == "Z" and (told := undeclared(node)) is not None:
         return told.family("Z"), theirs
-    if "family" not in (mine.op, theirs.op) and mine is node and theirs is other:
+    if turns and "family" not in (mine.op, theirs.op) and mine is node and theirs is other:
         return turning(node, other)
     return node if mine.op == "family" else mine, other if theirs.op == "family" else theirs
 

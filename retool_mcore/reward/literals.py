@@ -15,7 +15,7 @@ _LONG = re.compile(r"(?<![\w.])\d{1,2}\.\d{13,16}(?![\w.])")
 _NEAR = 2**-52
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "Integers": r"\mathbb{Z}", "Naturals": r"\Npos",
           "Naturals0": r"\Nzero", "Rationals": r"\mathbb{Q}", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
-_SETS_NAMED = ("Reals", "EmptySet", "GoldenRatio", "Integers", "Naturals", "Rationals")
+_HINT = re.compile("S\\.|Reals|EmptySet|GoldenRatio|Integers|Naturals|Rationals")
 _FLOAT_CHARS = 17  # of one that is not alone
 _SINGLE = {"Infinity": r"\infty", "NegativeInfinity": r"-\infty", "NegativeOne": "(-1)", "One": "(1)", "Zero": "(0)",
            "Half": r"(\frac{1}{2})", "Pi": r"\pi", "Exp1": "e", "ImaginaryUnit": "i"}  # fmt: skip
@@ -25,7 +25,7 @@ _IMAGE = re.compile(r"ImageSet\(Lambda\((_n|n), ([^,]{1,200})\), \\mathbb\{Z\}\)
 
 def with_constants(text: str) -> str:
     r"""The text with SymPy's names and with floats of ``\pi``, ``e`` and roots as LaTeX."""
-    if "S." in text or any(each in text for each in _SETS_NAMED):
+    if not text.islower() and _HINT.search(text):
         text = _NAMED.sub(lambda match: _NAMES[match[1]] if match[1] else _SINGLE[match[2]], text)
     if "." in text and len(text) > _FLOAT_CHARS and _LONG.fullmatch(text) is None:
         return _LONG.sub(_named, text)

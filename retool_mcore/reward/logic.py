@@ -14,8 +14,6 @@ _EQUATION = re.compile(r"\(*(?:Eq\((\w{1,12}), (.{1,80})\)|(\w{1,12}) ?={1,2} ?(
 
 def joined(text: str) -> str:
     r"""The text with ``|`` and ``&`` between conditions as ``\vee`` and ``\wedge``."""
-    if " | " not in text and " & " not in text:
-        return text
     return _either(text, 0) or text
 
 

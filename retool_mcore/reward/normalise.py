@@ -168,7 +168,7 @@ def staged(answer: str) -> Normal:
         text = _unwrapped(said)
     if _DOLLARS.fullmatch(text):
         return _read(_joined(text))._replace(dollars=True)
-    text = priced(text)
+    text = text if text.isascii() else priced(text)
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
     return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)

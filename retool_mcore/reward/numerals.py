@@ -42,11 +42,11 @@ _FRACTION = rf"(?P<over{{0}}>{_HUNDRED}|a)[- ](?P<under{{0}}>{'|'.join(sorted(_U
 _SPELT_OUT = rf"(?:(?:(?P<whole{{0}}>{_WHOLE}) and )?{_FRACTION}|(?P<number{{0}}>{_WHOLE}))"
 _NOUN = r"[A-Za-z][A-Za-z'’]{1,14}"
 _ALONE = re.compile(
-    rf"(?P<sign>negative |minus )?{_SPELT_OUT.format(1)}(?: (?P<noun>{_NOUN}))?"
+    rf"(?P<sign>negative |minus )?{_SPELT_OUT.format(1)}(?: (?P<noun>(?:of (?:an?|the) )?{_NOUN}))?"
     rf"(?:,? (?:and )?{_SPELT_OUT.format(2)} (?P<other>{_NOUN}))?",
     re.IGNORECASE,
 )
-_STARTS = frozenset((*_VALUES, "a", "negative", "minus"))
+_STARTS = re.compile(rf"(?:{'|'.join((*_VALUES, 'a', 'negative', 'minus'))})(?![A-Za-z])", re.IGNORECASE)
 _HAN = {sign: at for at, sign in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4}
 _HAN_DIGIT = "[一二两三四五六七八九]"
@@ -54,6 +54,7 @@ _HAN_NUMBER = (
     rf"(?:零|(?:{_HAN_DIGIT}千零?)?(?:{_HAN_DIGIT}百(?:零|(?={_HAN_DIGIT}?十)|(?![零〇一二两三四五六七八九])))?"
     rf"(?:{_HAN_DIGIT}?十)?{_HAN_DIGIT}?)"
 )
+_HAN_IN_TIME = re.compile(r"[零一二两三四五六七八九十]{1,3}(?=[点分时月日号])")
 _CHINESE = re.compile(
     rf"(负)?(?:(百|{_HAN_NUMBER})分之)?({_HAN_NUMBER})([个只条张人名本支把辆件种次台棵块页岁位天元米]?)"
 )
@@ -110,11 +111,10 @@ def _spelt(words: list[str]) -> Fraction | None:
 
 def spelt_out(text: str) -> str | None:
     """The digits of an answer that is a number in words, with what it counts; else None."""
-    first = text[:12].replace("-", " ").split(" ", 1)[0].lower()
-    if first not in _STARTS or len(text) > 100 or (match := _ALONE.fullmatch(text)) is None:
+    if _STARTS.match(text) is None or len(text) > 100 or (match := _ALONE.fullmatch(text)) is None:
         return None
     said, noun, other = _digits(match, 1), match["noun"], match["other"]
-    if other and not noun:
+    if (other and not noun) or (noun and " " in noun and not match["over1"]):
         return None
     said = ("-" if match["sign"] else "") + said + (f" {noun}" if noun else "")
     return f"{said} {_digits(match, 2)} {other}" if other else said
@@ -143,6 +143,11 @@ def chinese(text: str) -> str | None:
     if match[2]:
         return rf"{said}\%" if match[2] == "百" else f"{said}/{_han_value(match[2])}"
     return said + match[4]
+
+
+def in_digits(text: str) -> str:
+    """A date or time in Chinese with its numbers in digits."""
+    return _HAN_IN_TIME.sub(lambda match: str(_han_value(match[0])), text)
 
 
 def _han_value(text: str) -> int:

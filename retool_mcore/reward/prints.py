@@ -30,7 +30,7 @@ _SEQUENCES = ("array", "tensor", "asarray")
 _PLACES = ("Point", "Point2D", "Point3D", "Vector", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
-    r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
+    r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|(?:Mutable|Immutable)?SparseMatrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|(?:Une|E)quality|(?:Strict)?(?:Less|Greater)Than|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
     r"|Point(?:[23]D)?|Circle|Vector|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
@@ -63,10 +63,11 @@ _SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as N
 _SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
 _NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
 _NAMED_VALUE = re.compile(r"\A[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
-_OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\)|\(\(\w{1,20}\)!\)) ?// ?(\w{1,20}|\([^()]{1,60}\))")
+_OVER = re.compile(r"(\w{1,20}(?:\*\w{1,20}){0,3}|\([^()]{1,60}\)|\(\(\w{1,20}\)!\)) ?// ?(\w{1,20}|\([^()]{1,60}\))")
 _EQUATIONS = re.compile(
     r"\[([^][=<>,]{1,40}=[^][=<>,]{1,60}(?:,[^][=<>,]{1,40}=[^][=<>,]{1,60}){1,9})\]"
 )  # [x = 2, y = 3]
+_WITHOUT = re.compile(r"([(\[][^][(){}]{1,60}[)\]])\s?(?:\\|-\s|∖)\s?\\?\{([^{}\\]{1,40})\}")  # (-3, oo) - {1}
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
 
 
@@ -140,6 +141,8 @@ def _called(text: str) -> str:
 
 def _laid_out(text: str) -> str:
     """What stands without calls: mappings, rows, ``//``, conditions, SymPy's constants."""
+    if text[:6] == r"\left[" and _DICTS.fullmatch(plain := _as_printed(text)):
+        text = plain
     if text[:1] == "{" and "}, {" in text and _DICTS.fullmatch(f"[{text}]"):
         text = f"[{text}]"  # the solutions, without the brackets of their list
     if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
@@ -161,9 +164,18 @@ def _laid_out(text: str) -> str:
             return f"[{', '.join(text[1:-1].split())}]"
     if "//" in text:
         text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
-    text = joined(text)
+    if text[-1:] == "}" and text[:1] in "([" and (match := _WITHOUT.fullmatch(text)):
+        return rf"{match[1]} \setminus \{{{match[2]}\}}"
+    text = joined(text) if " | " in text or " & " in text else text
     listed = "," in text and ("-I" in text or "- I" in text or "+ I" in text)
     return _constants(text) if "*" in text or "/E" in text or listed or _WITH_I.fullmatch(text) else text
+
+
+def _as_printed(text: str) -> str:
+    r"""``\left[ \left\{ x : 0\right\}\right]``, SymPy's LaTeX of solutions, as it prints them."""
+    for sign, said in ((r"\left", ""), (r"\right", ""), (r"\{", "{"), (r"\}", "}"), (r"\ ", " ")):
+        text = text.replace(sign, said)
+    return re.sub(r"\s{1,9}(?=[:,}\]])|(?<=[\[{])\s{1,9}", "", " ".join(text.split()))
 
 
 def _solutions(text: str) -> str:
@@ -219,6 +231,7 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("nCr", 2): r"\binom{{{}}}{{{}}}".format,
     ("nPr", 2): "P({},{})".format,
     ("perm", 2): "P({},{})".format,
+    ("perm", 1): "(({})!)".format,
     ("mpq", 2): r"\frac{{{}}}{{{}}}".format,
     ("complex", 2): "({}+({})i)".format,
     ("factorial", 1): "(({})!)".format,

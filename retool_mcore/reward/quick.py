@@ -56,14 +56,15 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
         return normal
     node, beside_it = plain(normal.tree), plain(tree_of(other))
     plain_sums = node.op in SUMS and beside_it.op in SUMS and "vec" not in other.text
-    if plain_sums and not _FREE.search(normal.text) and not _may_turn(normal.text, other.text):
+    turns = _may_turn(normal.text, other.text)
+    if plain_sums and not turns and not _FREE.search(normal.text):
         return normal if node is normal.tree else normal._replace(tree=node, number=exact(node))
     vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
     if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)
     if "vec" in other.text and not is_truth:
         node = by_accents(node, beside_it)
-    tree = beside(node, beside_it, is_truth=is_truth, sympys="E" in normal.text or "I" in normal.text)
+    tree = beside(node, beside_it, is_truth=is_truth, sympys="E" in normal.text or "I" in normal.text, turns=turns)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 
 

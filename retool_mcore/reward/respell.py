@@ -40,7 +40,7 @@ _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
 _ITEM = r"[A-Za-z]\s?:\s?[-\d\\][^,:]{0,60}"
 _ITEMS = re.compile(rf"{_ITEM}(?:,\s{{0,4}}{_ITEM}){{1,9}}")  # x: 1, y: 2
-_POWERS = re.compile(r"[^{}:,<>=|]{1,60}: \d{1,3}(?:, [^{}:,<>=|]{1,60}: \d{1,3}){1,19}")  # 2: 10, 3: 5
+_POWERS = re.compile(r"[^{}:,<>=|]{1,60}: \d{1,3}(?:, [^{}:,<>=|]{1,60}: \d{1,3}){0,19}")  # 2: 10, 3: 5
 _COUNTED = re.compile(  # 1, 2, ..., 10
     r"(?<![\w.,])(-?\d{1,6}(?:\s?,\s?-?\d{1,6}){1,9})\s?,\s?(?:\.{3}|…|\\(?:ldots|dots|cdots|dotsc)(?![a-z]))\s?,\s?"
     r"(-?\d{1,6})(?![\w.^(])"
@@ -57,7 +57,7 @@ _LABELLED = re.compile(
 )  # A=(1,2), B=(3,4)
 _LABEL_SIGN = re.compile(r"(?<=[A-Z])\s?=\s?(?=\()")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
-_ORDER = re.compile(r"[<>≤≥≠]|!=|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])| in (?:[A-Z]|\\)")
+_ORDER = re.compile(r"[<>≤≥≠]|!=|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])|∈| in (?:[A-Z]|\\)")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
 _TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to|比)\s?"
@@ -69,7 +69,7 @@ _SEVERAL = r"[A-Za-z]{2,15}(?: [A-Za-z]{2,15})"
 _WORDS_BEHIND = re.compile(rf"{_COUNT} (?:{_PART_OF}((?=[A-Za-z]{{3}}){_SEVERAL}{{0,4}})|({_SEVERAL}{{1,4}}))")
 _ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in|mi)")  # else a union, and i times n
 _A_TIME = re.compile(
-    r"(?<=[a-z\d]) an? (day|week|month|year|hour|minute|second"
+    r"(?<=[a-z\d])(?<!of) an? (day|week|month|year|hour|minute|second"
     r"|pound|ounce|gallon|litre|liter|mile|person|ticket|bottle|box)$"
 )  # 72 dollars a day
 _WHOLE_AND_PART = re.compile(r"\A(\d{1,9})(?: and |-)(\d{1,9}/\d{1,9})(?= [a-z])")  # 1 and 1/2 cups, 1-1/2 cups
@@ -142,9 +142,9 @@ def bare_braces(inner: str) -> str:
         return r"\emptyset"
     if len(inner) < 400 and ":" in inner and inner[0] in "'\"":
         inner = _KEY.sub(r"\2:", inner)
-    if len(inner) < 400 and ": " in inner and _POWERS.fullmatch(inner):
+    if len(inner) < 400 and ": " in inner and (", " in inner or inner[0].isdigit()) and _POWERS.fullmatch(inner):
         return _factors_or_roots(inner)
-    if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
+    if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner) and not _ORDER.search(inner):
         return inner.replace(":", " =")
     if inner in ("∅", r"\emptyset", r"\varnothing"):
         return r"\{\emptyset\}"

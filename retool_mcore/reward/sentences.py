@@ -30,7 +30,7 @@ _NOUNS_SAID = (
     "answer answers ans solution solutions soln result results output domain range equation equations value values "
     "root roots total sum set interval intervals point points vertex area volume perimeter length probability "
     "maximum minimum max min expression formula function matrix ratio conclusion final inverse derivative "
-    "coordinates zeros pairs triples center focus foci slope product difference quotient day line"
+    "coordinates zeros pairs triples center focus foci slope product difference quotient day line number count"
 )
 _NOUNS = frozenset(_NOUNS_SAID.split())
 _DENYING_SAID = (

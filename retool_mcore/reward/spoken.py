@@ -6,6 +6,8 @@ answers are read so. A number in words is no number: ``five`` is not 5.
 
 import re
 
+from retool_mcore.reward.numerals import in_digits
+
 # What stands for a set or a value; a value is read as mathematics, "does not exist" stays words.
 PHRASES = {
     **dict.fromkeys(("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set",
@@ -92,7 +94,7 @@ _CHINESE_HALF = re.compile(
     r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2})(?:(?::|[点时](?=\d))(\d\d)分?|[点时]?整?|[点时](半))"
 )
 _HINT = re.compile(
-    r"clock|half past|quarter (?:past|to)|月\d|[上下]午|早上|晚上|in the [mae]|at night"
+    r"clock|half past|quarter (?:past|to)|月[\d一二三十]|[上下]午|早上|晚上|in the [mae]|at night"
     r"|\d{4}[-/.]\d\d[-/.]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|" + "|".join(month[:3] for month in _MONTHS),
     re.IGNORECASE,
 )
@@ -137,6 +139,7 @@ def date_or_time(text: str) -> str | None:
     """A date or a time of day with one spelling: ``june 20 2024``, ``3:30 pm``; None for others."""
     if len(text) > 60 or not _HINT.search(text):
         return None
+    text = text if text.isascii() else in_digits(text)
     if match := _ISO.fullmatch(text):
         return f"{_MONTHS[int(match[3]) - 1]} {int(match[4])} {match[1]}"
     if match := _MONTH_DAY_YEAR.fullmatch(text):

@@ -3,6 +3,7 @@
 import re
 
 from retool_mcore.reward.measures import scale
+from retool_mcore.reward.node import Term
 from retool_mcore.reward.tokens import UNITS, Token
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -179,6 +180,14 @@ def _ratio(tokens: list[Token], start: int) -> tuple[str, int] | None:
         at = end + 1
     under = " ".join(f"/ {part}" for part in names[1].split())
     return _joined([names[0], under]), at
+
+
+def temperature(node: Term, letter: str) -> Term | None:
+    """``36^\\circ C`` and ``-5^\\circ C`` as such; None for anything else."""
+    below = node.op == "neg" and node.args[0].op == "degree"
+    if node.op != "degree" and not below:
+        return None
+    return Term("unit", (Term("neg", node.args[0].args),) if below else node.args, f"degree{letter}^1")
 
 
 def same_unit(first: str, second: str) -> bool:

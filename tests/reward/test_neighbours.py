@@ -1,13 +1,13 @@
-"""Spellings of models' answers, found by 2,900 equal and 1,500 unequal pairs; and their limits."""
+"""Spellings of models' answers, found by 3,500 equal and 1,800 unequal pairs; and their limits."""
 
 import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward import asides, draws, fresh, kinds, neighbours, policies, sayings, seeking
+from tests.reward import asides, contests, draws, fresh, kinds, neighbours, policies, sayings, seeking
 
 TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS + seeking.TRUTHS
-TRUTHS += kinds.TRUTHS + policies.TRUTHS
+TRUTHS += kinds.TRUTHS + policies.TRUTHS + contests.TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])
