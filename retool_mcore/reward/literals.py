@@ -10,8 +10,9 @@ import re
 from fractions import Fraction
 
 MAX_ROOT = 1000
+MAX_UNDER_PI = 12
 ROW = re.compile(r"\[([^][]{1,400})\]")
-_LONG = re.compile(r"(?<![\w.])\d{1,2}\.\d{13,16}(?![\w.])")
+LONG = re.compile(r"(?<![\w.])\d{1,2}\.\d{13,16}(?![\w.])")
 _NEAR = 2**-52
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "Integers": r"\mathbb{Z}", "Naturals": r"\Npos",
           "Naturals0": r"\Nzero", "Rationals": r"\mathbb{Q}", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
@@ -27,8 +28,8 @@ def with_constants(text: str) -> str:
     r"""The text with SymPy's names and with floats of ``\pi``, ``e`` and roots as LaTeX."""
     if not text.islower() and _HINT.search(text):
         text = _NAMED.sub(lambda match: _NAMES[match[1]] if match[1] else _SINGLE[match[2]], text)
-    if "." in text and len(text) > _FLOAT_CHARS and _LONG.fullmatch(text) is None:
-        return _LONG.sub(_named, text)
+    if "." in text and len(text) > _FLOAT_CHARS and LONG.fullmatch(text) is None:
+        return LONG.sub(_named, text)
     return text
 
 
@@ -55,7 +56,11 @@ def _named(match: re.Match[str]) -> str:
     factor = (
         "*" in match.string[max(match.start() - 2, 0) : match.start()] + match.string[match.end() : match.end() + 2]
     )
-    return rf"(\frac{{{part.numerator}}}{{{part.denominator}}})" if factor and float(part) == value else match[0]
+    if factor and float(part) == value:
+        return rf"(\frac{{{part.numerator}}}{{{part.denominator}}})"
+    part = Fraction(value / math.pi).limit_denominator(MAX_UNDER_PI)
+    near = factor and abs(float(part) * math.pi - value) <= _NEAR * value  # 6.283185307179586*r
+    return rf"(\frac{{{part.numerator}\pi}}{{{part.denominator}}})" if near else match[0]
 
 
 def polynomial(args: list[str]) -> str | None:

@@ -9,7 +9,7 @@ import re
 
 _MAX_DEPTH = 6
 _CONDITION = re.compile(r"[<>≤≥]|[=!]=|\b(?:Eq|Ne|Lt|Le|Gt|Ge|Contains|And|Or)\(|\\(?:vee|wedge)|\w\s?=\s?[-\w\\(]")
-_EQUATION = re.compile(r"\(*(?:Eq\((\w{1,12}), (.{1,80})\)|(\w{1,12}) ?={1,2} ?([^()=<>&|]{1,80}))\)*")
+_EQUATION = re.compile(r"\A\({0,6}(?:Eq\((\w{1,12}), (.{1,80})\)|(\w{1,12}) ?={1,2} ?([^()=<>&|]{1,80}))\){0,6}")
 
 
 def joined(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted, untailed
+from retool_mcore.reward.literals import LONG
 from retool_mcore.reward.node import CUT_OFF, Term
 from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.numerals import chinese, priced, spelt_out
@@ -155,7 +156,7 @@ def normalise(answer: str) -> Normal:
     if _CHAINED.fullmatch(plain):
         return _expression(plain)
     if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
-        return _expression(plain)
+        return _expression(plain) if "." not in plain or not LONG.search(plain) else staged(answer)
     return staged(answer)
 
 
@@ -382,7 +383,7 @@ def _words(text: str) -> str | None:
         return text
     if text in ("D.N.E", "D. N. E"):
         return "dne"
-    text = text[:-1] if text[-1] == "!" and text[:-1].lower() in ("yes", "no", "true", "false") else text
+    text = text[:-1] if text[-1] == "!" and (len(text) > 5 or text[:-1].lower() in ("yes", "no", "true")) else text
     if not _LETTERS.fullmatch(text):
         return text if text in PHRASES or text in SAYINGS else None
     if text.lower() in ("no", "ok"):

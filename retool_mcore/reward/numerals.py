@@ -42,7 +42,7 @@ _FRACTION = rf"(?P<over{{0}}>{_HUNDRED}|a)[- ](?P<under{{0}}>{'|'.join(sorted(_U
 _SPELT_OUT = rf"(?:(?:(?P<whole{{0}}>{_WHOLE}) and )?{_FRACTION}|(?P<number{{0}}>{_WHOLE}))"
 _NOUN = r"[A-Za-z][A-Za-z'’]{1,14}"
 _ALONE = re.compile(
-    rf"(?P<sign>negative |minus )?{_SPELT_OUT.format(1)}(?: (?P<noun>(?:of (?:an?|the) )?{_NOUN}))?"
+    rf"\A(?P<sign>negative |minus )?{_SPELT_OUT.format(1)}(?: (?P<noun>(?:of (?:an?|the) )?{_NOUN}))?"
     rf"(?:,? (?:and )?{_SPELT_OUT.format(2)} (?P<other>{_NOUN}))?",
     re.IGNORECASE,
 )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
-from retool_mcore.reward.signs import holds
+from retool_mcore.reward.signs import holds, signed
 from retool_mcore.reward.value import exact
 
 MAX_VALUES = 40
@@ -74,7 +74,8 @@ def undeclared(node: Term) -> Undeclared | None:
     if len(letters) != 1 or not letters <= _UNDECLARED or not all(map(names, told[1])):
         return None
     letter = name(*letters)
-    return None if letter.text in told[0].text.split("_") else Undeclared(*told, letter)
+    elements = tuple(signed(each, sign) for each in told[1] for sign in ((1, -1) if holds(each, "pm") else (1,)))
+    return None if letter.text in told[0].text.split("_") else Undeclared(told[0], elements, letter)
 
 
 def turning(node: Term, other: Term) -> tuple[Term, Term]:

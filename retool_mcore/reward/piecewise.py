@@ -22,7 +22,7 @@ _IF = re.compile(
 _OTHERWISE = re.compile(rf"{_GAP}(?:{_TEXT}(?:otherwise|else)\.?\s*\}}|otherwise)\.?\s*")
 _MAX_CONDITIONAL = 300
 _BETWEEN = re.compile(r"[;,]\s{1,3}(?:and )?|\n")
-_CONDITIONAL = re.compile(rf"\s{{0,3}}([^,;]{{1,80}}?),? (?:if|for|when) ([^,;]{{0,60}}(?:{_SIGN})[^,;]{{1,40}})")
+_CONDITIONAL = re.compile(rf"\A\s{{0,3}}([^,;]{{1,80}}?),? (?:if|for|when) ([^,;]{{0,60}}(?:{_SIGN})[^,;]{{1,40}})")
 _SIMPLE = re.compile(rf"([^<>=≤≥≠\\\s]{{1,6}})\s?({_SIGN})\s?([^<>=≤≥≠]{{1,40}})")
 _OPPOSITE = {"<": r"\ge", ">": r"\le", "<=": ">", ">=": "<", "≤": ">", "≥": "<", "=": r"\ne", "≠": "=", "!=": "=",
              r"\leq": ">", r"\geq": "<", r"\le": ">", r"\ge": "<", r"\leqslant": ">", r"\geqslant": "<",

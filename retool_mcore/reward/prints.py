@@ -20,7 +20,7 @@ _MODULE = re.compile(
     r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal|torch|scipy\.special)\.(?=[A-Za-z])"
 )
 _HELD = re.compile(r"(?:dict_keys|dict_values|odict_keys|odict_values|deque|list|sorted)\(\[(.*)\]\)", re.DOTALL)
-_RANGE = re.compile(r"(?:list\()?range\((-?\d{1,4}), (-?\d{1,4})\)\)?")
+_RANGE = re.compile(r"(?:list\()?[Rr]ange\((?:(-?\d{1,4}), )?(-?\d{1,4})(?:, 1)?\)\)?")
 _SPECIAL_FUNCTION = re.compile(r"(?<![\w\\])(gamma|zeta)(?=\()")
 _TRUE = re.compile(r"(?:np\.|numpy\.)?(?:bool_?\()?(True|False)_?\)?")
 _NUMBERS = (
@@ -113,8 +113,8 @@ def _unheld(text: str) -> str:
     """What a container of Python's holds, as a list; a truth value of NumPy."""
     if text[-2:] == "])":
         return f"[{match[1]}]" if (match := _HELD.fullmatch(text)) else text
-    if "range(" in text and (match := _RANGE.fullmatch(text)):
-        counted = range(int(match[1]), int(match[2]))
+    if "ange(" in text[:12] and (match := _RANGE.fullmatch(text)):
+        counted = range(int(match[1] or 0), int(match[2]))
         return str(list(counted)) if 0 < len(counted) <= MAX_COUNTED else text
     if "True" in text or "False" in text:
         return match[1] if (match := _TRUE.fullmatch(text)) else text

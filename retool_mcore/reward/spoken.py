@@ -98,7 +98,8 @@ _HINT = re.compile(
     r"|\d{4}[-/.]\d\d[-/.]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|" + "|".join(month[:3] for month in _MONTHS),
     re.IGNORECASE,
 )
-_DAY_BEFORE = re.compile(rf"(?:on )?({'|'.join(_WEEK)}),? ")
+_SHORT_DAYS = {short: day for day, said in _WEEK.items() for short in (day, *said.split()) if short.isascii()}
+_DAY_BEFORE = re.compile(rf"(?:on )?({'|'.join(sorted(_SHORT_DAYS, key=len, reverse=True))})\.?,? ")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
 
 
@@ -147,7 +148,7 @@ def date_or_time(text: str) -> str | None:
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
     if match := _DAY_BEFORE.match(plain):
         dated = date_or_time(plain[match.end() :])
-        return f"{dated} {match[1]}" if dated and dated[0].isalpha() else None
+        return f"{dated} {_SHORT_DAYS[match[1]]}" if dated and dated[0].isalpha() else None
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
     plain = _AT.sub("", plain, count=1) if plain[:3] == "at " else plain
     plain = _HALF_OF_DAY.sub(lambda match: " am" if match[1] == "morning" else " pm", plain)

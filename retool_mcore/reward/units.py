@@ -282,6 +282,8 @@ def _chinese(text: str) -> str | None:
     text = text.replace("不同的", "").replace("不同", "")  # 56种不同的方法
     if text and set(text) <= _COUNTED:
         return "unit"  # which counts anything
+    if text in ("次方", "次幂", "平方", "立方"):
+        return None  # 3次方, the third power
     noun = text[0] in _COUNTED or (len(text) > 1 and not _NO_COUNT.search(text))  # 3 苹果
     counted = noun and len(text) < 6 and not set(text) & _NO_NOUN
     return "?" + text if counted else None
