@@ -46,7 +46,7 @@ _ALONE = re.compile(
     rf"(?:,? (?:and )?{_SPELT_OUT.format(2)} (?P<other>{_NOUN}))?",
     re.IGNORECASE,
 )
-_STARTS = re.compile(rf"(?:{'|'.join((*_VALUES, 'a', 'negative', 'minus'))})(?![A-Za-z])", re.IGNORECASE)
+_STARTS = re.compile(rf"\A(?:{'|'.join((*_VALUES, 'a', 'negative', 'minus'))})(?![A-Za-z])", re.IGNORECASE)
 _HAN = {sign: at for at, sign in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4}
 _HAN_DIGIT = "[一二两三四五六七八九]"
