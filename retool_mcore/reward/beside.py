@@ -22,12 +22,12 @@ SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "roo
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
-def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
+def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool, turns: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side.
 
-    ``sympys``: its text holds E or I, which may be SymPy's.
+    ``sympys``: its text holds E or I, which may be SymPy's. ``turns``: both may be of a period.
     """
-    node, other = counted(_alike(node), _alike(other))
+    node, other = counted(_alike(node), _alike(other), turns=turns)
     if node.op == "family":
         return node
     if _are_eigenvalues(node):
@@ -52,7 +52,7 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
     node = of_classes(node, other)
-    node = of_integration(of_sympy(node, other) if sympys else node, other, is_truth)
+    node = of_integration(of_sympy(node, other, is_truth) if sympys else node, other, is_truth)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -145,7 +145,7 @@ def _is_value(node: Term) -> bool:
 
 
 def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
-    """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them."""
+    """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them; points."""
     if (
         node.text == "[]"
         and other.op == "tuple"
@@ -157,6 +157,8 @@ def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
         return ()
     if node.op == "tuple" and node.args and all(each.op == "tuple" for each in node.args):
         return node.args
+    if node.op == "list" and all(map(is_point, node.args)):
+        return _points(node)
     wide = len(other.args[0].args)
     if node.op != "matrix" or len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
         return ()
@@ -204,6 +206,13 @@ def _is_of_one(node: Term) -> bool:
 def is_point(node: Term) -> bool:
     """Whether it is a letter with a pair behind it, ``P(3,4)``: a point, a count or a value."""
     return node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" and node.args[1].op == "tuple"
+
+
+def _points(node: Term) -> tuple[Term, ...]:
+    """The pairs of ``A(0,-4), B(3,5)``."""
+    letters = {each.args[0].text for each in node.args}
+    named = len(letters) == len(node.args) and all(len(each) == 1 and each.isupper() for each in letters)
+    return tuple(each.args[1] for each in node.args) if named else ()
 
 
 def _function_of(node: Term, other: Term) -> Term:
@@ -261,7 +270,7 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" and not names(other):
-        return node.args[1]
+        return node if is_truth and other.op != "mod" else node.args[1]  # 1 is no class of remainders
     return node
 
 

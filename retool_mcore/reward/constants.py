@@ -61,10 +61,15 @@ def _of_solution(node: Term, other: Term) -> Term:
 _SYMPYS = {"E": Term("constant", text="e"), "I": Term("constant", text="i")}
 
 
-def of_sympy(node: Term, other: Term) -> Term:
-    """``-1 + E`` and ``4·I`` beside a value of ``e`` or ``i``, if no other name is there."""
+def of_sympy(node: Term, other: Term, is_truth: bool) -> Term:
+    """``-1 + E`` and ``4·I`` beside a value of ``e`` or ``i``, if no other name is there.
+
+    An answer may be ``I`` alone; a truth that is a letter may be a matrix or a choice.
+    """
+    if not is_truth and node == name("I") and other == _SYMPYS["I"]:
+        return other
     if node.op == "relation" and node.text == "=" and len(node.args) == 2 and other.op != "relation":
-        right = of_sympy(node.args[1], other)
+        right = of_sympy(node.args[1], other, is_truth)
         return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
     held = names(node)
     if node.op == "name" or not held or not held <= _SYMPYS.keys() or names(other):

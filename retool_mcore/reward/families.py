@@ -15,19 +15,17 @@ from typing import NamedTuple
 from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.named import directed
 from retool_mcore.reward.node import CUT_OFF, Term, name, number, put
+from retool_mcore.reward.periods import ANY, INDEX, MAX_VALUES, cycles, said_of, same_cycles, turning, undeclared
 from retool_mcore.reward.points import names
 from retool_mcore.reward.regions import region
 from retool_mcore.reward.signs import holds, signed
 from retool_mcore.reward.value import exact
 
 Same = Callable[[Term, Term], bool]
-MAX_VALUES = 40
-_INDEX = name("?n")
 _COUNTING = frozenset("knmijlrst")  # letters that count where nothing says what they are
 _WHOLE = frozenset("knmij")  # and that do so between two ends, too
 _STARTS = {"Z": None, "N": None, "N0": 0, "N1": 1}
 _SHIFTS = (0, 1, -1, 2, -2)
-_ANY = Term("")
 _COUNTED = ("list", "set", "builder")
 
 
@@ -46,6 +44,8 @@ def as_family(node: Term) -> Term:
 
     Its first part is the name that it is said of, ``x`` of ``x = k\pi``.
     """
+    if node.op == "union":
+        return _joined(node)
     told = _parts(node)
     if told is None:
         return _endless(node)
@@ -53,12 +53,9 @@ def as_family(node: Term) -> Term:
     bounds = _bounds(notes, first)
     if bounds is None:
         return node
-    subject, elements = _ANY, first
-    if len(first) == 1 and first[0].op == "relation":
-        if first[0].text != "=" or len(first[0].args) != 2 or first[0].args[0].op != "name":
-            return node
-        subject, elements = first[0].args[0], (first[0].args[1],)
-        elements = elements[0].args if elements[0].op == "set" else elements
+    if (told := said_of(first)) is None:
+        return node
+    subject, elements = told
     if bounds.letter.text in subject.text.split("_") or any(bounds.letter.text not in names(each) for each in elements):
         return node
     values = bounds.values or _counted(bounds)
@@ -67,30 +64,43 @@ def as_family(node: Term) -> Term:
     if values:
         found = tuple(put(each, bounds.letter, value) for value in values for each in elements)
         listed = Term("set", found)
-        return listed if subject == _ANY else Term("relation", (subject, listed), r"\in")
+        return listed if subject == ANY else Term("relation", (subject, listed), r"\in")
     if bounds.high is not None or all(each == bounds.letter for each in elements):
         return node
     low = bounds.low
-    index = Term("group", (Term("add", (_INDEX, _whole(low))),)) if low else _INDEX
+    index = Term("group", (Term("add", (INDEX, _whole(low))),)) if low else INDEX
     said = tuple(put(each, bounds.letter, index) for each in _each_sign(elements))
     kind = "Z" if low is None and bounds.space in ("Z", "") else "N?" if low is None else "N"
     return Term("family", (subject, *said), kind)
 
 
-def counted(node: Term, other: Term) -> tuple[Term, Term]:
+def counted(node: Term, other: Term, *, turns: bool) -> tuple[Term, Term]:
     """Both as families where both are some; a family of few numbers as the set of its values."""
     if not (_may_count(node) or _may_count(other)):
-        return node, other
+        return turning(node, other) if turns else (node, other)
     mine, theirs = as_family(node), as_family(other)
     if mine.op == theirs.op == "family":
         return mine, theirs
+    if mine.op == "family" and mine.text == "Z" and (told := undeclared(other)) is not None:
+        return mine, told.family("Z")
+    if theirs.op == "family" and theirs.text == "Z" and (told := undeclared(node)) is not None:
+        return told.family("Z"), theirs
+    if turns and "family" not in (mine.op, theirs.op) and mine is node and theirs is other:
+        return turning(node, other)
     return node if mine.op == "family" else mine, other if theirs.op == "family" else theirs
+
+
+def _joined(node: Term) -> Term:
+    """A union of families as one; of others as it is."""
+    parts = [as_family(each) for each in node.args]
+    alike = all(each.op == "family" and (each.text, each.args[0]) == ("Z", parts[0].args[0]) for each in parts)
+    return Term("family", (ANY, *(said for each in parts for said in each.args[1:])), "Z") if alike else node
 
 
 def _may_count(node: Term) -> bool:
     """Whether it may be a family: most lists and sets are told by a look."""
     if node.op not in _COUNTED:
-        return False
+        return node.op == "union" and any(each.op in ("builder", "union") for each in node.args)
     if node.op == "builder" or node.args[-1:] == (CUT_OFF,):
         return True
     return node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
@@ -117,7 +127,7 @@ def _parts(node: Term) -> tuple[tuple[Term, ...], list[Term]] | None:
         return None
     notes = [each for each in node.args if _is_note(each)]
     first = [each for each in node.args if not _is_note(each)]
-    if not notes or not first or (len(first) > 1 and any(each.op == "relation" for each in first)):
+    if not notes or not first:
         return None
     return tuple(first), notes
 
@@ -210,12 +220,12 @@ def _endless(node: Term) -> Term:
         return node
     step = known[1] - known[0]
     if step and all(after - before == step for before, after in pairwise(known)):
-        said = Term("add", (_fraction(known[0]), Term("mul", (_fraction(step), _INDEX))))
+        said = Term("add", (_fraction(known[0]), Term("mul", (_fraction(step), INDEX))))
     elif known[0] and known[1] and all(after * known[0] == before * known[1] for before, after in pairwise(known)):
-        said = Term("mul", (_fraction(known[0]), Term("pow", (_fraction(known[1] / known[0]), _INDEX))))
+        said = Term("mul", (_fraction(known[0]), Term("pow", (_fraction(known[1] / known[0]), INDEX))))
     else:
         return node
-    return Term("family", (_ANY, said), "N")
+    return Term("family", (ANY, said), "N")
 
 
 def _fraction(value: Fraction) -> Term:
@@ -226,10 +236,13 @@ def _fraction(value: Fraction) -> Term:
 def same_families(a: Term, b: Term, same: Same) -> bool:
     """Whether two families have the same values, each of one among those of the other."""
     (mine, *first), (theirs, *second) = a.args, b.args
-    if len(first) != len(second) or (mine != theirs and _ANY not in (mine, theirs)):
+    if mine != theirs and ANY not in (mine, theirs):
         return False
     if a.text == "Z" == b.text:
-        return paired(first, second, lambda x, y: _same_cycle(x, y, same))
+        if paired(first, second, lambda x, y: _same_cycle(x, y, same)):
+            return True
+        mine, theirs = cycles(first), cycles(second)
+        return mine is not None and theirs is not None and same_cycles(mine, theirs)
     if "N?" in (a.text, b.text):  # which number is first is not said
         if a.text == b.text:
             return paired(first, second, same)
@@ -242,6 +255,8 @@ def same_families(a: Term, b: Term, same: Same) -> bool:
 
 def paired(first: list[Term], second: list[Term], same: Same) -> bool:
     """Whether each of ``first`` has one of its own among as many of ``second``."""
+    if len(first) != len(second):
+        return False
     left = list(second)
     for each in first:
         found = next((at for at, other in enumerate(left) if same(each, other)), None)
@@ -258,5 +273,5 @@ def _same_cycle(a: Term, b: Term, same: Same) -> bool:
 def _shifted(node: Term, shift: int, sign: int) -> Term:
     if sign == 1 and not shift:
         return node
-    index = Term("neg", (_INDEX,)) if sign < 0 else _INDEX
-    return put(node, _INDEX, Term("group", (Term("add", (index, _whole(shift))),)))
+    index = Term("neg", (INDEX,)) if sign < 0 else INDEX
+    return put(node, INDEX, Term("group", (Term("add", (index, _whole(shift))),)))

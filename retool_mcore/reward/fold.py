@@ -28,6 +28,7 @@ _POWERS = str.maketrans("23", "²³")
 # Units of one character, such as those of cm and of km²: the digit in the latter is raised.
 _UNITS = {code: unicodedata.normalize("NFKC", chr(code)).translate(_POWERS) for code in range(0x3380, 0x33D8)}
 _FOLDED = _INVISIBLE | _UNITS | _WIDE
+_SMALL_FRACTION = re.compile("([⁰¹²³⁴-⁹]{1,9})[⁄∕/]([₀-₉]{1,9})")  # ³⁄₇
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
 _BARRED = re.compile("(?:\\d\u0305){1,40}")  # 0.16̅
 _RAISED_ROOT = re.compile(r"(?<![\w)}\]])([²³⁴-⁹])√")  # ⁴√8
@@ -61,6 +62,7 @@ def folded(text: str) -> str:
     r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
     if not text.isascii():
         text = _CHOICE.sub(r"\1: ", text)
+        text = _SMALL_FRACTION.sub(_in_full_size, text)
         text = lowered(_DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED)))
         text = _JOINER.sub(r"\1", text) if "}" in text else text
         text = _RAISED_ROOT.sub(lambda match: rf"\sqrt[{match[1].translate(_DEGREES)}]", text) if "√" in text else text
@@ -82,6 +84,11 @@ def folded(text: str) -> str:
     if "</" in text:
         text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text
+
+
+def _in_full_size(match: re.Match[str]) -> str:
+    over, under = (unicodedata.normalize("NFKC", each) for each in match.groups())
+    return rf"\frac{{{over}}}{{{under}}}"
 
 
 def untailed(text: str) -> str:

@@ -41,7 +41,11 @@ def turned(name: str, args: list[str]) -> str | None:
         return _signed(name, match[2], low, _before(high), match[1])
     found = _items(inner)
     if not found:
-        return None
+        counts = _ONLY_RANGE.fullmatch(inner)
+        if counts is None or counts[3]:
+            return None
+        low, high = ("0", counts[1]) if counts[2] is None else (counts[1], counts[2])
+        return _signed(name, "k", low, _before(high), "k")  # sum(range(1, 101))
     return "(" + _BETWEEN[name].join(f"({each})" for each in found) + ")"
 
 

@@ -13,8 +13,10 @@ from typing import NamedTuple
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted, untailed
+from retool_mcore.reward.literals import LONG
 from retool_mcore.reward.node import CUT_OFF, Term
 from retool_mcore.reward.notes import with_notes, without_words
+from retool_mcore.reward.numerals import chinese, priced, spelt_out
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
@@ -85,6 +87,8 @@ MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
+_BASES = {"binary": 2, "octal": 8, "hexadecimal": 16, "hex": 16}
+_NAMED_BASE = re.compile(r"\A([\dA-F]{1,40}) (?:in |\()(binary|octal|hexadecimal|hex)\)?$")
 _ROUGHLY = re.compile(
     r"(?<=\S)(?:\\ |,)?\s?(?:\((?:\\approx|≈|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})"
     r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
@@ -114,6 +118,9 @@ _CHOICE = re.compile(
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
+
+
+_HAN_DIGITS = frozenset("零一二两三四五六七八九十百负")
 
 
 class Normal(NamedTuple):
@@ -149,7 +156,7 @@ def normalise(answer: str) -> Normal:
     if _CHAINED.fullmatch(plain):
         return _expression(plain)
     if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
-        return _expression(plain)
+        return _expression(plain) if "." not in plain or not LONG.search(plain) else staged(answer)
     return staged(answer)
 
 
@@ -162,6 +169,7 @@ def staged(answer: str) -> Normal:
         text = _unwrapped(said)
     if _DOLLARS.fullmatch(text):
         return _read(_joined(text))._replace(dollars=True)
+    text = text if text.isascii() else priced(text)
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
     return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)
@@ -171,6 +179,11 @@ def _read(text: str) -> Normal:
     number = plain_number(text)
     if number is not None:
         return Normal(text, number=number)
+    if text[1:2].isalpha() or text[:2] == "a " or text[:1] in _HAN_DIGITS:
+        said = spelt_out(text) if text.isascii() else chinese(text)
+        if said is not None and (number := plain_number(said)) is not None:
+            return Normal(said, number=number)
+        text = said or text
     text = _plainer(text)
     if "_" in text:
         text = _TEXT_DIGITS.sub(r"\1", text)
@@ -209,6 +222,8 @@ def _plainer(text: str) -> str:
     """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
     if "base" in text:
         text = _IN_BASE.sub(r"\1_{\2}", text)
+    if "in" in text or "hex" in text or "octal" in text:
+        text = _NAMED_BASE.sub(lambda match: f"{match[1]}_{{{_BASES[match[2]]}}}", text)
     if "..." in text or "dots" in text:
         text = _CUT_OFF.sub(r"\\approx \1", text)
     if "approx" in text or "about" in text or ("≈" in text and text[-1] == ")"):
@@ -368,7 +383,7 @@ def _words(text: str) -> str | None:
         return text
     if text in ("D.N.E", "D. N. E"):
         return "dne"
-    text = text[:-1] if text[-1] == "!" and text[:-1].lower() in ("yes", "no", "true", "false") else text
+    text = text[:-1] if text[-1] == "!" and (len(text) > 5 or text[:-1].lower() in ("yes", "no", "true")) else text
     if not _LETTERS.fullmatch(text):
         return text if text in PHRASES or text in SAYINGS else None
     if text.lower() in ("no", "ok"):

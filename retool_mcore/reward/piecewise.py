@@ -20,10 +20,29 @@ _IF = re.compile(
     rf"|&){_GAP}|,\s{{0,3}}(?=[^,&]{{1,20}}?(?:{_SIGN}))"
 )
 _OTHERWISE = re.compile(rf"{_GAP}(?:{_TEXT}(?:otherwise|else)\.?\s*\}}|otherwise)\.?\s*")
+_MAX_CONDITIONAL = 300
+_BETWEEN = re.compile(r"[;,]\s{1,3}(?:and )?|\n")
+_CONDITIONAL = re.compile(rf"\A\s{{0,3}}([^,;]{{1,80}}?),? (?:if|for|when) ([^,;]{{0,60}}(?:{_SIGN})[^,;]{{1,40}})")
 _SIMPLE = re.compile(rf"([^<>=≤≥≠\\\s]{{1,6}})\s?({_SIGN})\s?([^<>=≤≥≠]{{1,40}})")
 _OPPOSITE = {"<": r"\ge", ">": r"\le", "<=": ">", ">=": "<", "≤": ">", "≥": "<", "=": r"\ne", "≠": "=", "!=": "=",
              r"\leq": ">", r"\geq": "<", r"\le": ">", r"\ge": "<", r"\leqslant": ">", r"\geqslant": "<",
              r"\neq": "=", r"\ne": "=", r"\lt": r"\ge", r"\gt": r"\le"}  # fmt: skip
+
+
+def conditional(text: str) -> str:
+    """``a if c else b`` of Python, and ``a if c, b if d``, as a set; any other text as it is."""
+    if len(text) > _MAX_CONDITIONAL:
+        return text
+    parts = text.split(" else ") if " else " in text else _BETWEEN.split(text.strip("{}"))
+    if not 1 < len(parts) <= MAX_CASES:
+        return text
+    said = [_CONDITIONAL.fullmatch(part) for part in parts]
+    pairs = [(match[1], match[2]) for match in said if match]
+    if " else " in text and said[-1] is None and len(pairs) == len(parts) - 1:
+        pairs.append((parts[-1].strip(), ""))
+    if len(pairs) < len(parts) or any(_ANY_SIGN.search(value) for value, _ in pairs):
+        return text
+    return as_set(pairs) or text
 
 
 def by_cases(text: str) -> str:

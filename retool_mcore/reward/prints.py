@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 
 from retool_mcore.reward.generators import comprehended, turned
-from retool_mcore.reward.piecewise import as_set
+from retool_mcore.reward.literals import ROW, circle, images, moment, polynomial, with_constants
+from retool_mcore.reward.logic import joined
+from retool_mcore.reward.piecewise import as_set, conditional
 
 _MAX_CALLS = 60
 MAX_COUNTED = 100  # of a range
@@ -18,24 +20,20 @@ _MODULE = re.compile(
     r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal|torch|scipy\.special)\.(?=[A-Za-z])"
 )
 _HELD = re.compile(r"(?:dict_keys|dict_values|odict_keys|odict_values|deque|list|sorted)\(\[(.*)\]\)", re.DOTALL)
-_RANGE = re.compile(r"(?:list\()?range\((-?\d{1,4}), (-?\d{1,4})\)\)?")
+_RANGE = re.compile(r"(?:list\()?[Rr]ange\((?:(-?\d{1,4}), )?(-?\d{1,4})(?:, 1)?\)\)?")
 _SPECIAL_FUNCTION = re.compile(r"(?<![\w\\])(gamma|zeta)(?=\()")
 _TRUE = re.compile(r"(?:np\.|numpy\.)?(?:bool_?\()?(True|False)_?\)?")
 _NUMBERS = (
     "Decimal|mpf|mpc|Integer|Float|float|int|float16|float32|float64|int32|int64|uint64|longdouble|complex128|tensor"
 )
 _SEQUENCES = ("array", "tensor", "asarray")
-_PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
+_PLACES = ("Point", "Point2D", "Point3D", "Vector", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
-    r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
-    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|(?:Mutable|Immutable)?SparseMatrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|(?:Une|E)quality|(?:Strict)?(?:Less|Greater)Than|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
+    r"|Point(?:[23]D)?|Circle|Vector|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
-_NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}",
-          "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}",
-          "S.Infinity": r"\infty", "S.NegativeInfinity": r"-\infty"}  # fmt: skip
-_NAMED = re.compile(r"(?<![\w\\.])(?:S\.(?:Negative)?Infinity|(?:S\.)?Reals|(?:S\.)?EmptySet|GoldenRatio)(?!\w)")
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
 _J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
@@ -46,7 +44,7 @@ _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1
 _REMAINDER = re.compile(r"(\d{1,40}) ?% ?(\d{1,40})")
 _PLAIN = re.compile(r"-?\d{1,12}(?:\.\d{1,12})?")
 _METHOD = re.compile(r"(?<=[\w)\]])\.(?:doit|simplify|tolist|item|expand|factor)\(\)$")  # Sum(k, (k, 1, 5)).doit()
-_LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
+_LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: |Lambda\((?:\w{1,9}|\([\w, ]{1,40}\)), (?=.*\)$)")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ASSIGNED = re.compile(r"[A-Za-z]\w{0,9}\s?[=:]")  # x = 2*I
@@ -65,16 +63,15 @@ _SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as N
 _SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
 _NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
 _NAMED_VALUE = re.compile(r"\A[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
-_OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\)|\(\(\w{1,20}\)!\)) ?// ?(\w{1,20}|\([^()]{1,60}\))")
+_OVER = re.compile(r"(\w{1,20}(?:\*\w{1,20}){0,3}|\([^()]{1,60}\)|\(\(\w{1,20}\)!\)) ?// ?(\w{1,20}|\([^()]{1,60}\))")
 _EQUATIONS = re.compile(
     r"\[([^][=<>,]{1,40}=[^][=<>,]{1,60}(?:,[^][=<>,]{1,40}=[^][=<>,]{1,60}){1,9})\]"
 )  # [x = 2, y = 3]
-_AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
+_WITHOUT = re.compile(r"([(\[][^][(){}]{1,60}[)\]])\s?(?:\\|-\s|∖)\s?\\?\{([^{}\\]{1,40})\}")  # (-3, oo) - {1}
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
-_ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
-_IMAGE = re.compile(r"ImageSet\(Lambda\((_n|n), (.{1,200})\), (?:S\.)?Integers\)")
+_MODULO = re.compile(r"([A-Za-z]) ?% ?(\d{1,9}) ?==? ?(\d{1,9})")
 
 
 def printed(text: str) -> str:
@@ -92,21 +89,23 @@ def printed(text: str) -> str:
         return rf"{match[1].upper()}_{{{match[2]}}}"
     if "%" in text and (match := _REMAINDER.fullmatch(text)):
         return rf"{match[1]} \bmod {match[2]}"
+    if "%" in text and (match := _MODULO.fullmatch(text)):
+        return rf"{match[1]} \equiv {match[3]} \pmod{{{match[2]}}}"
     if "=" in text and "==" not in text and (match := _NAMED_VALUE.match(text)):
         return match[0] + printed(text[match.end() :])  # x = (3+4j)
     text = _unheld(_METHOD.sub("", text) if text[-1:] == ")" else text)
     text = comprehended(text) if " for " in text else text
-    if text[:7] == "lambda ":
-        text = _LAMBDA.sub("", text, count=1)
+    text = conditional(text) if " if " in text or " for " in text else text
+    if text[:6] in ("lambda", "Lambda") and (match := _LAMBDA.match(text)):
+        text = text[match.end() : -1 if text[0] == "L" else None]
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
         if "gamma(" in text or "zeta(" in text:
             text = _SPECIAL_FUNCTION.sub(lambda match: rf"\{match[1].replace('g', 'G')}", text)
-    if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text or "S." in text:
-        text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
-    if text[:9] == "ImageSet(" and (match := _IMAGE.fullmatch(text)):
-        return rf"{match[2].replace(match[1], 'n')}, n \in \mathbb{{Z}}"
+    text = with_constants(text)
+    if "ImageSet(" in text[:15] and (said := images(text)) is not None:
+        return said
     return _laid_out(_called(text))
 
 
@@ -114,8 +113,8 @@ def _unheld(text: str) -> str:
     """What a container of Python's holds, as a list; a truth value of NumPy."""
     if text[-2:] == "])":
         return f"[{match[1]}]" if (match := _HELD.fullmatch(text)) else text
-    if "range(" in text and (match := _RANGE.fullmatch(text)):
-        counted = range(int(match[1]), int(match[2]))
+    if "ange(" in text[:12] and (match := _RANGE.fullmatch(text)):
+        counted = range(int(match[1] or 0), int(match[2]))
         return str(list(counted)) if 0 < len(counted) <= MAX_COUNTED else text
     if "True" in text or "False" in text:
         return match[1] if (match := _TRUE.fullmatch(text)) else text
@@ -142,6 +141,8 @@ def _called(text: str) -> str:
 
 def _laid_out(text: str) -> str:
     """What stands without calls: mappings, rows, ``//``, conditions, SymPy's constants."""
+    if text[:6] == r"\left[" and _DICTS.fullmatch(plain := _as_printed(text)):
+        text = plain
     if text[:1] == "{" and "}, {" in text and _DICTS.fullmatch(f"[{text}]"):
         text = f"[{text}]"  # the solutions, without the brackets of their list
     if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
@@ -163,10 +164,18 @@ def _laid_out(text: str) -> str:
             return f"[{', '.join(text[1:-1].split())}]"
     if "//" in text:
         text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
-    if ") & " in text or ") | " in text or " & (" in text or " | (" in text:
-        text = _AND_OR.sub(lambda match: r" \wedge " if "&" in match[0] else r" \vee ", text)
+    if text[-1:] == "}" and text[:1] in "([" and (match := _WITHOUT.fullmatch(text)):
+        return rf"{match[1]} \setminus \{{{match[2]}\}}"
+    text = joined(text) if " | " in text or " & " in text else text
     listed = "," in text and ("-I" in text or "- I" in text or "+ I" in text)
     return _constants(text) if "*" in text or "/E" in text or listed or _WITH_I.fullmatch(text) else text
+
+
+def _as_printed(text: str) -> str:
+    r"""``\left[ \left\{ x : 0\right\}\right]``, SymPy's LaTeX of solutions, as it prints them."""
+    for sign, said in ((r"\left", ""), (r"\right", ""), (r"\{", "{"), (r"\}", "}"), (r"\ ", " ")):
+        text = text.replace(sign, said)
+    return re.sub(r"\s{1,9}(?=[:,}\]])|(?<=[\[{])\s{1,9}", "", " ".join(text.split()))
 
 
 def _solutions(text: str) -> str:
@@ -222,6 +231,7 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("nCr", 2): r"\binom{{{}}}{{{}}}".format,
     ("nPr", 2): "P({},{})".format,
     ("perm", 2): "P({},{})".format,
+    ("perm", 1): "(({})!)".format,
     ("mpq", 2): r"\frac{{{}}}{{{}}}".format,
     ("complex", 2): "({}+({})i)".format,
     ("factorial", 1): "(({})!)".format,
@@ -239,6 +249,17 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("Complement", 2): r"{} \setminus {}".format,
     ("Eq", 2): "{} = {}".format,
     ("Ne", 2): r"{} \ne {}".format,
+    **{
+        (name, 2): form.format
+        for name, form in (
+            ("Equality", "{} = {}"),
+            ("Unequality", r"{} \ne {}"),
+            ("StrictLessThan", "{} < {}"),
+            ("LessThan", "{} <= {}"),
+            ("StrictGreaterThan", "{} > {}"),
+            ("GreaterThan", "{} >= {}"),
+        )
+    },
     ("Lt", 2): "{} < {}".format,
     ("Le", 2): "{} <= {}".format,
     ("Gt", 2): "{} > {}".format,
@@ -271,7 +292,7 @@ def _turned(name: str, args: list[str]) -> str | None:
         return as_set([(value, "" if condition == "True" else condition) for value, _, condition in parts])
     if name == "dict":
         return ", ".join(args) if args and all("=" in each for each in args) else None
-    if name == "Matrix" and len(args) == 3 and args[0].isdigit() and (row := _ROW.fullmatch(args[2])):
+    if name == "Matrix" and len(args) == 3 and args[0].isdigit() and (row := ROW.fullmatch(args[2])):
         cells, width = row[1].split(","), max(int(args[1]) if args[1].isdigit() else 0, 1)
         rows = ["[" + ",".join(cells[at : at + width]) + "]" for at in range(0, len(cells), width)]
         return _rows(f"[{','.join(rows)}]")
@@ -294,20 +315,8 @@ def _complex(args: list[str]) -> str | None:
     return "({}+({})i)".format(*plain) if len(plain) == 2 else _first(args)
 
 
-def _polynomial(args: list[str]) -> str | None:
-    """``[2, 0, -1]``, the coefficients of NumPy's polynomial, as a sum."""
-    row = _ROW.fullmatch(args[0].strip()) if args else None
-    values = row[1].split(",") if row else []
-    last = len(values) - 1
-    return (
-        "+".join(f"({value.strip()})x^{{{last - place}}}" for place, value in enumerate(values[:last]))
-        + (f"+({values[last].strip()})" if values else "")
-        or None
-    )
-
-
 def _diagonal(args: list[str]) -> str | None:
-    row = _ROW.fullmatch(args[0]) if len(args) == 1 else None
+    row = ROW.fullmatch(args[0]) if len(args) == 1 else None
     values = row[1].split(",") if row else args
     if not 1 < len(values) <= MAX_DIAGONAL:
         return None
@@ -327,16 +336,10 @@ def _identity(args: list[str]) -> str | None:
     return _diagonal(["1"] * size)
 
 
-def _moment(args: list[str]) -> str | None:
-    """``datetime.date(2021, 3, 14)`` as 2021-03-14, ``datetime.time(20, 15)`` as 20:15."""
-    if not all(each.isdigit() for each in args) or len(args) not in (2, 3):
-        return None
-    return ("-" if len(args[0]) == 4 else ":").join(each.zfill(2) for each in args)
-
-
 _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     **{name: partial(turned, name) for name in ("sum", "prod", "Sum", "Product", "len")},
     "Poly": _first,
+    "Circle": circle,
     "print": _first,
     "Symbol": _first,
     "Dummy": _first,
@@ -348,16 +351,16 @@ _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "str": _first,
     "round": _rounded,
     "mpc": _complex,
-    "poly1d": _polynomial,
+    "poly1d": polynomial,
     "diag": _diagonal,
     "eye": _identity,
-    "datetime.date": _moment,
-    "datetime.time": _moment,
+    "datetime.date": moment,
+    "datetime.time": moment,
 }
 
 
 def _column(text: str) -> str | None:
-    row = _ROW.fullmatch(text.strip())
+    row = ROW.fullmatch(text.strip())
     return None if row is None else r"\begin{pmatrix}" + r"\\".join(row[1].split(",")) + r"\end{pmatrix}"
 
 
@@ -365,7 +368,7 @@ def _rows(text: str, *, least: int = 1) -> str | None:
     """``[[1, 2], [3, 4]]``, and without commas as NumPy prints it, as a matrix; else None."""
     if _ROWS.fullmatch(text) is None:
         return None
-    rows = [(row.split(",") if "," in row else row.split()) for row in _ROW.findall(text)]
+    rows = [(row.split(",") if "," in row else row.split()) for row in ROW.findall(text)]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) < least:
         return None
     return r"\begin{pmatrix}" + r"\\".join("&".join(row) for row in rows) + r"\end{pmatrix}"

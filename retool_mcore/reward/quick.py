@@ -20,7 +20,7 @@ from retool_mcore.reward.reader import read_measured
 from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spelling import spelling
-from retool_mcore.reward.spoken import same_time
+from retool_mcore.reward.spoken import same_day, same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
 from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
@@ -28,10 +28,13 @@ from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
 _FREE = re.compile(r"(?<![a-z\\])[A-DcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
-_THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]")  # 70k, beside a number
+_THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]|(\d{1,60})L")  # 70k and 70L, a long, beside a number
+_COUNTING = frozenset("knm")
+_LOWER_DIGITS = re.compile(r"\(?(?=\d{0,20}[a-f])([\da-f]{2,40})\)?_\{?(1[1-6])\}?")  # ab_{16}, beside a number
+_CROSS = re.compile(r"\\vec\s?\{?\s?\w\s?\}?\s?\\times")
 _COUNTS = frozenset(COUNT_LETTERS)
 _FLOAT = re.compile(r"\.\d{13}")
-_OTHER_MONEY = frozenset(("euro^1", "yuan^1", "yen^1", "rupee^1"))
+_OTHER_MONEY = frozenset(("euro^1", "lb^1", "yuan^1", "yen^1", "rupee^1"))
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "family",
          "pm")  # fmt: skip
@@ -52,15 +55,26 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
     node, beside_it = plain(normal.tree), plain(tree_of(other))
-    if node.op in SUMS and beside_it.op in SUMS and not _FREE.search(normal.text) and "vec" not in other.text:
+    plain_sums = node.op in SUMS and beside_it.op in SUMS and "vec" not in other.text
+    turns = _may_turn(normal.text, other.text)
+    if plain_sums and not turns and not _FREE.search(normal.text):
         return normal if node is normal.tree else normal._replace(tree=node, number=exact(node))
     vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
     if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)
     if "vec" in other.text and not is_truth:
         node = by_accents(node, beside_it)
-    tree = beside(node, beside_it, is_truth=is_truth, sympys="E" in normal.text or "I" in normal.text)
+    tree = beside(node, beside_it, is_truth=is_truth, sympys="E" in normal.text or "I" in normal.text, turns=turns)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
+
+
+def _may_turn(text: str, other: str) -> bool:
+    """Whether both texts may be of a period, with a letter that counts: ``n\\pi``."""
+    return (
+        ("pi" in text or "circ" in text or "π" in text or "°" in text)
+        and not _COUNTING.isdisjoint(text)
+        and not _COUNTING.isdisjoint(other)
+    )
 
 
 def _counted(normal: Normal, other: Normal) -> Normal:
@@ -79,13 +93,22 @@ def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Norma
     if normal.number is not None or normal.words is not None or (normal.tree and not names(normal.tree)):
         return normal
     unit = other.tree.text if other.tree is not None and other.tree.op == "unit" else ""
+    if not unit and "_" in normal.text and other.number is not None and (said := _LOWER_DIGITS.fullmatch(normal.text)):
+        return _based(normal, said[1].upper(), int(said[2]))
     if unit.startswith("?") or (not unit and (is_truth or not _is_plain(other))):
         return normal
     if not unit and not is_truth and (said := _THOUSANDS.fullmatch(normal.text)):
-        return normal._replace(tree=None, number=Fraction(said[1]) * 1000)
+        return normal._replace(tree=None, number=Fraction(said[2] or said[1]) * (1 if said[2] else 1000))
     tree = read_measured(normal.text, unit)
     value = tree.args[-1] if tree is not None and tree.op == "relation" else tree
     return normal if tree is None or value is None or names(value) else normal._replace(tree=tree, number=exact(tree))
+
+
+def _based(normal: Normal, digits: str, base: int) -> Normal:
+    """A number in small letters as its value, where its digits are of that base."""
+    if max(int(digit, 16) for digit in digits) >= base:
+        return normal
+    return normal._replace(tree=None, number=Fraction(int(digits, base)))
 
 
 def _is_plain(normal: Normal) -> bool:
@@ -114,6 +137,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         answer, truth = _spelt(answer, truth), _spelt(truth, answer)
         if (told := _same_words(answer, truth)) is not None:
             return told
+    if "vec" in answer.text and "vec" in truth.text and _is_cross(answer) != _is_cross(truth):
+        return False
     answer, truth = measured(answer, truth)
     if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
@@ -123,6 +148,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
     if mine is not None and theirs is not None and (mine == theirs or not _holds_floats(answer, truth)):
         return mine == theirs
     mine, theirs = _listed(answer.tree), _listed(truth.tree)
+    if mine is not None and theirs is not None and _other_names(answer.tree, truth.tree):
+        return False
     if mine is not None and theirs is not None and not _holds_floats(answer, truth):
         sets = "set" in (answer.tree.op if answer.tree else "", truth.tree.op if truth.tree else "")
         return set(mine) == set(theirs) if sets else mine == theirs
@@ -167,7 +194,7 @@ def _same_words(answer: Normal, truth: Normal) -> bool | None:
     """Whether words are the same; None where both also say something as mathematics."""
     words = [each.words for each in (answer, truth) if each.words is not None]
     if len(words) == 2 and (words[0] == words[1] or any(map(str.isdigit, "".join(words)))):
-        return words[0] == words[1]  # with digits they are dates and times
+        return words[0] == words[1] or same_day(*words)  # with digits they are dates and times
     if len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth)):
         return True
     return None if all(each.number is not None or each.tree is not None for each in (answer, truth)) else False
@@ -191,6 +218,17 @@ def _listed(node: Term | None) -> list[Fraction] | None:
     values = [exact(each) if each.op in ("number", "neg", "div", "group") else None for each in parts]
     known = [value for value in values if value is not None]
     return sorted(known) if len(known) == len(values) else None
+
+
+def _is_cross(normal: Normal) -> bool:
+    """Whether it is about a cross product, not a dot product."""
+    return "\\times" in normal.text and _CROSS.search(normal.text) is not None
+
+
+def _other_names(a: Term | None, b: Term | None) -> bool:
+    """Whether two lists are said of two names: ``x=1, x=2`` and ``y=1, y=2``."""
+    said = [[each.args[0] for each in node.args if each.op == "relation"] if node else [] for node in (a, b)]
+    return all(said) and set(said[0]) != set(said[1])
 
 
 def _told_exactly(answer: Normal, truth: Normal) -> bool | None:

@@ -10,7 +10,7 @@ from retool_mcore.reward.cursor import END
 from retool_mcore.reward.node import CONSTANTS, CUT_OFF, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.series import progression
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
-from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, per, unit_at
+from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, per, temperature, unit_at
 
 RELATIONS = frozenset((
     "=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
@@ -182,8 +182,9 @@ class _Reader(Atoms):
                 self._tokens[self._at] = Token(self.next.kind, rest)
         if self._skip(r"\%"):
             return Term("percent", (node,))
-        if node.op == "degree" and self.next.text in ("C", "F"):
-            return Term("unit", node.args, f"degree{self._take().text}^1")
+        if self.next.text in ("C", "F") and (warm := temperature(node, self.next.text)) is not None:
+            self._at += 1
+            return warm
         over = int(self._is("/"))
         unit, end = unit_at(self._tokens, self._at + over)
         if unit is not None:

@@ -261,7 +261,7 @@ def _several(node: Term) -> Region | None:
         return [interval for part in known for interval in part]
     if node.text == "and" or sum(each.text != r"\ne" for each in node.args) < 2:
         return _intersected(known)
-    return None
+    return _intersected(known) or None  # x > 1, x \le 6; but x < 1, x > 3 is no set
 
 
 def _excluding(parts: tuple[Term, ...]) -> list[Term]:

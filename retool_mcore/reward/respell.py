@@ -32,14 +32,15 @@ _UNION = re.compile(r"(?<=[)\]])\s{0,2}U\s{0,2}(?=[(\[])")
 _LOG = re.compile(r"(?<![\w\\])log(2|10)\(")
 _BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
 _UNIT_BRACKETS = re.compile(
-    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
+    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:(?:square |cubic |sq\.? )?[a-z]{2,12}"
+    r"|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
 )
 _PAIR = r"[A-Za-z]\w{0,9}\s?:\s?(?:[^,:{}<>|()]|\([^(){}]{0,60}\)){1,60}"
 _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
 _ITEM = r"[A-Za-z]\s?:\s?[-\d\\][^,:]{0,60}"
-_ITEMS = re.compile(rf"{_ITEM}(?:,\s?{_ITEM}){{1,9}}")  # x: 1, y: 2
-_POWERS = re.compile(r"[^{}:,<>=|]{1,60}: \d{1,3}(?:, [^{}:,<>=|]{1,60}: \d{1,3}){1,19}")  # 2: 10, 3: 5
+_ITEMS = re.compile(rf"{_ITEM}(?:,\s{{0,4}}{_ITEM}){{1,9}}")  # x: 1, y: 2
+_POWERS = re.compile(r"[^{}:,<>=|]{1,60}: \d{1,3}(?:, [^{}:,<>=|]{1,60}: \d{1,3}){0,19}")  # 2: 10, 3: 5
 _COUNTED = re.compile(  # 1, 2, ..., 10
     r"(?<![\w.,])(-?\d{1,6}(?:\s?,\s?-?\d{1,6}){1,9})\s?,\s?(?:\.{3}|…|\\(?:ldots|dots|cdots|dotsc)(?![a-z]))\s?,\s?"
     r"(-?\d{1,6})(?![\w.^(])"
@@ -56,7 +57,7 @@ _LABELLED = re.compile(
 )  # A=(1,2), B=(3,4)
 _LABEL_SIGN = re.compile(r"(?<=[A-Z])\s?=\s?(?=\()")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
-_ORDER = re.compile(r"[<>≤≥≠]|!=|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
+_ORDER = re.compile(r"[<>≤≥≠]|!=|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])|∈| in (?:[A-Z]|\\)")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
 _TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to|比)\s?"
@@ -66,16 +67,20 @@ _COUNT = r"(-?\d{1,15}(?:\.\d{1,9}|\s?/\s?\d{1,9}|\s\d{1,9}/\d{1,9})?)"
 _PART_OF = r"(?:of (?:an? |the |all (?:the )?|her |his |their |its )?)"
 _SEVERAL = r"[A-Za-z]{2,15}(?: [A-Za-z]{2,15})"
 _WORDS_BEHIND = re.compile(rf"{_COUNT} (?:{_PART_OF}((?=[A-Za-z]{{3}}){_SEVERAL}{{0,4}})|({_SEVERAL}{{1,4}}))")
-_ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in)")  # else a union, and i times n
-_A_TIME = re.compile(r"(?<=[a-z\d]) an? (day|week|month|year|hour|minute|second)$")  # 72 dollars a day
-_WHOLE_AND_PART = re.compile(r"\A(\d{1,9}) and (\d{1,9}/\d{1,9})(?= [a-z])")  # 1 and 1/2 cups
+_ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in|mi)")  # else a union, and i times n
+_A_TIME = re.compile(
+    r"(?<=[a-z\d])(?<!of) an? (day|week|month|year|hour|minute|second"
+    r"|pound|ounce|gallon|litre|liter|mile|person|ticket|bottle|box)$"
+)  # 72 dollars a day
+_WHOLE_AND_PART = re.compile(r"\A(\d{1,9})(?: and |-)(\d{1,9}/\d{1,9})(?= [a-z])")  # 1 and 1/2 cups, 1-1/2 cups
+_INCHES_RAISED = re.compile(r"(\d[\d./]{0,20}) in\.?\s?(?:\^\s?\{?([23])\}?|([²³]))")
 _INCHES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?(?:\"|″|'')")
 _EACH = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)\s?/\s?(day|week|month|year|hour|minute|person|child|student|item|box|ticket|pound|each)"
 )
 _PERCENT_OF = re.compile(
     rf"(?:an? )?(\d{{1,9}}(?:\.\d{{1,9}})?\s?\\?%) (?:{_PART_OF}[A-Za-z]{{3,15}}(?: [A-Za-z]{{2,15}}){{0,4}}"
-    "|increase|profit|chance|probability)"
+    "|increase|profit|chance|probability|interest|discount|commission|tax|tip)"
 )
 _PERCENT_TEXT = re.compile(
     r"(\d{1,9}(?:\.\d{1,9})?\s?\\?%)\s?\\text\s?\{\s?(?:increase|profit|chance|probability)\s?\}"
@@ -113,7 +118,7 @@ _BARE_SET = re.compile(
     rf"(?:(?<=∪)|(?<=∩)|(?<=∪ )|(?<=∩ )|(?<=cup)|(?<=cup )|(?<=cap)|(?<=cap )|^)"
     rf"\{{([^{{}}]{{1,60}})\}}(?=\s?{_JOIN}|$)"
 )  # {5} \cup (2,3)
-_IN = re.compile(r"\A([a-z]) in (?=[\[({\\])")  # x in [1, 2]
+_IN = re.compile(r"(?:(?<=[|:,] )|\A)([a-z]) in (?=[\[({\\])")  # x in [1, 2]
 _STACKED = re.compile(r"\^\{?(\d{1,9})\}?(?:\\!)?/(?:\\!)?_\{?(\d{1,9})\}?")  # ^3/_4
 _BOTH_ROOTS = re.compile(r"\A([a-z])_(?:\{\s?1\s?,\s?2\s?\}|12|\{12\}|1,2|\{1/2\})\s?=\s?")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
@@ -124,7 +129,7 @@ _BRACED_SIGN = re.compile(r"(?:\\(?:text|mathrm))?\{([:.])\}")
 _SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
 _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
-_BRACED_DICT = re.compile(rf"\\\{{\s?({_PAIR}(?:,\s?{_PAIR}){{1,9}})\\\}}")
+_BRACED_DICT = re.compile(rf"\\\{{\s?({_PAIR}(?:,\s{{0,4}}{_PAIR}){{1,9}})\\\}}")
 _LEADING = re.compile(
     r"^(?:=|→|✓|✅|\\checkmark(?![a-z])|(?:#{1,6}|\*)(?= )"
     r"|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
@@ -137,9 +142,9 @@ def bare_braces(inner: str) -> str:
         return r"\emptyset"
     if len(inner) < 400 and ":" in inner and inner[0] in "'\"":
         inner = _KEY.sub(r"\2:", inner)
-    if len(inner) < 400 and ": " in inner and _POWERS.fullmatch(inner):
+    if len(inner) < 400 and ": " in inner and (", " in inner or inner[0].isdigit()) and _POWERS.fullmatch(inner):
         return _factors_or_roots(inner)
-    if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
+    if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner) and not _ORDER.search(inner):
         return inner.replace(":", " =")
     if inner in ("∅", r"\emptyset", r"\varnothing"):
         return r"\{\emptyset\}"
@@ -181,7 +186,8 @@ def trimmed(text: str) -> str:
 def respelled(text: str) -> str:
     """The text in the spellings that the reader knows; any other text as it is."""
     if text.count(":") > 1 and len(text) < 400:
-        text = match[1] if (match := _BRACED_DICT.fullmatch(text)) else text
+        bare = text.replace(r"\left\{", r"\{").replace(r"\right\}", r"\}")
+        text = match[1] if (match := _BRACED_DICT.fullmatch(bare)) else text
         text = text.replace(":", " =") if _ITEMS.fullmatch(text) else text
     if "{:}" in text or "{.}" in text:
         text = _BRACED_SIGN.sub(r"\1", text)
@@ -217,7 +223,7 @@ def _in_ascii(text: str) -> str:
     """Signs of several characters: ``==``, ``+/-``, ``->``, ``x in [1, 2]``, and ``x_{1,2} =``."""
     if text[1:2] == "_":
         text = _BOTH_ROOTS.sub(r"\1 = ", text)
-    if text[1:5] == " in ":
+    if " in " in text:
         text = _IN.sub(r"\1 \\in ", text)
     if "/_" in text:
         text = _STACKED.sub(r"\\frac{\1}{\2}", text)
@@ -232,6 +238,8 @@ def _measured(text: str) -> str:
     """Whole minutes with their seconds, miles an hour, mixed numbers in Chinese."""
     if text[-1:] in "\"″'" and (match := _INCHES.fullmatch(text)):
         return rf"{match[1]}\text{{ inches}}"
+    if " in" in text and text[-1:] in "23}²³" and (match := _INCHES_RAISED.fullmatch(text)):
+        return rf"{match[1]}\text{{ in}}^{{{match[2] or '23'['²³'.index(match[3])]}}}"
     if text[-3:] == ":00" and (match := _SECONDS.fullmatch(text)):
         return match[1]
     text = _MILES.sub("mph", text) if "/" in text and "mi" in text else text
@@ -316,7 +324,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 def _unbracketed(match: re.Match[str]) -> str:
     """A known unit, or one that is marked, without the brackets around it."""
-    plain = match[1].partition("^")[0].rstrip("²³")
+    plain = match[1].partition("^")[0].rstrip("²³").rpartition(" ")[2]
     marked = plain.startswith("\\") or not plain.isascii()
     if plain.isalpha() and plain.isascii() and len(plain) > 3 and plain == match[1] and plain not in UNITS | WORDS:
         return rf"\text{{ {plain}}}"  # 72 (clips)

@@ -30,7 +30,7 @@ _NOUNS_SAID = (
     "answer answers ans solution solutions soln result results output domain range equation equations value values "
     "root roots total sum set interval intervals point points vertex area volume perimeter length probability "
     "maximum minimum max min expression formula function matrix ratio conclusion final inverse derivative "
-    "coordinates zeros pairs triples center focus foci slope product difference quotient day"
+    "coordinates zeros pairs triples center focus foci slope product difference quotient day line number count"
 )
 _NOUNS = frozenset(_NOUNS_SAID.split())
 _DENYING_SAID = (
@@ -118,7 +118,8 @@ def stated(text: str) -> str | None:
         return text[match.end() :]
     match = _LABEL.match(text)
     if match and _is_label(match[1]) and not _OTHER_LABEL.search(text, match.end()):
-        return text[match.end() :].strip() or None
+        behind = text[match.end() :].strip()
+        return (behind if behind.count("**") != 1 else behind.replace("**", "")) or None  # Answer: **72**
     return _behind_verb(text)
 
 

@@ -6,6 +6,8 @@ answers are read so. A number in words is no number: ``five`` is not 5.
 
 import re
 
+from retool_mcore.reward.numerals import in_digits
+
 # What stands for a set or a value; a value is read as mathematics, "does not exist" stays words.
 PHRASES = {
     **dict.fromkeys(("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set",
@@ -79,17 +81,25 @@ _DAY_FIRST = re.compile(rf"(?:the\s)?{_DAY}\s{{1,2}}(?:of\s)?{_MONTH}{_YEAR}")
 _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:st|nd|rd|th))|\\[ ,;]|~")
 _AT = re.compile(r"at (?=\d)")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
+_SECONDS = re.compile(r"(?<=\d:\d\d):00(?= ?[ap])")
+_HOUR_WORDS = "one two three four five six seven eight nine ten eleven twelve"
+_HOURS_SAID = {word: hour for hour, word in enumerate(_HOUR_WORDS.split(), 1)}
+_PAST = re.compile(rf"(half|(?:a )?quarter) (past|to) ({'|'.join(_HOURS_SAID)}|1?\d)(?: ([ap])\.?m\.?)?")
 _OCLOCK = re.compile(r"(\d{1,2}) o['’]?clock")
-_ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
+_ISO = re.compile(r"(\d{4})([-/.])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
 _MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
 _CHINESE_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2})月(\d{1,2})[日号]")
 _HALF_OF_DAY = re.compile(r"\s?(?:in the (morning|afternoon|evening)|at night)$")
-_CHINESE_HALF = re.compile(r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2}(?::\d\d)?)[点时]?(?:整)?")
+_CHINESE_HALF = re.compile(
+    r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2})(?:(?::|[点时](?=\d))(\d\d)分?|[点时]?整?|[点时](半))"
+)
 _HINT = re.compile(
-    r"clock|月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
-    + "|".join(month[:3] for month in _MONTHS),
+    r"clock|half past|quarter (?:past|to)|月[\d一二三十]|[上下]午|早上|晚上|in the [mae]|at night"
+    r"|\d{4}[-/.]\d\d[-/.]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|" + "|".join(month[:3] for month in _MONTHS),
     re.IGNORECASE,
 )
+_SHORT_DAYS = {short: day for day, said in _WEEK.items() for short in (day, *said.split()) if short.isascii()}
+_DAY_BEFORE = re.compile(rf"(?:on )?({'|'.join(sorted(_SHORT_DAYS, key=len, reverse=True))})\.?,? ")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
 
 
@@ -130,16 +140,26 @@ def date_or_time(text: str) -> str | None:
     """A date or a time of day with one spelling: ``june 20 2024``, ``3:30 pm``; None for others."""
     if len(text) > 60 or not _HINT.search(text):
         return None
+    text = text if text.isascii() else in_digits(text)
     if match := _ISO.fullmatch(text):
         return f"{_MONTHS[int(match[3]) - 1]} {int(match[4])} {match[1]}"
     if match := _MONTH_DAY_YEAR.fullmatch(text):
         return f"{_MONTHS[int(match[1]) - 1]} {int(match[2])} {match[3]}"
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
+    if match := _DAY_BEFORE.match(plain):
+        dated = date_or_time(plain[match.end() :])
+        return f"{dated} {_SHORT_DAYS[match[1]]}" if dated and dated[0].isalpha() else None
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
     plain = _AT.sub("", plain, count=1) if plain[:3] == "at " else plain
     plain = _HALF_OF_DAY.sub(lambda match: " am" if match[1] == "morning" else " pm", plain)
+    plain = _SECONDS.sub("", plain)
+    if (match := _PAST.fullmatch(plain)) and (match[1] != "half" or match[2] == "past"):
+        hour = int(match[3]) if match[3].isdigit() else _HOURS_SAID[match[3]]
+        hour, minutes = (hour, "15") if match[2] == "past" else ((hour - 2) % 12 + 1, "45")
+        return f"{hour}:{'30' if match[1] == 'half' else minutes} {match[4] or 'a'}m"
     if match := _CHINESE_HALF.fullmatch(plain):
-        plain = f"{match[2]} {'am' if match[1] in ('上午', '早上', '凌晨') else 'pm'}"
+        minutes = "30" if match[4] else match[3] or "00"
+        plain = f"{match[2]}:{minutes} {'am' if match[1] in ('上午', '早上', '凌晨') else 'pm'}"
     if (match := _CHINESE_DATE.fullmatch(plain)) and 0 < int(match[2]) < 13:
         return " ".join(filter(None, (_MONTHS[int(match[2]) - 1], match[3].lstrip("0"), match[1])))
     if match := _CLOCK.fullmatch(plain):
@@ -151,6 +171,12 @@ def date_or_time(text: str) -> str | None:
     if match := _DAY_FIRST.fullmatch(plain):
         return " ".join(filter(None, (_SHORT[match[2]], match[1].lstrip("0"), match[3])))
     return None
+
+
+def same_day(first: str, second: str) -> bool:
+    """Whether ``december 25 2023`` and ``december 25 2023 monday`` are one day."""
+    shorter, longer = sorted((first, second), key=len)
+    return shorter[-1].isdigit() and longer.startswith(f"{shorter} ") and longer[len(shorter) + 1 :] in _WEEK
 
 
 def same_time(words: str, text: str) -> bool:

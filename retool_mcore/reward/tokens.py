@@ -51,7 +51,7 @@ _SIGNS = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦ�
     "≈": r"\approx", "±": r"\pm", "∓": r"\mp", "∞": r"\infty", "π": r"\pi", "√": r"\sqrt", "∪": r"\cup", "∩": r"\cap",
     "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "；": ";", "⁄": "/", "⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil",
-    "⟨": r"\langle", "⟩": r"\rangle",
+    "⟨": r"\langle", "⟩": r"\rangle", "ℤ": r"\Z", "ℕ": r"\N", "ℚ": r"\Q",
     "≡": r"\equiv", "∖": r"\setminus", "→": r"\to", "¬": r"\neg", "∠": r"\angle", "∥": r"\parallel", "⊥": r"\perp",
 }  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")

@@ -3,6 +3,7 @@
 import re
 
 from retool_mcore.reward.measures import scale
+from retool_mcore.reward.node import Term
 from retool_mcore.reward.tokens import UNITS, Token
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -82,6 +83,7 @@ _COUNTED = set(
 _PRICED = frozenset(("dollar^1", "euro^1"))
 _MANY = {"pair", "set", "group", "team", "box", "bag", "row", "half", "couple"}  # 15 pairs of students are 30
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
+_NO_COUNT = re.compile("次方|平方|立方|[对错误真假根负正以上下左右内外前后间方率比例值]")  # 3 错误, 3 以上
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
 
@@ -180,6 +182,14 @@ def _ratio(tokens: list[Token], start: int) -> tuple[str, int] | None:
     return _joined([names[0], under]), at
 
 
+def temperature(node: Term, letter: str) -> Term | None:
+    """``36^\\circ C`` and ``-5^\\circ C`` as such; None for anything else."""
+    below = node.op == "neg" and node.args[0].op == "degree"
+    if node.op != "degree" and not below:
+        return None
+    return Term("unit", (Term("neg", node.args[0].args),) if below else node.args, f"degree{letter}^1")
+
+
 def same_unit(first: str, second: str) -> bool:
     """Whether two units may stand for one another: equal, or one of them missing or unknown.
 
@@ -272,7 +282,10 @@ def _chinese(text: str) -> str | None:
     text = text.replace("不同的", "").replace("不同", "")  # 56种不同的方法
     if text and set(text) <= _COUNTED:
         return "unit"  # which counts anything
-    counted = text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN
+    if text in ("次方", "次幂", "平方", "立方"):
+        return None  # 3次方, the third power
+    noun = text[0] in _COUNTED or (len(text) > 1 and not _NO_COUNT.search(text))  # 3 苹果
+    counted = noun and len(text) < 6 and not set(text) & _NO_NOUN
     return "?" + text if counted else None
 
 

@@ -54,6 +54,8 @@ def plain(node: Term) -> Term:
         node = node.args[0]
     if node.op in ("mul", "neg", "div") and any(each.op == "matrix" for each in node.args):
         return _multiplied(node)
+    if node.op == "neg" and node.args[0].op in ("mul", "div") and (inner := plain(node.args[0])).op == "matrix":
+        return _multiplied(Term("neg", (inner,)))
     if node.op != "pow" or node.args[1] != name("T") or node.args[0].op not in PLACES:
         return node
     inner = node.args[0]

@@ -137,7 +137,7 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("2j+x", ("x+2j",), ("2i+x",)),
     (r"n\in\mathbb{N}^*", (r"n\in\mathbb{N}^{*}",), (r"n\in\mathbb{N}", r"n\in\mathbb{Z}")),
     ("3^{2024}", ("pow(3, 2024)",), ("pow(2024, 3)", "pow(3, 2024, 7)")),
-    ("7", ("7 (seven)", "only 7", "7 □"), ("7 (eight)", "only 8", "seven", "70 (seven)")),
+    ("7", ("7 (seven)", "only 7", "7 □", "seven"), ("7 (eight)", "only 8", "70 (seven)")),
     (r"\frac{7}{16}", ("7/16 (0.4375)", r"\frac{7}{16}\ (0.4375)", "0.4375 (7/16)",
      r"\frac{7}{16} \text{ (or } 43.75\%)"),
      ("7/16 (0.4378)", r"\frac{7}{16} (16)", "0.4375 (7/15)", "7/16 (0.6)", r"7/16 \text{ (or } 43.85\%)")),

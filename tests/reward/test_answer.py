@@ -89,7 +89,7 @@ UNEQUAL = [
     (r"\{1,2\}", "(1,2)"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\4&3\end{pmatrix}"),
     (r"\frac{", "5"),
-    ("five", "5"),
+    ("fifth", "5"),
 ]
 HOSTILE = [
     "9^{9^{9^{9}}}",

@@ -1,12 +1,13 @@
-"""Spellings of models' answers, found by 1,900 equal and 1,100 unequal pairs; and their limits."""
+"""Spellings of models' answers, found by 3,500 equal and 1,800 unequal pairs; and their limits."""
 
 import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward import asides, draws, fresh, neighbours, sayings, seeking
+from tests.reward import asides, contests, draws, fresh, kinds, neighbours, policies, sayings, seeking
 
 TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS + seeking.TRUTHS
+TRUTHS += kinds.TRUTHS + policies.TRUTHS + contests.TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])
@@ -80,7 +81,7 @@ def test_a_ratio_of_two_is_its_fraction(answer: str, truth: str, same: bool):
         ("5 May", "5"),
         ("2024-01-05", "2018"),
         ("2024-01-05", "2024-05-01"),
-        ("five", "5"),
+        ("five", "15"),
         ("twelfth", "12"),
         ("no", "on"),
         ("1.414...", r"\sqrt2"),
@@ -96,7 +97,7 @@ def test_a_ratio_of_two_is_its_fraction(answer: str, truth: str, same: bool):
         (r"60^\circ", r"60\text{ cm}"),
         (r"60\text{ degrees}", r"60\text{ radians}"),
         ("3+4i", "(3,4)"),
-        ("I", "i"),
+        ("I", "-i"),
         ("5 mod 7", "5 mod 8"),
         ("[1,2]", "x_1=1, x_2=2"),
         ("|x-1|<2", "(-2,2)"),
