@@ -36,7 +36,8 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
     if found is None:
         what, lines = f"Ray ended the run: {type(error).__name__}: {said.splitlines()[0]}", []
     elif isinstance(error, RayTaskError):
-        cause = f"{type(error.cause).__name__}: {error.cause}".splitlines()[0]
+        first, *more = f"{type(error.cause).__name__}: {error.cause}".splitlines()
+        cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # hydra's: the cause is below
         what, lines = f"{_name(found)} failed with {cause}", []
     else:
         what, lines = f"{_name(found)} died", last_lines(log, int(found["pid"]))

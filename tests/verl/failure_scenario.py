@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import hydra
 import ray
 from ray.exceptions import RayError
 
@@ -24,6 +25,9 @@ class Worker:
     def fail(self) -> None:
         raise KeyError("no such thing")
 
+    def instantiate(self) -> None:
+        hydra.utils.instantiate({"_target_": "pathlib.Path.read_text", "_args_": [Path("absent")]})
+
     def refuse(self) -> None:
         raise ConfigError("train.steps = 0 is too few")
 
@@ -37,7 +41,7 @@ def main(root: Path) -> dict[str, list[str]]:
     log.parent.mkdir(parents=True)
     log.write_text("nothing of a worker's\n", encoding="utf-8")
     told: dict[str, list[str]] = {}
-    for loss in ("die", "fail", "refuse", "ask"):
+    for loss in ("die", "fail", "instantiate", "refuse", "ask"):
         worker = Worker.remote()
         try:
             ray.get(worker.ask.remote(Worker.remote()) if loss == "ask" else getattr(worker, loss).remote())

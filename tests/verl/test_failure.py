@@ -42,6 +42,10 @@ def test_an_exception_is_told_by_its_first_line(told: dict[str, list[str]]):
     assert re.match(r"Worker\.fail \(process \d+\) failed with KeyError: 'no such thing'\. The log is ", text), text
 
 
+def test_what_hydra_could_not_build_is_told_with_its_cause(told: dict[str, list[str]]):
+    assert "read_text': FileNotFoundError(2, " in told["instantiate"][1], told["instantiate"]
+
+
 def test_a_workers_own_error_for_the_user_stays_as_it_is(told: dict[str, list[str]]):
     assert told["refuse"] == ["ConfigError", "train.steps = 0 is too few"]
 
