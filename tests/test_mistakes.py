@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
+from retool_mcore.run.folder import lock_run
 
 ROOT = Path(__file__).parents[1]
 RL = ROOT / "configs/rl_tiny_cpu.toml"
@@ -25,9 +25,14 @@ RUN = ROOT / "tests/report/view/run"
 EVAL = f"eval --endpoint http://127.0.0.1:9/v1 --model m --data {GSM8K} --limit 1"
 
 
+@pytest.fixture(autouse=True)
+def no_stage_lasts(monkeypatch: pytest.MonkeyPatch):
+    """What a stage says in a log once it has lasted is tests/run/test_status.py's."""
+    monkeypatch.setattr("retool_mcore.run.status.LASTED_S", 600.0)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import_module("retool_mcore.evaluate.endpoint")  # a first import may last as long as a stage that is told
     made = tmp_path_factory.mktemp("mistakes")
     (made / "file").write_text("")
     (made / "m.gguf").write_bytes(b"GGUF")
@@ -211,6 +216,17 @@ def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
         "error: a file would be larger than this shell allows. Lift the limit (ulimit -f unlimited), then run the same "
     )
     assert (done.returncode, done.stderr) == (2, f"{told}command again.\n")
+
+
+@pytest.mark.parametrize(("command", "config"), [("sft", "sft_tiny_cpu"), ("rl", "rl_tiny_cpu")])
+def test_a_second_start_is_told_at_once_that_the_folder_is_in_use(command: str, config: str, tmp_path: Path):
+    """Nothing else was looked at before, and no process started."""
+    argv = [command, str(ROOT / "configs" / f"{config}.toml"), f"run.root={tmp_path}", "run.name=mine"]
+    with lock_run(tmp_path / "mine"):
+        done = CliRunner().invoke(all_commands(), argv)
+    assert done.exit_code == 2, done.exception or done.output
+    assert done.stderr.startswith(f"error: {tmp_path}/mine is in use by process {os.getpid()} on ")
+    assert done.stderr.endswith("Wait for it, stop it, or set another run.name.\n") and done.stderr.count("\n") == 1
 
 
 def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

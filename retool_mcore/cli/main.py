@@ -26,6 +26,7 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
 from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit, open_closed_outputs
+from retool_mcore.run.folder import require_free
 from retool_mcore.run.start import begin_early, early
 from retool_mcore.run.status import shown
 
@@ -63,6 +64,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
         _print_dry_run(run)
         return
     require_limits(run)
+    require_free(run.run.dir)
     begin_early("settings")
     with shown("sft"):
         from retool_mcore.platforms.base import get_platform
@@ -86,6 +88,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
         _print_dry_run(run)
         return
     require_limits(run)
+    require_free(run.run.dir)
     begin_early("checks")
     with shown("rl"):
         from retool_mcore.train import rl as trainer

@@ -14,6 +14,7 @@ from typing import IO
 from retool_mcore.errors import ConfigError
 
 ASKED_S = 0.05  # a look at the lock takes microseconds
+ENDING_S = 3.0
 
 
 def lock_run(run_dir: Path, another: str = "set another run.name") -> IO[str]:
@@ -28,12 +29,30 @@ def lock_run(run_dir: Path, another: str = "set another run.name") -> IO[str]:
         _lock(handle)
     except BlockingIOError as error:
         handle.seek(0)
-        owner = handle.read().strip() or "unknown"
-        raise ConfigError(f"{run_dir} is in use by process {owner}. Wait for it, stop it, or {another}.") from error
+        raise _in_use(run_dir, handle.read(), another) from error
     handle.truncate(0)
     handle.write(f"{os.getpid()} on {socket.gethostname()}")
     handle.flush()
     return handle
+
+
+def require_free(run_dir: Path) -> None:
+    """Raise lock_run's ConfigError if a process holds the folder now; takes nothing.
+
+    For a start that would find it out only after its imports. A run that was killed just now has
+    ENDING_S to be gone with its processes.
+    """
+    until = time.monotonic() + ENDING_S
+    while is_locked(run_dir):
+        if time.monotonic() < until:
+            time.sleep(ASKED_S)
+            continue
+        raise _in_use(run_dir, (run_dir / ".lock").read_text(encoding="utf-8"), "set another run.name")
+
+
+def _in_use(run_dir: Path, owner: str, another: str) -> ConfigError:
+    owner = owner.strip() or "unknown"
+    return ConfigError(f"{run_dir} is in use by process {owner}. Wait for it, stop it, or {another}.")
 
 
 def _lock(handle: IO[str]) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from retool_mcore.run import start
 from retool_mcore.run.start import WORDS, Mark
 
-LASTED_S = 1.5  # a reader of a log knows within two seconds what goes on
+LASTED_S = 5.0  # imports take as long on a machine that does other things, too
 
 
 def tell_stage(console: Console, at_s: float, words: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.run.folder import is_locked, lock_run, replacing, write_whole
+from retool_mcore.run.folder import is_locked, lock_run, replacing, require_free, write_whole
 
 
 def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
@@ -64,6 +64,16 @@ def test_a_folder_has_one_writer_and_the_second_is_told_who(tmp_path: Path):
         lock_run(tmp_path / "run")
     held.close()
     lock_run(tmp_path / "run").close()
+
+
+def test_a_run_that_is_ending_does_not_refuse_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held = lock_run(tmp_path / "run")
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", lambda seconds: (slept.append(seconds), len(slept) == 3 and held.close()))
+    require_free(tmp_path / "run")
+    assert len(slept) == 3
+    require_free(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path):

@@ -11,8 +11,11 @@ import pytest
 from tests.terminal import lines_on_terminal, screen
 
 ROOT = Path(__file__).parents[2]
+# In what follows a stage has lasted at once, and in LONG never: no test waits for a clock.
+SOON = "from retool_mcore.run import status\nstatus.LASTED_S = 0.2\n"
+LONG = SOON.replace("0.2", "600.0")
 # A command that becomes another program, as `retool sft` does.
-FIRST = """
+FIRST = f"""{SOON}
 import os, sys, time
 from retool_mcore.run.start import begin_early
 from retool_mcore.run.status import shown
@@ -22,7 +25,7 @@ with shown("sft"):
 begin_early("processes")
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
-SECOND = """
+SECOND = f"""{SOON}
 import os, time
 from retool_mcore.run.status import shown
 with shown("sft"):
@@ -30,7 +33,7 @@ with shown("sft"):
     print("an engine's word", file=open(2, "w", closefd=False))
     time.sleep(1.7)
 """
-EVALUATION = """
+EVALUATION = f"""{SOON}
 import time
 from retool_mcore.cli.evaluate import _Bars
 from retool_mcore.evaluate.cases import Case
@@ -90,7 +93,7 @@ def test_a_log_has_a_line_for_each_stage_that_lasts():
 
 
 def test_what_is_told_before_an_exec_is_not_told_again():
-    again = "import time\nfrom retool_mcore.run.status import shown\nwith shown('sft'): time.sleep(1.7)\n"
+    again = f"{SOON}import time\nfrom retool_mcore.run.status import shown\nwith shown('sft'): time.sleep(1.7)\n"
     told = "os.environ.update(RETOOL_START_TOLD='2')"
     assert in_a_pipe("-c", f"import os\n{FIRST.replace('os.execv', f'{told}; os.execv')}", again) == [
         f"    0.0 s  {SAID[0]}"
@@ -104,8 +107,8 @@ def test_a_terminal_that_cannot_move_its_cursor_has_lines():
 
 @pytest.mark.parametrize("command", ["sft", "eval"])
 def test_a_mistake_that_is_found_at_once_is_one_line_in_a_log(command: str):
-    assert in_a_pipe("-c", MISTAKE, command, "0.1") == ["error: train.steps = 0"]
-    stage, error = in_a_pipe("-c", MISTAKE, command, "2")
+    assert in_a_pipe("-c", LONG + MISTAKE, command, "0.5") == ["error: train.steps = 0"]
+    stage, error = in_a_pipe("-c", SOON + MISTAKE, command, "0.5")
     assert re.match(r" +0\.0 s  (checking settings|reading the problems)", stage)
     assert error == "error: train.steps = 0"
 
