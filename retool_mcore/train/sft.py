@@ -7,7 +7,6 @@ worker is used.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -32,7 +31,7 @@ from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.closing import closing_lines
-from retool_mcore.run.ending import SIGNALS, Ended, Ending, exit_code
+from retool_mcore.run.ending import Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
@@ -118,8 +117,6 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         exit_on_sigterm()  # nothing half exported stays
         export_at_end(config)
         show_commands(console, closing_lines(config))
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # what is left is this process's end, in which Ray still imports
 
 
 def _begins(config: SftConfig, rank: int, stage: str) -> None:
