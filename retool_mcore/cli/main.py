@@ -2,7 +2,6 @@
 
 import io
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -47,12 +46,11 @@ def _sft_rank(
     if first and not early():
         begin_early("processes")  # of a launch script's torchrun
     with shown("sft") if first else nullcontext():
-        from retool_mcore.run.ending import SIGNALS
+        from retool_mcore.run.ending import ignore_signals
         from retool_mcore.train import sft
 
     sft.train(run)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # what is left is this process's end, in which Ray still imports
+    ignore_signals()  # what is left is this process's end, in which Ray still imports
 
 
 @app.command()

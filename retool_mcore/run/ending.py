@@ -21,6 +21,12 @@ SAME_S = 1.0
 STUCK_S = 10.0  # for a main thread that is to leave
 
 
+def ignore_signals() -> None:
+    """Ignore what asks a run to end, from here to the end of this process."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
 def exit_code(number: int) -> int:
     """143, 130 after Ctrl-C, 129 after a hang-up: to who waits, USR1 is an early SIGTERM."""
     return 128 + (signal.SIGTERM if number == signal.SIGUSR1 else number)
@@ -87,8 +93,7 @@ class Ending:
             self._tells.send(bytes([number]))
             signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
         if self._over:
-            for each in SIGNALS:
-                signal.signal(each, signal.SIG_IGN)  # what stops the rest must finish
+            ignore_signals()  # what stops the rest must finish
             raise SystemExit(exit_code(self.asked))
 
     def _listen(self) -> None:

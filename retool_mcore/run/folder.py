@@ -44,10 +44,9 @@ def require_free(run_dir: Path) -> None:
     """
     until = time.monotonic() + ENDING_S
     while is_locked(run_dir):
-        if time.monotonic() < until:
-            time.sleep(ASKED_S)
-            continue
-        raise _in_use(run_dir, (run_dir / ".lock").read_text(encoding="utf-8"), "set another run.name")
+        if time.monotonic() >= until:
+            raise _in_use(run_dir, (run_dir / ".lock").read_text(encoding="utf-8"), "set another run.name")
+        time.sleep(ASKED_S)
 
 
 def _in_use(run_dir: Path, owner: str, another: str) -> ConfigError:
