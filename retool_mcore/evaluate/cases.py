@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.rl import Reward
@@ -85,7 +86,7 @@ def evaluate_many(
         architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
     problems = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
-    with hold_folder(out), Servers(config, out, url) as servers:
+    with hold_folder(out), Servers(config, out, url) as servers, EventLoop(config) as loop:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
             samples = SampleFile(out / case.name, identity_of(config, case.model, problems) | settings.identity())
@@ -96,7 +97,7 @@ def evaluate_many(
                 protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
                 on_stage(servers.next_stage(case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
-                asyncio.run(work.run(partial(on_sample, case.name), on_stage))
+                loop.run(work.run(loop, partial(on_sample, case.name), on_stage))
             report = make_report(problems, settings, samples)
             reports[case.name] = write_report(config, out, case, data, report)
     return reports
@@ -125,17 +126,46 @@ def write_report(
     return report
 
 
-def open_case_sandbox(config: EvaluationConfig) -> Sandbox:
-    """The sandbox of [sandbox], not entered yet."""
-    spec = config.sandbox
-    return open_sandbox(
-        spec.where,
-        min_level=spec.min_level,
-        workers=spec.workers,
-        sessions=spec.sessions,
-        python=spec.python,
-        preload=spec.preload,
-    )
+class EventLoop:
+    """The event loop of all cases, and the sandbox that lives in it: opening one takes seconds."""
+
+    def __init__(self, config: EvaluationConfig) -> None:
+        self._config = config
+        self._runner = asyncio.Runner()
+        self._sandbox: Sandbox | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._runner:
+            if self._sandbox is not None:
+                self._runner.run(self._sandbox.close())
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """As ``asyncio.run``."""
+        self._runner.run(work)
+
+    async def sandbox(self, on_stage: OnStage = lambda words: None) -> Sandbox:
+        """The sandbox of [sandbox], opened for the first case that asks.
+
+        Raises ConfigError and SandboxUnavailable as ``Sandbox.open``.
+        """
+        if self._sandbox is None:
+            on_stage("starting the sandbox")
+            spec = self._config.sandbox
+            self._sandbox = open_sandbox(
+                spec.where,
+                min_level=spec.min_level,
+                workers=spec.workers,
+                sessions=spec.sessions,
+                python=spec.python,
+                preload=spec.preload,
+            )
+            await self._sandbox.open()
+        return self._sandbox
 
 
 def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, Any]) -> None:
@@ -159,12 +189,11 @@ class _Work:
     protocol: ToolProtocol
     urls: Sequence[str]
 
-    async def run(self, on_sample: Callable[[bool], None], on_stage: OnStage = lambda words: None) -> None:
+    async def run(
+        self, loop: EventLoop, on_sample: Callable[[bool], None], on_stage: OnStage = lambda words: None
+    ) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            sandbox: Sandbox | None = None
-            if self.case.tool:
-                on_stage("starting the sandbox")
-                sandbox = await stack.enter_async_context(open_case_sandbox(self.config))
+            sandbox = await loop.sandbox(on_stage) if self.case.tool else None
             on_stage("sampling the first answers")
             engines = [await stack.enter_async_context(SglangEngine(url)) for url in self.urls]
             await sample_all(

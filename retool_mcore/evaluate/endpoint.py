@@ -7,7 +7,6 @@ needs /v1/completions; every other protocol takes the server's own tool calls fr
 against rollout.max_response_tokens.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -30,13 +29,13 @@ from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.cases import (
     Case,
+    EventLoop,
     OnSample,
     OnStage,
     OnStart,
     hold_folder,
     identity_of,
     is_right,
-    open_case_sandbox,
     write_report,
 )
 from retool_mcore.evaluate.problems import Problem, read_problems
@@ -294,25 +293,19 @@ def evaluate_endpoint(
     data = data or [Path(path) for path in config.validation.files]
     problems = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
-    with hold_folder(out):
+    with hold_folder(out), EventLoop(config) as loop:
         for case in cases:
             settings = Settings.of(config, n, case.tool)
             identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
             samples = SampleFile(out / case.name, identity)
-            if len(samples.rows) < len(problems) * n:
+            left = len(problems) * n - len(samples.rows)
+            if left:
                 on_stage(ASKING)
-                asyncio.run(_check(url, case.model))
+                loop.run(_check(url, case.model))
             on_start(case.name, len(samples.rows), len(problems) * n)
-            work = _sample(
-                config,
-                case,
-                url,
-                problems=problems,
-                settings=settings,
-                samples=samples,
-                on_sample=partial(on_sample, case.name),
-            )
-            asyncio.run(work)
+            if left:
+                work = _Asked(config, case, url, problems, settings, samples)
+                loop.run(work.run(loop, partial(on_sample, case.name)))
             report = make_report(problems, settings, samples)
             reports[case.name] = write_report(config, out, case, data, report)
     return reports
@@ -323,43 +316,43 @@ async def _check(url: str, model: str) -> None:
         await endpoint.check()
 
 
-async def _sample(
-    config: EvaluationConfig,
-    case: Case,
-    url: str,
-    *,
-    problems: Sequence[Problem],
-    settings: Settings,
-    samples: SampleFile,
-    on_sample: Callable[[bool], None],
-) -> None:
-    inline = case.tool and settings.protocol == "retool"
-    tools = tools_of(config.rollout) if case.tool else ()
-    if inline and tools:
-        raise ConfigError(f'rollout.protocol = "retool" has no names of tools, and {tools[0].name} is offered.')
-    async with contextlib.AsyncExitStack() as stack:
-        sandbox = await stack.enter_async_context(open_case_sandbox(config)) if case.tool else None
-        endpoint = await stack.enter_async_context(Endpoint(url, case.model))
+@dataclass(frozen=True)
+class _Asked:
+    config: EvaluationConfig
+    case: Case
+    url: str
+    problems: Sequence[Problem]
+    settings: Settings
+    samples: SampleFile
 
-        async def one(problem: Problem, sample: int) -> Trajectory:
-            form = (
-                Inline(prompt_text(config, problem.messages))
-                if inline
-                else Chat(problem.messages, tools if case.tool else None)
-            )
-            return await converse(
-                form,
-                endpoint=endpoint,
-                sandbox=sandbox,
-                shown=Shown(settings.protocol, tools),
-                limits=settings.limits,
-                sampling=seeded(settings, problem, sample),
-                trajectory_id=f"{problem.id}-{sample}",
-                given=Given(truth=problem.truth),
-            )
+    async def run(self, loop: EventLoop, on_sample: Callable[[bool], None]) -> None:
+        config, case, settings = self.config, self.case, self.settings
+        inline = case.tool and settings.protocol == "retool"
+        tools = tools_of(config.rollout) if case.tool else ()
+        if inline and tools:
+            raise ConfigError(f'rollout.protocol = "retool" has no names of tools, and {tools[0].name} is offered.')
+        sandbox = await loop.sandbox() if case.tool else None
+        async with Endpoint(self.url, case.model) as endpoint:
 
-        judge = partial(_judge, config)
-        await sample_each(problems, settings, one, judge=judge, samples=samples, on_sample=on_sample)
+            async def one(problem: Problem, sample: int) -> Trajectory:
+                form = (
+                    Inline(prompt_text(config, problem.messages))
+                    if inline
+                    else Chat(problem.messages, tools if case.tool else None)
+                )
+                return await converse(
+                    form,
+                    endpoint=endpoint,
+                    sandbox=sandbox,
+                    shown=Shown(settings.protocol, tools),
+                    limits=settings.limits,
+                    sampling=seeded(settings, problem, sample),
+                    trajectory_id=f"{problem.id}-{sample}",
+                    given=Given(truth=problem.truth),
+                )
+
+            judge = partial(_judge, config)
+            await sample_each(self.problems, settings, one, judge=judge, samples=self.samples, on_sample=on_sample)
 
 
 async def _judge(config: EvaluationConfig, trajectory: Trajectory, problem: Problem) -> bool:

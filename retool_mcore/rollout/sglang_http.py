@@ -14,6 +14,7 @@ from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_af
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
+from retool_mcore.transport import ManyInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class SglangEngine:
         self._client = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=ManyInFlight(),
             trust_env=False,  # the environment's proxy does not lead to a server of this cluster
         )
 

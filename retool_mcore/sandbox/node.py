@@ -17,6 +17,7 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.guard import read_token
 from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER
+from retool_mcore.transport import ManyInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +60,7 @@ class Node:
         self.limit = connections
         self._min_level, self._sessions = min_level, sessions
         uds = url.removeprefix("unix://") if url.startswith("unix://") else None
-        transport = httpx.AsyncHTTPTransport(
-            uds=uds,
-            verify=url.startswith("https://"),
-            # Beside the calls: pings, and connections of cancelled calls that are being closed.
-            limits=httpx.Limits(max_connections=2 * connections + 8, keepalive_expiry=_KEEP_ALIVE_S),
-        )
+        transport = ManyInFlight(uds=uds, verify=url.startswith("https://"), keep_alive_s=_KEEP_ALIVE_S)
         token = read_token(None)
         self.http = httpx.AsyncClient(
             base_url="http://sandbox" if uds is not None else url,

@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
+from retool_mcore.config import load_evaluation
+from retool_mcore.evaluate.cases import Case
+from retool_mcore.evaluate.endpoint import evaluate_endpoint
 from retool_mcore.reward.response import Response
 from retool_mcore.rollout.engine import trajectory_seed
 from retool_mcore.rollout.tools import Given, Tool
@@ -64,6 +67,12 @@ class _Handler(BaseHTTPRequestHandler):
 class Here(Sandbox):
     """Runs the code in this process: the other one starts in seconds, and one test has it."""
 
+    is_open: ClassVar[list[bool]] = []  # of each that was made
+
+    def __init__(self) -> None:
+        self.number = len(self.is_open)
+        self.is_open.append(False)
+
     async def run(self, request: ExecRequest) -> ExecResult:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(request.code, {})
@@ -73,16 +82,17 @@ class Here(Sandbox):
         pass
 
     async def open(self) -> None:
-        pass
+        self.is_open[self.number] = True
 
     async def close(self) -> None:
-        pass
+        self.is_open[self.number] = False
 
 
 @pytest.fixture(autouse=True)
 def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "in_the_sandbox" not in request.node.name:
-        monkeypatch.setattr("retool_mcore.evaluate.endpoint.open_case_sandbox", lambda config: Here())
+        monkeypatch.setattr(Here, "is_open", [])
+        monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: Here())
 
 
 @pytest.fixture
@@ -119,12 +129,18 @@ def text(said: str, finish: str = "stop", **more: Any) -> dict[str, Any]:
 
 def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579") -> tuple[int, str, dict[str, Any]]:
     """Exit code, output, and the report if there is one."""
-    problems, out = tmp_path / "problems.jsonl", tmp_path / "out"
-    problems.write_text(json.dumps({"problem": "What is 123 + 456?", "answer": truth}) + "\n", encoding="utf-8")
-    words = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", str(problems), "--n", "1"]
+    out, data = tmp_path / "out", str(problems(tmp_path, truth))
+    words = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", data, "--n", "1"]
     result = CliRunner().invoke(all_commands(), [*words, "--out", str(out), *options, *LOCAL])
     report = out / "served" / "report.json"
     return result.exit_code, result.output, json.loads(report.read_text()) if report.exists() else {}
+
+
+def problems(tmp_path: Path, truth: str = "579") -> Path:
+    """A file with one problem."""
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"problem": "What is 123 + 456?", "answer": truth}) + "\n", encoding="utf-8")
+    return file
 
 
 def row(tmp_path: Path) -> dict[str, Any]:
@@ -162,6 +178,25 @@ def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(
     assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "call_0_x"
     assert tool["content"].strip() == "579"
     assert row(tmp_path)["behavior"]["calls"] == 1
+
+
+def test_all_cases_have_one_sandbox_which_is_closed_after_the_last(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    during: list[bool] = []
+    server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
+    config = load_evaluation(Path("configs/rl_tiny_cpu.toml"), LOCAL)
+    evaluate_endpoint(
+        config,
+        [Case(name=name, model=name) for name in ("first", "second")],
+        url=server.url,
+        data=[problems(tmp_path)],
+        out=tmp_path / "eval",
+        n=1,
+        on_sample=lambda name, right: during.append(right and Here.is_open[-1]),
+    )
+    assert during == [True, True]
+    assert Here.is_open == [False], "one was made, and it is closed"
 
 
 def test_no_figure_of_tokens_is_told(server: StandIn, tmp_path: Path):

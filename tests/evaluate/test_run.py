@@ -13,7 +13,7 @@ from retool_mcore.config import load_evaluation
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
-from retool_mcore.evaluate.cases import Case, _Work, evaluate_many
+from retool_mcore.evaluate.cases import Case, EventLoop, _Work, evaluate_many
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all, seeded
 from retool_mcore.reward.answer import is_equivalent
@@ -103,7 +103,7 @@ async def test_the_code_runs_in_the_interpreter_of_the_settings(setting: str, to
     nothing: Any = None
     work = _Work(config, Case(name="", model=""), [], nothing, nothing, nothing, [])
     with pytest.raises(ConfigError, match=told):
-        await work.run(lambda _: None)
+        await work.run(EventLoop(config), lambda _: None)
 
 
 async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Path):

@@ -1,0 +1,116 @@
+"""Hundreds of requests in flight: each has a connection, and none looks at those of the others."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+
+from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.node import Node
+from retool_mcore.transport import ManyInFlight
+
+WAVE = 120
+
+
+class Server:
+    """Answers POST /wave when WAVE of them wait, POST /now at once, POST /never not at all."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.url = ""
+        self._wave = asyncio.Barrier(WAVE)
+        self._open: list[asyncio.StreamWriter] = []
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._open.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
+                if path == b"/wave":
+                    await self._wave.wait()
+                if path != b"/never":
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    def hang_up(self) -> None:
+        """Close all connections, as a server does with those that are idle for long."""
+        for writer in self._open:
+            writer.close()
+        self._open.clear()
+
+
+@pytest.fixture
+async def server() -> AsyncGenerator[Server]:
+    here = Server()
+    listening = await asyncio.start_server(here.converse, "127.0.0.1", 0, backlog=2 * WAVE)
+    here.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening:
+        yield here
+        here.hang_up()
+
+
+def of_engine(url: str) -> httpx.AsyncClient:
+    return SglangEngine(url)._client
+
+
+def of_sandbox(url: str) -> httpx.AsyncClient:
+    return Node(url, WAVE, min_level=Level.NONE, sessions=False).http
+
+
+@pytest.mark.parametrize("client_of", [of_engine, of_sandbox])
+async def test_a_second_wave_takes_the_connections_of_the_first_and_looks_at_its_own_alone(
+    server: Server, client_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from httpcore import AsyncHTTPConnection
+
+    looks, look = [], AsyncHTTPConnection.has_expired
+    monkeypatch.setattr(AsyncHTTPConnection, "has_expired", lambda self: looks.append(self) or look(self))
+    async with client_of(server.url) as client, asyncio.timeout(60):
+        for _ in range(2):
+            answers = await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
+            assert [answer.text for answer in answers] == ["ok"] * WAVE
+    assert server.connections == WAVE
+    assert len(looks) <= 4 * 2 * WAVE  # one pool for all of them looks more than WAVE * WAVE times
+
+
+async def test_a_connection_that_the_server_has_closed_is_not_used_again(server: Server) -> None:
+    async with httpx.AsyncClient(base_url=server.url, transport=ManyInFlight()) as client:
+        await client.post("/now")
+        server.hang_up()
+        await asyncio.sleep(0.05)  # until this end knows
+        assert (await client.post("/now")).text == "ok"
+    assert server.connections == 2
+
+
+async def test_a_request_that_is_given_up_holds_nothing(server: Server) -> None:
+    transport = ManyInFlight()
+    async with httpx.AsyncClient(base_url=server.url, transport=transport) as client:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.post("/never")
+            async with client.stream("POST", "/now"):
+                pass  # closed before its body is read
+        assert (await client.post("/now")).text == "ok"
+    assert len(transport._all) == 1
+
+
+async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> None:
+    async with httpx.AsyncClient(base_url=server.url, transport=ManyInFlight(keep_alive_s=0.05)) as client:
+        for pause in (0, 0.2):
+            await client.post("/now")
+            await asyncio.sleep(pause)
+        await client.post("/now")
+    assert server.connections == 2
+
+
+async def test_a_server_that_is_not_there_is_told_as_by_httpx() -> None:
+    transport = ManyInFlight()
+    async with httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=transport) as client:
+        for _ in range(2):
+            with pytest.raises(httpx.ConnectError):
+                await client.post("/now")
+    assert len(transport._all) == 1
