@@ -5,10 +5,11 @@
 #   bash launch/gsm8k_gpu1.sh MODEL [section.key=value ...] [--dry-run]
 # MODEL is a hub name or a folder. The settings are of SFT and RL; those of one of them: SFT_KEYS, RL_KEYS.
 # PROBLEMS=large: the same problems with large numbers, where a program beats arithmetic in words.
+# AT_ONCE=1: both RL runs share the GPU, of which one alone leaves half idle. For models up to 0.6 B.
 # Killed? The same command goes on where it was. Everything it makes is under OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-: "${OUT:=runs/gsm8k}" "${GSM8K:=data/gsm8k}" "${SFT_KEYS:=}" "${RL_KEYS:=}" "${LIMIT:=}" "${PROBLEMS:=plain}"
+: "${OUT:=runs/gsm8k}" "${GSM8K:=data/gsm8k}" "${SFT_KEYS:=}" "${RL_KEYS:=}" "${LIMIT:=}" "${PROBLEMS:=plain}" "${AT_ONCE:=}"
 : "${SFT_CONFIG:=configs/sft_gsm8k_gpu1.toml}" "${RL_CONFIG:=configs/rl_gsm8k_gpu1.toml}"
 source launch/env_cuda.sh
 source launch/nodes.sh
@@ -25,7 +26,7 @@ PROTOCOL=$("${retool[@]}" data protocol "$MODEL") || exit 2
 sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_file=$OUT/data/sft.parquet"
   "validation.files=[\"$OUT/data/sft_val.parquet\"]" "${KEYS[@]}" $SFT_KEYS)
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
-  "validation.files=[\"$OUT/data/validation.parquet\"]" "${KEYS[@]}" $RL_KEYS)
+  "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=8192} "${KEYS[@]}" $RL_KEYS)
 
 # The plan, before anything is made.
 gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
@@ -35,11 +36,13 @@ gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
 
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
-  for split in "train --draws 3" test; do  # fewer than half of the problems can be enlarged
-    read -r name draws <<<"$split"
-    stage "large_$name" "$DATA/$name.jsonl" "${retool[@]}" data build gsm8k-large "$GSM8K/$name.jsonl" $draws --out "$DATA/$name.jsonl"
-  done
+  large=("${retool[@]}" data build gsm8k-large)
+  beside large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
+  stage large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of them cannot be enlarged
 fi
+beside problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
+beside validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
+  --out "$OUT/data/validation.parquet"
 for part in sft validation; do
   file=$OUT/data/$part.parquet
   [ $part = sft ] || file=$OUT/data/sft_val.parquet
@@ -48,17 +51,20 @@ for part in sft validation; do
   stage "traces_$part" "$traces" "${retool[@]}" data build gsm8k "$DATA/train.jsonl" --calls one --text --part $part --out "$traces"
   [ "$traces" = "$file" ] || stage "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
 done
-stage problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
-stage validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
-  --out "$OUT/data/validation.parquet"
+together
 
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
-stage tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
+rl_stage=stage
+[ -z "$AT_ONCE" ] || rl_stage=beside
+$rl_stage tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
 stage text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
+together
 
 models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OUT/tool_rl/export" --model "text_rl=$OUT/text_rl/export")
+# As the runs sample and validate, at temperature 1, four times; each of the four with and without the tool.
 stage eval "$OUT/eval/text_rl_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$OUT/sft/export" \
-  validation.temperature=0 --n 1 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
-stage tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
-stage tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
+  --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
+beside tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
+beside tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
 stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
+together

@@ -165,20 +165,21 @@ def rollout_memory(
     """Memory of one device during rollouts. When the cache is below 0, the engine does not fit.
 
     The engine's weights and cache take ``engine_memory_fraction`` of what is free beside the actor
-    when the engine starts (SGLang), or of the whole device (vLLM). With ``rollout.gpus`` there is
-    no actor beside it.
+    when the engine starts (SGLang), or of the whole device (vLLM); ``engine_args`` may hold the
+    cache's tokens to a number. With ``rollout.gpus`` there is no actor beside it.
     """
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not know of Transformer Engine's copies
     training = 0.0 if rollout.gpus else stays + train.buffers
     beside = train.weights + train.fp8_copies if memory.offload_idle else train.idle
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
-    cache = share - weights
+    kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8") / rollout.engine_tp
+    most_tokens = None if device.engine_counts_all else rollout.engine_args.get(SGLANG.cache_argument or "")
+    cache = min(share - weights, float("inf") if most_tokens is None else most_tokens * kv_bytes / GIB)
     more = max(0, captured_by(rollout, device) - captured(0, rollout.engine_tp))  # than in engine_gib
     graphs_gib = more * calibrated("graph_request_gib")
     # vLLM's groups of an engine's ranks: all of them, and those that split its layers
     asleep = calibrated("asleep_gib") + graphs_gib + 2 * (rollout.engine_tp > 1) * device.group_gib
-    kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8")
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
@@ -186,5 +187,5 @@ def rollout_memory(
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib") + graphs_gib,
         asleep=0.0 if rollout.gpus else asleep,
         syncing=0.0 if rollout.gpus else beside + train.whole_matrix + train.buffers + weights,
-        kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / kv_bytes)),
+        kv_tokens=max(0, round(cache * GIB / kv_bytes)),
     )

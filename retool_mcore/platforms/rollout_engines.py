@@ -30,6 +30,8 @@ class RolloutEngine:
     arguments_class: tuple[str, str, str] | None
     # The argument for the requests of the largest decoding step in a graph. None: it is left alone.
     graphs_argument: str | None
+    # The argument for the most tokens that its cache may hold. None: its share of memory says it.
+    cache_argument: str | None
     # The argument that names a drafter, and the drafters without weights of their own.
     draft_argument: str | None
     drafts_without_weights: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ SGLANG = RolloutEngine(
     fp8_cache=("kv_cache_dtype", "fp8_e4m3"),
     arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),
     graphs_argument="cuda_graph_max_bs_decode",  # of 0.5.14; 0.5.12, the one for CPUs, captures nothing
+    cache_argument="max_total_tokens",
     draft_argument="speculative_algorithm",
     drafts_without_weights=("NGRAM",),
 )
@@ -94,6 +97,7 @@ VLLM = RolloutEngine(
     fp8_cache=None,
     arguments_class=None,
     graphs_argument=None,
+    cache_argument=None,
     draft_argument=None,
 )
 ENGINES = {engine.name: engine for engine in (SGLANG, VLLM)}  # by verl's name, which verl's tree holds

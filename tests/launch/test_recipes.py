@@ -1,5 +1,6 @@
 """The recipes of several stages: what is done stays, and what failed is not taken for done."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,12 +13,13 @@ GSM8K = ROOT / "launch" / "gsm8k_gpu1.sh"
 
 def stage(out: Path, result: Path, command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Carry out one stage that appends to a log, as a recipe does."""
+    return recipe(out, f"stage one {result} sh -c '{command}'", "echo the next stage", **env)
+
+
+def recipe(out: Path, *lines: str, **env: str) -> subprocess.CompletedProcess[str]:
     script = out / "recipe.sh"
     out.mkdir(exist_ok=True)
-    script.write_text(
-        "set -euo pipefail\nsource launch/nodes.sh\nsource launch/stages.sh\n"
-        f"stage one {result} sh -c '{command}'\necho the next stage\n"
-    )
+    script.write_text("\n".join(["set -euo pipefail", "source launch/nodes.sh", "source launch/stages.sh", *lines, ""]))
     return run(script, OUT=str(out), **env)
 
 
@@ -47,6 +49,48 @@ def test_a_dry_run_shows_a_stage_and_makes_nothing(tmp_path: Path):
     shown = stage(tmp_path / "out", result, f"touch {result}", DRY_RUN="1")
     assert shown.returncode == 0 and f"# sh -c touch {result}" in shown.stdout
     assert not result.exists() and not (tmp_path / "out" / "stages").exists()
+
+
+def test_two_stages_run_at_once_and_each_line_of_the_one_beside_has_its_name(tmp_path: Path):
+    out, here, there = tmp_path / "out", tmp_path / "here", tmp_path / "there"
+    wait = "while [ ! -e {1} ]; do sleep 0.1; done; echo seen; echo told >&2"  # each waits for the other
+    lines = (
+        f"beside one {here} sh -c 'touch {here}; {wait.replace('{1}', str(there))}'",
+        f"stage two {there} sh -c 'touch {there}; {wait.replace('{1}', str(here))}'",
+        "together",
+        "echo the next stage",
+    )
+    done = recipe(out, *lines)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert {"one: seen", "one: told", "seen", "one: 0 s", "two: 0 s"} <= {
+        re.sub(r"\d+ s$", "0 s", each) for each in said
+    }
+    assert said[-1] == "the next stage" and "one: told" not in done.stderr and "told" in done.stderr
+    assert {each.name for each in (out / "stages").iterdir()} == {"one", "two"}
+    again = recipe(out, *lines)
+    assert again.stdout.count("done before") == 2
+
+
+def test_a_stage_beside_that_fails_ends_the_recipe_and_the_other_is_done(tmp_path: Path):
+    out, result = tmp_path / "out", tmp_path / "result"
+    failed = recipe(
+        out,
+        f"beside one {result} sh -c 'exit 7'",
+        f"stage two {result} touch {result}",
+        "together",
+        "echo the next stage",
+    )
+    assert failed.returncode == 7 and "the next stage" not in failed.stdout
+    assert [each.name for each in (out / "stages").iterdir()] == ["two"]
+
+
+def test_a_signal_ends_the_stages_beside_too(tmp_path: Path):
+    out, ended = tmp_path / "out", tmp_path / "ended"
+    begin = f'trap "touch {ended}; exit 0" TERM; while true; do sleep 0.1; done'
+    failed = recipe(out, f"beside one {ended} sh -c '{begin}'", f"stage two {ended} sh -c 'sleep 1; exit 5'")
+    assert failed.returncode == 5 and ended.exists()
+    assert not (out / "stages").exists()
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",), ("train.steps=3",)])

@@ -87,6 +87,18 @@ def test_a_token_in_the_cache_by_hand():
     assert rollout.kv_tokens == pytest.approx(rollout.kv_cache * GIB / 57_344, abs=1)
 
 
+def test_a_cache_that_is_held_to_a_number_of_tokens_takes_their_memory_alone():
+    """With an engine on two GPUs each holds half of the heads. More than the share of memory is not had."""
+    both = "rollout.engine_tp=2"
+    settings = ("rollout.engine_args={max_total_tokens=100000}", "rollout.engine_args={max_total_tokens=1000000000}")
+    runs = [rl("rl_qwen2.5_7b_h200x8", both, *more) for more in ((), *((each,) for each in settings))]
+    free, held, beyond = (make_plan(run, SEVEN, parse("h200x8")).rollout for run in runs)
+    assert free and held and beyond
+    assert held.kv_cache == pytest.approx(100_000 * 57_344 / 2 / GIB) and held.kv_tokens == 100_000
+    assert held.total == pytest.approx(free.total - free.kv_cache + held.kv_cache)
+    assert beyond == free
+
+
 def test_states_of_32b_by_hand():
     """TP 8, one replica: 6 bytes of weight and gradient and 12 of Adam a parameter, an eighth each:
     73.7 GB.
