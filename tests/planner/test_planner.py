@@ -88,7 +88,7 @@ def test_a_token_in_the_cache_by_hand():
 
 
 def test_a_cache_that_is_held_to_a_number_of_tokens_takes_their_memory_alone():
-    """With an engine on two GPUs each holds half of the heads. More than the share of memory is not had."""
+    """Each of the two GPUs of an engine holds half of the heads. The share remains the limit."""
     both = "rollout.engine_tp=2"
     settings = ("rollout.engine_args={max_total_tokens=100000}", "rollout.engine_args={max_total_tokens=1000000000}")
     runs = [rl("rl_qwen2.5_7b_h200x8", both, *more) for more in ((), *((each,) for each in settings))]
