@@ -58,7 +58,7 @@ def bench(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
     temperature: Annotated[float | None, typer.Option(min=0, help="0: greedy; 1, or the run's")] = None,
     waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
-    arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server")] = None,
+    arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server, or a switch")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",
     precision: Annotated[str | None, typer.Option(help="model or fp8, as rollout.precision")] = None,
     kernels: Annotated[bool, typer.Option(help="record a wave's kernels, too")] = False,
@@ -76,7 +76,7 @@ def bench(
         work = replayed(place, replay, step, groups, pauses=pauses, natural=natural, model=model)
     work.asked = replace(work.asked, **given(in_flight=in_flight, temperature=temperature))
     work.settings |= given(precision=precision)
-    extra = [part for each in arg or () for part in (f"--{each.partition('=')[0]}", each.partition("=")[2])]
+    extra = [part for each in arg or () for part in option(each)]
     if work.settings["precision"] == "fp8":
         extra = [*in_fp8(), *extra]
     with (
@@ -99,6 +99,12 @@ def bench(
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def option(text: str) -> list[str]:
+    """``--arg``'s NAME=VALUE, or NAME of a switch, as sglang.launch_server takes it."""
+    name, given_value, value = text.partition("=")
+    return [f"--{name}", value] if given_value else [f"--{name}"]
 
 
 def in_fp8() -> list[str]:

@@ -47,3 +47,9 @@ def test_an_engine_in_fp8_gets_what_verl_gives_it(bench: Any):
     assert given["--quantization"] == "fp8"
     [(name, quantization)] = json.loads(given["--json-model-override-args"]).items()
     assert (name, quantization["weight_block_size"]) == ("quantization_config", [128, 128])
+
+
+def test_an_argument_of_the_server_has_a_value_or_is_a_switch(bench: Any):
+    assert bench.option("attention-backend=triton") == ["--attention-backend", "triton"]
+    assert bench.option('cuda-graph-config={"a": "b=c"}') == ["--cuda-graph-config", '{"a": "b=c"}']
+    assert bench.option("enable-prefill-delayer") == ["--enable-prefill-delayer"]

@@ -19,6 +19,7 @@ from retool_mcore.platforms.call_end import CALL_END_PATCH
 from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch, Seam
+from retool_mcore.platforms.prefills import PREFILL_PATCH
 from retool_mcore.platforms.versions import requirement
 
 CPU = torch.device("cpu")
@@ -304,6 +305,7 @@ ENGINE_PATCHES = (
 # SGLang's scheduler and detokenizer processes.
 SGLANG_PATCHES = (
     CALL_END_PATCH,
+    PREFILL_PATCH,
     Patch(
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         replace=seeded_sampling.with_seeds,

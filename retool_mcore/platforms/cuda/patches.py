@@ -10,6 +10,7 @@ from retool_mcore.platforms.call_end import CALL_END_PATCH
 from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import Patch, Seam
+from retool_mcore.platforms.prefills import PREFILL_PATCH
 from retool_mcore.platforms.versions import requirement
 
 PART_ELEMENTS = 1 << 28  # in one part of an optimizer step: 1 GiB for each float32 copy of a moment
@@ -104,6 +105,7 @@ TRAINING_PATCHES = (
 # SGLang's processes.
 SGLANG_PATCHES = (
     CALL_END_PATCH,
+    PREFILL_PATCH,
     Patch(
         target="sglang.srt.utils.torch_memory_saver_adapter._TorchMemorySaverAdapterReal.region",
         replace=_without_host_copy,
