@@ -1,26 +1,90 @@
-"""Which Ray cluster a run uses: its own on one node, the launch script's otherwise."""
+"""Which Ray cluster a run uses: its own on one node, the launch script's otherwise.
 
+Ray's own processes take 13 to 16 s to come up on an H100 node. They do so while the driver checks
+and imports, so they are started by a process of their own, which waits for them.
+"""
+
+import json
 import os
+import signal
+import subprocess
+import sys
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.errors import PlatformError
+from retool_mcore.config import RlConfig
+from retool_mcore.errors import PlatformError, RunError
+from retool_mcore.platforms.base import Platform
+from retool_mcore.process import without_hangups
 from retool_mcore.run.temporary import remove_when_quiet
+from retool_mcore.verl.keys.key import values
+from retool_mcore.verl.keys.trainer import RAY, RAY_INIT
+
+END_S = 10.0  # Ray's processes, which end their workers first
+
+Join = Callable[[], dict[str, Any]]
 
 
-def ray_init_keys(nodes: int, folder: Path) -> dict[str, Any]:
-    """Arguments of ``ray.init`` beside those in the settings; changes RAY_ADDRESS.
+@contextmanager
+def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
+    """Start the Ray of a run on one node; it ends with the block. Changes RAY_ADDRESS.
 
-    Ray connects to whatever RAY_ADDRESS or /tmp/ray/ray_current_cluster names. On one node that is
-    some other user's or program's cluster, or a dead one.
+    Yields what waits for it and returns the arguments of ``ray.init`` that join it. That raises
+    RunError when Ray has not started.
     """
-    if nodes > 1:
-        return {}
+    if config.cluster.nodes > 1:
+        yield dict
+        return
+    # Ray would join whatever it names: some other user's or program's cluster, or a dead one.
     os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
-    return {"address": "local", "_temp_dir": str(folder)}
+    with ray_folder(config.run.dir) as folder:
+        head, joined = _start({**_of_start(config, platform), "_temp_dir": str(folder)}), False
+
+        def join() -> dict[str, Any]:
+            nonlocal joined
+            assert head.stdout is not None
+            if not (address := head.stdout.readline().strip()):
+                log = config.run.dir / "logs" / "rl.log"
+                raise RunError(f"Ray did not start; {log} says why at its end. The same command tries again.")
+            joined = True
+            return {"address": address}
+
+        try:
+            yield join
+        finally:
+            _end(head, joined=joined)
+
+
+def _of_start(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    """The arguments of ``ray.init`` that make a cluster: those in verl's settings."""
+    keys = {**values(RAY, config, platform), **config.verl_overrides}
+    return {key.removeprefix(RAY_INIT): value for key, value in keys.items() if key.startswith(RAY_INIT)}
+
+
+def _start(arguments: dict[str, Any]) -> subprocess.Popen[str]:
+    """In a session of its own: no Ctrl-C, no closed terminal reaches it before this process.
+
+    What Ray's processes hold is saved first.
+    """
+    argv = [sys.executable, "-m", "retool_mcore.verl.ray_head", json.dumps(arguments)]
+    with without_hangups():
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+
+def _end(head: subprocess.Popen[str], *, joined: bool) -> None:
+    """Let Ray end what it has started; what nobody has joined holds nothing, and is killed."""
+    if joined:
+        head.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            head.wait(END_S)
+            return
+    os.killpg(head.pid, signal.SIGKILL)
+    head.wait()
 
 
 @contextmanager

@@ -1,22 +1,21 @@
-"""Runs RL through verl: writes the settings into the run's folder, starts Ray, drives the steps."""
+"""Runs RL through verl: writes the settings into the run's folder, joins Ray, drives the steps."""
 
 from __future__ import annotations
 
-import signal
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayError
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.process import exit_on_sigterm, without_hangups
+from retool_mcore.process import exit_on_sigterm
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
@@ -25,7 +24,7 @@ from retool_mcore.verl.early_queue import queue_beside
 from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.ray_cluster import ray_folder, ray_init_keys
+from retool_mcore.verl.ray_cluster import Join
 from retool_mcore.verl.rl_metrics import measure_sglang
 from retool_mcore.verl.run_settings import settings_of_run
 
@@ -34,14 +33,13 @@ _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 class Driver(_TaskRunner):
-    """verl's task runner, in the process that starts Ray.
+    """verl's task runner, in the process that joins Ray.
 
     ``run_ppo`` would make it an actor, which imports all of the trainer once more. It has no
     devices: verl's nsys option reaches the workers, not this process.
     """
 
     def run(self, config: DictConfig) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # from here on this process heeds it again
         exit_on_sigterm()  # Ray has put its own handler there
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
@@ -58,28 +56,22 @@ class Driver(_TaskRunner):
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 
-def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
-    """Start Ray and run to ``train.steps``.
+def run(config: RlConfig, platform: Platform, resume_from: Path | None, join: Join) -> None:
+    """Join Ray and run to ``train.steps``.
 
     Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
     a worker raised it, and RunError when a process of the run died or failed.
     """
-    with ray_folder(config.run.dir) as folder:
-        _run(config, platform, ppo_tree(config, platform, resume_from), folder)
-
-
-def _run(config: RlConfig, platform: Platform, tree: DictConfig, folder: Path) -> None:
-    with open_dict(tree):
-        own = ray_init_keys(config.cluster.nodes, folder)
-        tree.ray_kwargs.ray_init = {**tree.ray_kwargs.get("ray_init", {}), **own}
+    tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
     write_environment(config.run.dir, platform)
     begin(config.run.dir, "ray")
     kills = MemoryKills()
     try:
-        with without_hangups():  # Ray's processes: what they hold is saved first
-            run_ppo(tree, task_runner_class=Driver())
+        if joined := join():  # else RAY_ADDRESS names the cluster
+            tree.ray_kwargs.ray_init = joined
+        run_ppo(tree, task_runner_class=Driver())
     except BaseException as error:
         if isinstance(error, RayError):
             traceback.print_exception(error)  # to the run's log

@@ -125,11 +125,22 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
         assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
 
 
-def test_a_mistake_is_one_line_before_ray_starts(task: Path, tmp_path: Path, mark: str):
+def test_a_mistake_is_one_line_before_anything_joins_ray(task: Path, tmp_path: Path, mark: str):
+    """It is found while Ray starts, whose processes go with it."""
     done = run(argv_rl(*settings(task, tmp_path, "data.max_prompt_tokens=8")), mark)
+    assert_nothing_left(mark, timeout_s=0.5)
     assert_one_error(done, "over data.max_prompt_tokens = 8")
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("verl.yaml"))
+
+
+def test_ctrl_c_while_ray_starts_leaves_nothing(task: Path, tmp_path: Path, mark: str):
+    with started(argv_rl(*settings(task, tmp_path)), mark, on_terminal=True) as driver:
+        wait_until(lambda: "raylet" in " ".join(marked_processes(mark).values()), "Ray starts", START_S)
+        assert not list(tmp_path.rglob("verl.yaml")), "beside the imports"
+        press_ctrl_c(driver)
+        assert driver.wait(timeout=60) == 130
+        assert_nothing_left(mark, timeout_s=5)
 
 
 @pytest.mark.parametrize(

@@ -136,26 +136,27 @@ TRAINER = (
     Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, _storage_units, when=_of_one_device),
     Key("transfer_queue.backend.SimpleStorage.total_storage_size", None, 4_000, when=_without_devices),
 )
+RAY_INIT = "ray_kwargs.ray_init."
 RAY = (
     # Workers on other nodes inherit the environment of their shells; verl passes this one to every
     # process of the run.
     Key(
-        "ray_kwargs.ray_init.runtime_env.env_vars",
+        f"{RAY_INIT}runtime_env.env_vars",
         None,
         lambda _, platform: platform.process_env(),
         when=lambda run, _: run.cluster.nodes > 1,
     ),
     # logical: actors that mostly wait, on however few cores
-    Key("ray_kwargs.ray_init.num_cpus", None, 16, when=_local_ray),
+    Key(f"{RAY_INIT}num_cpus", None, 16, when=_local_ray),
     # logical: one per Megatron or engine process
     Key(
-        "ray_kwargs.ray_init.num_gpus",
+        f"{RAY_INIT}num_gpus",
         "cluster.gpus_per_node",
         lambda run, _: run.cluster.gpus_per_node,
         when=_local_ray,
     ),
-    Key("ray_kwargs.ray_init.include_dashboard", None, False, when=_local_ray),
-    Key("ray_kwargs.ray_init.object_store_memory", None, 300_000_000, when=_local_ray),
+    Key(f"{RAY_INIT}include_dashboard", None, False, when=_local_ray),
+    Key(f"{RAY_INIT}object_store_memory", None, 300_000_000, when=_local_ray),
 )
 # The functions take the folder of the checkpoint to resume from, or None: run/checkpoint.py decides
 # which is complete. verl wants both keys.
