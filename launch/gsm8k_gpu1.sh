@@ -38,26 +38,34 @@ gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
 if [ "$PROBLEMS" = large ]; then
   large=("${retool[@]}" data build gsm8k-large)
   beside large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
-  stage large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of them cannot be enlarged
+  beside large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of them cannot be enlarged
+  together
 fi
 beside problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
 beside validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
   --out "$OUT/data/validation.parquet"
-for part in sft validation; do
-  file=$OUT/data/$part.parquet
-  [ $part = sft ] || file=$OUT/data/sft_val.parquet
-  traces=$file
-  [ "$PROTOCOL" = hermes ] || traces=$OUT/data/traces_$part.parquet
-  stage "traces_$part" "$traces" "${retool[@]}" data build gsm8k "$DATA/train.jsonl" --calls one --text --part $part --out "$traces"
-  [ "$traces" = "$file" ] || stage "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
+for form in traces inline; do  # protocol "retool" wants the traces in line
+  for part in sft validation; do
+    file=$OUT/data/sft.parquet
+    [ $part = sft ] || file=$OUT/data/sft_val.parquet
+    traces=$file
+    [ "$PROTOCOL" = hermes ] || traces=$OUT/data/traces_$part.parquet
+    if [ $form = traces ]; then
+      beside "traces_$part" "$traces" "${retool[@]}" data build gsm8k "$DATA/train.jsonl" --calls one --text --part $part --out "$traces"
+    elif [ "$traces" != "$file" ]; then
+      beside "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
+    fi
+  done
+  together
 done
-together
 
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
-rl_stage=stage
-[ -z "$AT_ONCE" ] || rl_stage=beside
-$rl_stage tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
-stage text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
+tool_rl=("$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export")
+text_rl=("$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]")
+how=stage
+[ -z "$AT_ONCE" ] || how=beside
+$how tool_rl "${tool_rl[@]}"
+$how text_rl "${text_rl[@]}"
 together
 
 models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OUT/tool_rl/export" --model "text_rl=$OUT/text_rl/export")
@@ -66,5 +74,5 @@ stage eval "$OUT/eval/text_rl_text/report.json" "${retool[@]}" eval "${rl[@]}" r
   --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
 beside tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
 beside tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
-stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
 together
+stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"

@@ -16,8 +16,8 @@ stage() {
   done_with "$name" $began "$*"
 }
 
-# beside NAME RESULT COMMAND...: a stage that runs beside those after it, until `together` has waited
-# for it. Its lines have its name before them.
+# beside NAME RESULT COMMAND...: a stage beside others, until `together` has waited for all of them. Each
+# of its lines has its name before it, and no bar of progress is drawn over another's.
 beside() {
   local name=$1 result=$2
   shift 2
@@ -26,12 +26,19 @@ beside() {
   begun+=("$name" "${started[-1]}" "$SECONDS" "$*")
 }
 
+# The first that fails ends the recipe, and with it the others.
 together() {
+  local i
   while [ ${#begun[@]} -gt 0 ]; do
-    wait "${begun[1]}"
-    mapfile -t started < <(printf '%s\n' "${started[@]}" | grep -vx "${begun[1]}")
-    done_with "${begun[0]}" "${begun[2]}" "${begun[3]}"
-    begun=("${begun[@]:4}")
+    for ((i = 0; i < ${#begun[@]}; i += 4)); do
+      ! kill -0 "${begun[i + 1]}" 2>/dev/null || continue
+      wait "${begun[i + 1]}"
+      mapfile -t started < <(printf '%s\n' "${started[@]}" | grep -vx "${begun[i + 1]}")
+      done_with "${begun[i]}" "${begun[i + 2]}" "${begun[i + 3]}"
+      begun=("${begun[@]:0:i}" "${begun[@]:i + 4}")
+      continue 2
+    done
+    sleep 0.2
   done
 }
 

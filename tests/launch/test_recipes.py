@@ -51,38 +51,38 @@ def test_a_dry_run_shows_a_stage_and_makes_nothing(tmp_path: Path):
     assert not result.exists() and not (tmp_path / "out" / "stages").exists()
 
 
-def test_two_stages_run_at_once_and_each_line_of_the_one_beside_has_its_name(tmp_path: Path):
+def test_two_stages_run_at_once_and_each_line_has_the_name_of_its_stage(tmp_path: Path):
     out, here, there = tmp_path / "out", tmp_path / "here", tmp_path / "there"
-    wait = "while [ ! -e {1} ]; do sleep 0.1; done; echo seen; echo told >&2"  # each waits for the other
+    wait = "while [ ! -e {} ]; do sleep 0.1; done; echo seen; echo told >&2"  # each waits for the other
     lines = (
-        f"beside one {here} sh -c 'touch {here}; {wait.replace('{1}', str(there))}'",
-        f"stage two {there} sh -c 'touch {there}; {wait.replace('{1}', str(here))}'",
+        f"beside one {here} sh -c 'touch {here}; {wait.format(there)}; sleep 2'",
+        f"beside two {there} sh -c 'touch {there}; {wait.format(here)}'",
         "together",
         "echo the next stage",
     )
     done = recipe(out, *lines)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert {"one: seen", "one: told", "seen", "one: 0 s", "two: 0 s"} <= {
-        re.sub(r"\d+ s$", "0 s", each) for each in said
-    }
-    assert said[-1] == "the next stage" and "one: told" not in done.stderr and "told" in done.stderr
+    assert {"one: seen", "one: told", "two: seen", "two: told"} <= set(said) and "told" not in done.stderr
+    took = [each.split(": ")[0] for each in said if re.fullmatch(r"(one|two): \d+ s", each)]
+    assert took == ["two", "one"], "each is told when it has ended"
+    assert said[-1] == "the next stage"
     assert {each.name for each in (out / "stages").iterdir()} == {"one", "two"}
     again = recipe(out, *lines)
-    assert again.stdout.count("done before") == 2
+    assert again.stdout.count("done before") == 2 and again.stdout.splitlines()[-1] == "the next stage"
 
 
-def test_a_stage_beside_that_fails_ends_the_recipe_and_the_other_is_done(tmp_path: Path):
-    out, result = tmp_path / "out", tmp_path / "result"
-    failed = recipe(
-        out,
-        f"beside one {result} sh -c 'exit 7'",
-        f"stage two {result} touch {result}",
-        "together",
-        "echo the next stage",
+def test_a_stage_beside_that_fails_ends_the_recipe_and_the_others_at_once(tmp_path: Path):
+    out, result, ended = tmp_path / "out", tmp_path / "result", tmp_path / "ended"
+    lasting = f'trap "touch {ended}; exit 0" TERM; while true; do sleep 0.1; done'
+    stages = (
+        f"beside one {result} sh -c '{lasting}'",
+        f"beside two {result} sh -c 'sleep 1; exit 7'",
+        f"beside three {result} touch {result}",
     )
-    assert failed.returncode == 7 and "the next stage" not in failed.stdout
-    assert [each.name for each in (out / "stages").iterdir()] == ["two"]
+    failed = recipe(out, *stages, "together", "echo the next stage")
+    assert failed.returncode == 7 and "the next stage" not in failed.stdout and ended.exists()
+    assert [each.name for each in (out / "stages").iterdir()] == ["three"]
 
 
 def test_a_signal_ends_the_stages_beside_too(tmp_path: Path):
