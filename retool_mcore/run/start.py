@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 STAGES = {  # of RL
-    "checks": "checking settings, data and sandbox; importing the trainer, while Ray starts",
-    "ray": "joining Ray",
+    "checks": "checking settings, data and sandbox; importing the trainer",
+    "ray": "waiting for Ray",
     "driver": "reading the data, while the transfer queue starts",
     "workers": "starting the workers' processes",
     "model": "building the model on Megatron",
