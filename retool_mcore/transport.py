@@ -1,13 +1,17 @@
 """HTTP with hundreds of requests in flight.
 
 httpx's own pool looks through all of its connections whenever a request begins or ends. With 500 in
-flight that is some 20 ms of CPU a request; here it is below 2, whatever is in flight
+flight that is some 20 ms of CPU a request; here it is below 3, whatever is in flight
 (``python perf/http_bench.py 64 512``).
 """
 
+import time
+from collections import deque
 from collections.abc import AsyncIterator
 
 import httpx
+
+_Free = deque[tuple[float, httpx.AsyncHTTPTransport]]  # with the time since when; the oldest is first
 
 
 class ManyInFlight(httpx.AsyncBaseTransport):
@@ -22,16 +26,18 @@ class ManyInFlight(httpx.AsyncBaseTransport):
         self._verify = httpx.create_ssl_context(verify=verify)  # reads a file of certificates: once for all
         self._uds = uds
         self._limits = httpx.Limits(max_connections=1, keepalive_expiry=keep_alive_s)
-        self._all: list[httpx.AsyncHTTPTransport] = []
-        self._free: list[httpx.AsyncHTTPTransport] = []  # the last one is taken: the others may grow old
+        self._keep_alive_s = keep_alive_s
+        self._all = set[httpx.AsyncHTTPTransport]()
+        self._free = _Free()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See ``httpx.AsyncBaseTransport``."""
-        one = self._free.pop() if self._free else self._new()
+        await self._close_old()
+        one = self._free.pop()[1] if self._free else self._new()
         try:
             response = await one.handle_async_request(request)
         except BaseException:
-            self._free.append(one)
+            self._free.append((time.monotonic(), one))
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _Lent(response.stream, one, self._free)
@@ -39,8 +45,15 @@ class ManyInFlight(httpx.AsyncBaseTransport):
 
     def _new(self) -> httpx.AsyncHTTPTransport:
         one = httpx.AsyncHTTPTransport(verify=self._verify, uds=self._uds, limits=self._limits)
-        self._all.append(one)
+        self._all.add(one)
         return one
+
+    async def _close_old(self) -> None:
+        """Close what a burst has left behind."""
+        while self._free and self._free[0][0] < time.monotonic() - self._keep_alive_s:
+            _, one = self._free.popleft()
+            self._all.discard(one)
+            await one.aclose()
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -51,9 +64,7 @@ class ManyInFlight(httpx.AsyncBaseTransport):
 class _Lent(httpx.AsyncByteStream):
     """A response's body; when it is closed, its connection is free."""
 
-    def __init__(
-        self, body: httpx.AsyncByteStream, one: httpx.AsyncHTTPTransport, free: list[httpx.AsyncHTTPTransport]
-    ) -> None:
+    def __init__(self, body: httpx.AsyncByteStream, one: httpx.AsyncHTTPTransport, free: _Free) -> None:
         self._body, self._one, self._free = body, one, free
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -64,4 +75,4 @@ class _Lent(httpx.AsyncByteStream):
         try:
             await self._body.aclose()
         finally:
-            self._free.append(self._one)
+            self._free.append((time.monotonic(), self._one))

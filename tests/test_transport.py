@@ -19,13 +19,15 @@ class Server:
     """Answers POST /wave when WAVE of them wait, POST /now at once, POST /never not at all."""
 
     def __init__(self) -> None:
-        self.connections = 0
+        self.connections = 0  # that were ever made
+        self.open = 0
         self.url = ""
         self._wave = asyncio.Barrier(WAVE)
         self._open: list[asyncio.StreamWriter] = []
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
         self._open.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -34,6 +36,7 @@ class Server:
                     await self._wave.wait()
                 if path != b"/never":
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        self.open -= 1
 
     def hang_up(self) -> None:
         """Close all connections, as a server does with those that are idle for long."""
@@ -105,6 +108,18 @@ async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> 
             await asyncio.sleep(pause)
         await client.post("/now")
     assert server.connections == 2
+
+
+async def test_what_a_burst_has_left_behind_is_closed_by_a_later_request(server: Server) -> None:
+    async with httpx.AsyncClient(base_url=server.url, transport=ManyInFlight(keep_alive_s=0.5)) as client:
+        await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
+        assert server.open == WAVE
+        await asyncio.sleep(0.7)
+        await client.post("/now")
+        await asyncio.sleep(0.1)  # until the server has seen it
+        assert server.open == 1
+    await asyncio.sleep(0.1)
+    assert server.open == 0
 
 
 async def test_a_server_that_is_not_there_is_told_as_by_httpx() -> None:
