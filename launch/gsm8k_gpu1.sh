@@ -60,12 +60,10 @@ for form in traces inline; do  # protocol "retool" wants the traces in line
 done
 
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
-tool_rl=("$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export")
-text_rl=("$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]")
 how=stage
 [ -z "$AT_ONCE" ] || how=beside
-$how tool_rl "${tool_rl[@]}"
-$how text_rl "${text_rl[@]}"
+$how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
+$how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
 together
 
 models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OUT/tool_rl/export" --model "text_rl=$OUT/text_rl/export")
