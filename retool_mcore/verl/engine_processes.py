@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import setproctitle
+
 logger = logging.getLogger(__name__)
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager")
@@ -103,6 +105,7 @@ def _start_one(imported: Sequence[str]) -> None:
 def _wait(calls: Connection, imported: Sequence[str]) -> None:
     for module in imported:
         importlib.import_module(module)
+    setproctitle.getproctitle()  # looks for the title's place by the environment as it began
     try:
         environment, target, args, kwargs = calls.recv()
     except EOFError:  # the server needs no more, or has died

@@ -1,11 +1,16 @@
-"""What early_servers_scenario.py has SGLang's processes do: a file that imports nothing else."""
+"""What early_servers_scenario.py has SGLang's processes do: a file that imports little else."""
 
 import os
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
+
+import setproctitle
 
 IMPORTED = "tabnanny"  # which nobody else imports
 
 
 def tell(told: Connection) -> None:
-    told.send([os.getpid(), IMPORTED in sys.modules, os.environ.get("RETOOL_TEST")])
+    setproctitle.setproctitle("sglang::scheduler")
+    title = Path("/proc/self/cmdline").read_text(encoding="utf-8").partition("\0")[0]
+    told.send([os.getpid(), IMPORTED in sys.modules, os.environ.get("RETOOL_TEST"), title])
