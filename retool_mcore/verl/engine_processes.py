@@ -23,6 +23,8 @@ from typing import Any
 
 import setproctitle
 
+from retool_mcore.process import die_with_parent
+
 logger = logging.getLogger(__name__)
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager")
@@ -45,12 +47,17 @@ _waiting: list[Waiting] = []
 
 
 def start(
-    devices: Mapping[str, str], schedulers: int, *, memory_saver: bool, imported: Sequence[str] = IMPORTED
+    devices: Mapping[str, str],
+    schedulers: int,
+    *,
+    memory_saver: bool,
+    ahead: Callable[[], None] | None = None,
+    imported: Sequence[str] = IMPORTED,
 ) -> None:
     """Start the processes of one server, in a thread that lives as long as they do.
 
     ``devices``: the variable that names those of the server. ``memory_saver``: whether SGLang
-    preloads its allocator into the schedulers.
+    preloads its allocator into the schedulers. ``ahead``: what one more process does meanwhile.
     """
     from sglang.srt.entrypoints import engine
     from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
@@ -60,6 +67,8 @@ def start(
     engine.mp = ModuleView(multiprocessing, Process=Launched)  # what this one file sees
     atexit.register(release)  # before multiprocessing's own, which waits for all of them
     with _environment({**SET_AT_LAUNCH, **devices}), ExitStack() as preloaded:
+        if ahead is not None:
+            multiprocessing.get_context("spawn").Process(target=_do, args=(ahead,), daemon=True).start()
         _start_one(imported)  # the detokenizer
         preloaded.enter_context(TorchMemorySaverAdapter.create(enable=memory_saver).configure_subprocess())
         for _ in range(schedulers):
@@ -92,6 +101,11 @@ class Launched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
+
+
+def _do(ahead: Callable[[], None]) -> None:
+    die_with_parent()
+    ahead()
 
 
 def _start_one(imported: Sequence[str]) -> None:

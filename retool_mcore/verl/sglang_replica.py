@@ -12,7 +12,7 @@ import asyncio
 import copy
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -115,8 +115,10 @@ class LateSettings(MeasuredServer):
         os.environ.update(environment)
         super().__init__(**settings)
 
-    def start_processes(self, devices: str, schedulers: int, *, memory_saver: bool) -> None:
-        engine_processes.start({visible_devices_keyword: devices}, schedulers, memory_saver=memory_saver)
+    def start_processes(
+        self, devices: str, schedulers: int, *, memory_saver: bool, ahead: Callable[[], None] | None
+    ) -> None:
+        engine_processes.start({visible_devices_keyword: devices}, schedulers, memory_saver=memory_saver, ahead=ahead)
         importlib.import_module("retool_mcore.verl.workers")  # of which the settings have handles
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
@@ -142,10 +144,12 @@ class EarlyServer:
             )
             .remote()
         )
-        tp, args = config.rollout.engine_tp, engine_args(config, retool_platform(config.run.platform))
+        platform = retool_platform(config.run.platform)
+        tp, args = config.rollout.engine_tp, engine_args(config, platform)
         saver = args.get("enable_memory_saver", True)  # verl's own argument
+        ahead = platform.ahead_of_engine(config) if replica_rank == 0 else None  # once on the node
         self._processes = self._actor.start_processes.remote(
-            expected_devices(config, replica_rank), tp, memory_saver=saver
+            expected_devices(config, replica_rank), tp, memory_saver=saver, ahead=ahead
         )
         self._environment: Mapping[str, str] = {}
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -230,15 +232,20 @@ def loops(folder: str) -> dict[str, Any]:
     return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
 
 
-def processes() -> dict[str, Any]:
+def processes(folder: str) -> dict[str, Any]:
     """What SGLang gets where it starts a process: for devices as foreseen, and for others."""
     from sglang.srt.entrypoints import engine
 
     from retool_mcore.verl import engine_processes
     from tests.verl import engine_process_calls
 
+    written = Path(folder, "ahead")
     engine_processes.start(
-        {"CUDA_VISIBLE_DEVICES": "3"}, 2, memory_saver=False, imported=[engine_process_calls.IMPORTED]
+        {"CUDA_VISIBLE_DEVICES": "3"},
+        2,
+        memory_saver=False,
+        ahead=partial(engine_process_calls.write_devices, str(written)),
+        imported=[engine_process_calls.IMPORTED],
     )
     early = [each.process for each in engine_processes._waiting]
     found: dict[str, Any] = {"early": [process.pid for process in early]}
@@ -251,6 +258,10 @@ def processes() -> dict[str, Any]:
         found[devices] = [process.pid, reader.recv()]
         process.join(30)
         found[devices].append(process.exitcode)
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.join(30)
+    found["ahead"] = written.read_text(encoding="utf-8")
     left = [process for process in early if process.is_alive()]
     engine_processes.release()
     for process in left:
@@ -301,10 +312,10 @@ def main() -> dict[str, Any]:
     found |= {"room": room_of(ours, paper), "behind": behind_requests(sglang_server)}
     found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
     found |= {"seeds": seeds_of(ours), "answers": answers(sglang_server)}
-    found |= {"devices": devices(ours), "processes": processes()}
+    found["devices"] = devices(ours)
     found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]
     with tempfile.TemporaryDirectory() as folder:
-        return {**found, "loops": loops(folder)}
+        return {**found, "processes": processes(folder), "loops": loops(folder)}
 
 
 if __name__ == "__main__":

@@ -14,3 +14,7 @@ def tell(told: Connection) -> None:
     setproctitle.setproctitle("sglang::scheduler")
     title = Path("/proc/self/cmdline").read_text(encoding="utf-8").partition("\0")[0]
     told.send([os.getpid(), IMPORTED in sys.modules, os.environ.get("RETOOL_TEST"), title])
+
+
+def write_devices(path: str) -> None:
+    Path(path).write_text(os.environ["CUDA_VISIBLE_DEVICES"], encoding="utf-8")

@@ -14,7 +14,7 @@ def found() -> dict[str, Any]:
 
 def test_verl_gets_the_early_server_with_its_settings_and_environment(found: dict[str, Any]):
     assert found["one_node"] == [0, 1]
-    processes = ["1", 1, {"memory_saver": False}]
+    processes = ["1", 1, {"memory_saver": False, "ahead": None}]
     assert found["before"] == [{}, None, []]
     assert found["after"] == [{"replica_rank": 1}, "here", processes]
     assert found["same"]
@@ -81,6 +81,10 @@ def test_sglang_gets_a_new_process_where_one_that_waits_has_read_other_devices(f
     assert pid not in found["processes"]["early"]
     assert told[:3] == [pid, False, "4"]
     assert exit_code == 0
+
+
+def test_another_process_with_the_servers_devices_works_ahead_meanwhile(found: dict[str, Any]):
+    assert found["processes"]["ahead"] == "3"
 
 
 def test_processes_that_are_not_needed_end(found: dict[str, Any]):
