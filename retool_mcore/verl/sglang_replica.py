@@ -21,6 +21,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.plugin.platform import get_platform
+from verl.utils.import_utils import import_external_libs
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica, visible_devices_keyword
 
@@ -116,10 +117,11 @@ class LateSettings(MeasuredServer):
         super().__init__(**settings)
 
     def start_processes(
-        self, devices: str, schedulers: int, *, memory_saver: bool, ahead: Callable[[], None] | None
+        self, devices: str, schedulers: int, *, memory_saver: bool, ahead: Callable[[], None] | None, platform: str
     ) -> None:
         engine_processes.start({visible_devices_keyword: devices}, schedulers, memory_saver=memory_saver, ahead=ahead)
         importlib.import_module("retool_mcore.verl.workers")  # of which the settings have handles
+        import_external_libs(retool_platform(platform).training.external_lib)  # as verl's constructor does
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -149,7 +151,7 @@ class EarlyServer:
         saver = args.get("enable_memory_saver", True)  # verl's own argument
         ahead = platform.ahead_of_engine(config) if replica_rank == 0 else None  # once on the node
         self._processes = self._actor.start_processes.remote(
-            expected_devices(config, replica_rank), tp, memory_saver=saver, ahead=ahead
+            expected_devices(config, replica_rank), tp, memory_saver=saver, ahead=ahead, platform=platform.name
         )
         self._environment: Mapping[str, str] = {}
 

@@ -216,6 +216,7 @@ def loops(folder: str) -> dict[str, Any]:
                 self.settings,
                 bool(sandbox.level),  # which raises before the sandbox is open
                 "retool_mcore.verl.sglang_replica" in sys.modules,
+                "retool_mcore.platforms.cpu.engine" in sys.modules,
             ]
 
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])

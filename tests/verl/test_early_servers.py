@@ -14,7 +14,7 @@ def found() -> dict[str, Any]:
 
 def test_verl_gets_the_early_server_with_its_settings_and_environment(found: dict[str, Any]):
     assert found["one_node"] == [0, 1]
-    processes = ["1", 1, {"memory_saver": False, "ahead": None}]
+    processes = ["1", 1, {"memory_saver": False, "ahead": None, "platform": "cpu"}]
     assert found["before"] == [{}, None, []]
     assert found["after"] == [{"replica_rank": 1}, "here", processes]
     assert found["same"]
@@ -65,7 +65,7 @@ def test_a_servers_first_request_is_its_own_and_leaves_nothing_in_the_cache(foun
 
 def test_verl_gets_the_early_agent_loops_with_sandbox_and_engine_class_at_hand(found: dict[str, Any]):
     assert found["loops"]["same"]
-    assert found["loops"]["told"] == [[{"a": 1}, "client", None, []], True, True]
+    assert found["loops"]["told"] == [[{"a": 1}, "client", None, []], True, True, True]
 
 
 def test_sglang_gets_a_process_that_has_imported_already_with_the_environment_of_its_launch(found: dict[str, Any]):
