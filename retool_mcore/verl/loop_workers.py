@@ -12,9 +12,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.import_utils import import_external_libs
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.verl.agent_loop import sandbox_of
 from retool_mcore.verl.router import import_server_class
 from retool_mcore.verl.run_settings import settings_of_run
@@ -34,7 +36,9 @@ class EarlyLoops(_Worker):
 
     async def warm_up(self, run_config: str) -> None:
         """Import what the first answer of an engine would import, and open the sandbox."""
-        import_server_class(settings_of_run(run_config))
+        config = settings_of_run(run_config)
+        import_server_class(config)
+        import_external_libs(get_platform(config.run.platform).training.external_lib)  # as verl's constructor does
         if sandbox := sandbox_of(run_config):
             try:
                 await sandbox.open()

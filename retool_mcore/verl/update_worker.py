@@ -19,7 +19,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from retool_mcore.run import alive
 from retool_mcore.run.metrics import EXPERTS
-from retool_mcore.verl import lora, optimizer_room
+from retool_mcore.verl import optimizer_room
 from retool_mcore.verl.expert_load import ExpertLoad
 from retool_mcore.verl.token_means import divide_by_tokens, sum_over_tokens
 
@@ -72,6 +72,8 @@ class UpdateWorker(TrainingWorker):
 
         What does not move to the host keeps room for Adam's states.
         """
+        from retool_mcore.verl import lora  # imports Megatron, which a driver has no use for
+
         lora.attach(self.engine)
         super().reset()
         if not self.engine_config.forward_only and not self.engine_config.optimizer_offload:

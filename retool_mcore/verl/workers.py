@@ -8,7 +8,7 @@ the weights that mode "async" compares with, and report their peak memory.
 import copy
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -26,9 +26,11 @@ from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.engine_gap import COMPARED, STEP, old_log_probs_of
 from retool_mcore.verl.gap_sums import KeptGaps
-from retool_mcore.verl.lora import EngineAdapters
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
+
+if TYPE_CHECKING:
+    from retool_mcore.verl.lora import EngineAdapters  # imports Megatron
 
 
 class _Saving:
@@ -122,7 +124,7 @@ class _Actor(_Saving):
         if (adapters := self._adapters()) is not None:
             adapters.engines_have_base = False
 
-    def _adapters(self) -> EngineAdapters | None:
+    def _adapters(self) -> "EngineAdapters | None":
         return None if self.actor is None else getattr(self.actor.engine, "adapters", None)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))

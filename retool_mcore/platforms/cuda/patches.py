@@ -124,4 +124,18 @@ SEAMS = (
         applies_to=requirement("torch"),
         remove_when="torch offers the allocator's settings to a running process",
     ),
+    *(
+        Seam(
+            target=f"sglang.jit_kernel.{target}",
+            parameters=parameters,
+            reason="the kernels of an engine's first graph are compiled side by side, before it needs them",
+            applies_to=requirement("sglang"),
+            remove_when="SGLang compiles its kernels side by side, or ships them compiled",
+        )
+        for target, parameters in {
+            "rope._jit_fused_rope_module": ("is_neox", "rope_dim", "dtype"),
+            "activation._jit_activation_module": ("dtype",),
+            "clamp_position._jit_clamp_position_module": ("dtype",),
+        }.items()
+    ),
 )

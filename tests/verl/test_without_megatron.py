@@ -1,0 +1,29 @@
+"""The driver of an RL run does without Megatron, whose import is a third of its own."""
+
+import json
+import subprocess
+import sys
+
+from tests.scenario import ROOT
+
+DRIVER = """
+import json, sys
+from retool_mcore.run.network import keep_to_loopback
+keep_to_loopback()
+from retool_mcore.platforms import get_platform
+get_platform("cpu").activate()
+from retool_mcore.verl.without_megatron import leave_out
+leave_out()
+import retool_mcore.verl.runner
+found = [sorted({"megatron.core", "transformer_engine", "retool_mcore.verl.trainer"} & sys.modules.keys())]
+from verl.workers.engine.megatron import MegatronEngine  # whoever asks for it gets it
+print(json.dumps([*found, MegatronEngine.__name__]))
+"""
+
+
+def test_the_driver_imports_its_trainer_without_megatron():
+    argv = [sys.executable, "-W", "error:.*engine is not available:UserWarning", "-c", DRIVER]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [["retool_mcore.verl.trainer"], "MegatronEngine"]
+    assert "engine is not available" not in done.stderr
