@@ -76,9 +76,22 @@ def blocks(batch: KVBatchMeta, *names: str) -> Iterator[Block]:
         yield Block(batch.partition_id or "", keys, columns, names[0])
 
 
-def values_of_rows(batch: KVBatchMeta, name: str) -> list[Any]:
-    """A column with one value for each row, such as its name."""
-    column = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])[name]
+def put_values(batch: KVBatchMeta, **columns_R: torch.Tensor) -> None:
+    """Store columns with one value for each row, which are far cheaper than those of tokens."""
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=batch.partition_id,
+        fields=TensorDict({**columns_R}, batch_size=len(batch.keys)),
+    )
+
+
+def values_of_rows(keys: Sequence[str], partition_id: str | None, *names: str) -> list[list[Any]]:
+    """Columns with one value for each row, such as its name."""
+    columns = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=list(names))
+    return [_plain(columns[name]) for name in names]
+
+
+def _plain(column: Any) -> list[Any]:
     if isinstance(column, torch.Tensor):
         return column.tolist()
     return [getattr(value, "data", value) for value in column]

@@ -14,6 +14,7 @@ from retool_mcore.config import Algorithm
 from retool_mcore.verl.blocks import Block, blocks
 from retool_mcore.verl.correction import Correction
 from retool_mcore.verl.gap_sums import Gaps, GapSums, Mismatch
+from retool_mcore.verl.update_columns import MASK
 
 NUMBERS = "gap_numbers"  # a column of rows: GapSums.numbers()
 STEP = "retool_step"  # in a batch's non-tensor data: gaps of another step are forgotten
@@ -33,18 +34,20 @@ def old_log_probs_of(columns: Mapping[str, Any], gaps: Gaps) -> dict[str, torch.
     return {"old_log_probs": old_log_probs, NUMBERS: torch.from_numpy(sums.numbers())}
 
 
+def response_log_probs(mask: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
+    """Of ``said`` of prompts and responses the part of the responses, which ``mask`` is of."""
+    rows = Block("", [], {MASK: mask, "said": said}, MASK)
+    return torch.nested.nested_tensor_from_jagged(rows.responses("said"), rows.offsets)
+
+
 def store_actor_log_probs(workers: Any, batch: KVBatchMeta) -> None:
     """Store the log-probabilities of the updates' forward passes as "old_log_probs".
 
-    They replace the engine's. Whatever compares engine and actor after the update then reads
-    "old_log_probs", as it does where they are computed before the update.
+    Whatever compares engine and actor after the update then reads that column, as it does where it
+    is computed before the update. The workers store it, each for its rows.
     """
-    meta = KVBatchMeta(
-        partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
-    )
+    meta = KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=[MASK], extra_info={})
     workers.log_probs_of_update(meta)
-    for block in blocks(batch, "response_mask", "update_log_probs"):
-        block.put(old_log_probs=block.responses("update_log_probs"))
 
 
 def first_update(batch: KVBatchMeta, updates: int, ranks: int) -> KVBatchMeta:

@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import kl_penalty
 
 from retool_mcore.config import Algorithm
-from retool_mcore.verl.blocks import Block, blocks
+from retool_mcore.verl.blocks import blocks, put_values
 from retool_mcore.verl.correction import Correction
 from retool_mcore.verl.measure import uid_of
 from retool_mcore.verl.token_advantages import Whitening, discounted, generalized
@@ -43,7 +43,6 @@ class LearningSignal:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self.rows: dict[str, Told] = {}
-        self._whole: Block | None = None  # a batch that is one block, read once for rewards and advantages
         self._sums = {name: _Sums() for name in ("advantages", "returns", "values", "errors")}
 
     def prepare(self, batch: KVBatchMeta, controller: Any = None) -> dict[str, float]:
@@ -55,14 +54,15 @@ class LearningSignal:
         correction = Correction(a)
         # With the engine's as the old ones the loss weighs and rejects, by its own forward pass.
         corrects = a.old_log_prob == "actor" and (correction.weighs or correction.rejects)
-        names = [MASK, "rm_scores", *(["old_log_probs"] if corrects or controller else [])]
+        old = "old_log_probs" if a.old_log_prob == "actor" else "rollout_log_probs"
+        names = [MASK, "rm_scores", *([old] if corrects or controller else [])]
         names += [*(["rollout_log_probs"] if corrects else []), *(["ref_log_prob"] if controller else [])]
         divergence = list[npt.NDArray[Any]]()
         for block in blocks(batch, *names):
             mask_N, scores = block.tokens(MASK), block.row_sums("rm_scores")
             stored, rewards = dict[str, torch.Tensor](), scores
             if controller:
-                kl_N = kl_penalty(block.tokens("old_log_probs"), block.tokens("ref_log_prob"), a.kl_type) * mask_N
+                kl_N = kl_penalty(block.tokens(old), block.tokens("ref_log_prob"), a.kl_type) * mask_N
                 stored["token_level_rewards"] = reward_N = block.tokens("rm_scores") - controller.value * kl_N
                 rewards = block.sums(reward_N)
                 learnt = block.sums(mask_N)
@@ -74,7 +74,6 @@ class LearningSignal:
                 block.put(**stored)
             learnt = block.sums(stored.get(MASK, mask_N))
             told = zip(scores.tolist(), rewards.tolist(), learnt.tolist(), strict=True)
-            self._whole = block if block.keys == batch.keys and MASK not in stored else None
             self.rows |= {key: Told(*each) for key, each in zip(block.keys, told, strict=True)}
         return correction.metrics() | (_penalty(controller, np.concatenate(divergence)) if controller else {})
 
@@ -83,7 +82,10 @@ class LearningSignal:
         return any(self.rows[key].learnt for key in batch.keys)
 
     def advantages(self, batch: KVBatchMeta) -> None:
-        """Store "advantages", and "returns" where they are not the same."""
+        """Store "advantages", and "returns" where they are not the same.
+
+        Where all tokens of a response have one advantage, that of the response: update_columns.py.
+        """
         if self._algorithm.name in ("ppo", "reinforce_plus_plus"):
             self._of_tokens(batch)
         else:
@@ -94,12 +96,7 @@ class LearningSignal:
         reward_R = np.array([row.reward for row in rows])
         learnt_R = np.array([row.learnt for row in rows])
         value_R = torch.from_numpy(self._compared(batch.keys, reward_R, learnt_R)).float()
-        row = 0
-        whole = [self._whole] if self._whole is not None and self._whole.keys == batch.keys else None
-        for block in whole or blocks(batch, MASK):
-            part = slice(row, row := row + len(block.keys))
-            value_N = torch.from_numpy(np.repeat(value_R[part].numpy(), block.lengths.numpy()))
-            block.put(advantages=value_N.mul_(block.tokens(MASK)))
+        put_values(batch, advantages=value_R)
         some = torch.from_numpy(learnt_R > 0)
         for name in ("advantages", "returns"):
             self._sums[name].add(value_R[some], torch.from_numpy(learnt_R)[some])

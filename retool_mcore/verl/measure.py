@@ -130,7 +130,10 @@ def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         "loss_mask": _listed(row["response_mask"]),
         "logprobs": _rounded(row["rollout_log_probs"]),
         "actor_logprobs": None if actor_T is None else _rounded(actor_T),
-        "advantage": None if advantage_T is None else _one_or_all(advantage_T, row["response_mask"].bool()),
+        # One number of a response, or one of each token: update_columns.py.
+        "advantage": None
+        if advantage_T is None
+        else _one_or_all(advantage_T * row["response_mask"], row["response_mask"].bool()),
     }
 
 

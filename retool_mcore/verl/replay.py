@@ -37,6 +37,7 @@ from retool_mcore.verl.measure import (
     uid_of,
     write_groups,
 )
+from retool_mcore.verl.row_reports import RowReports
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class ReplayMixin:
         self.writer = RecordWriter(Path(run_config).parent / "trajectories")
         self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
         self.tracked = run.rollout.tracked_trajectories
+        self.reports = RowReports()  # the trainer's of each step, in which it may have read them ahead
         self.traces: list[Trace] = []  # of what was recorded since the last row of metrics
         self.compares_groups = run.algorithm.compares_groups
         self.max_refills = run.algorithm.max_refill_batches * batch
@@ -194,7 +196,10 @@ class ReplayMixin:
         return uids, snapshot, steps
 
     def _measure(self, keys: list[str], partition_id: str, *filtered: Any) -> dict[str, float]:
-        extras = read_extras(keys, partition_id)
+        if partition_id == "train":
+            extras = [report.extra for report in self.reports.of(keys, partition_id)]
+        else:
+            extras = read_extras(keys, partition_id)
         to = {"partition_id": partition_id, "step": self.global_steps}
         recorded = write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
         self.traces += traces(recorded, self.tracked)

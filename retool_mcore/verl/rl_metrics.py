@@ -74,24 +74,40 @@ class EngineLoad:
     def __init__(self, trainer: _Trainer) -> None:
         self._trainer = trainer
         self._polls: list[tuple[int, int]] = []
+        self._asked: list[Any] = []
+
+    def ask(self) -> None:
+        """Ask for the servers' polls since the last call, and do not wait.
+
+        When sampling has ended: a server that begins the next step's requests takes its time.
+        """
+        managers = self._trainer._rollout_server_managers()
+        servers = [server for manager in managers for server in manager.server_handles if hasattr(server, "take_polls")]
+        self._asked += [server.take_polls.remote() for server in servers]
 
     def keep(self) -> None:
         """Fetch the servers' polls since the last call and keep them."""
-        managers = self._trainer._rollout_server_managers()
-        servers = [server for manager in managers for server in manager.server_handles if hasattr(server, "take_polls")]
-        for call in [server.take_polls.remote() for server in servers]:
+        self.ask()
+        self._gather()
+
+    def _gather(self) -> None:
+        asked, self._asked = self._asked, []
+        for call in asked:
             with contextlib.suppress(RayActorError):  # what a dead one noted is lost; verl/engines.py restarts it
                 self._polls += ray.get(call)
 
     def forget(self) -> None:
-        """Discard the polls since the last ``keep``: those of a validation."""
+        """Discard the polls since the last ``keep`` or ``ask``: those of a validation."""
+        self._gather()
         kept = list(self._polls)
         self.keep()
         self._polls = kept
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the polls since the last call."""
-        self.keep()
+        """Metrics of the polls since the last call, up to the last ``ask`` if there was one."""
+        if not self._asked:
+            self.ask()
+        self._gather()
         polls, self._polls = self._polls, []
         return load_metrics(polls)
 

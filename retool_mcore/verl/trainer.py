@@ -165,6 +165,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
     def on_step_begin(self) -> None:
         self._clock.step_begins()
         self._forget_step()
+        self.replay_buffer.reports = self._reports
         super().on_step_begin()
         if self._starting:
             start.begin(self._run.run.dir, "steps")
@@ -180,6 +181,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         self._clock.row_written()
 
     def on_sample_end(self) -> None:
+        self._load.ask()
         with marked_timer("engine_sleep", self.timing_raw):
             super().on_sample_end()
 

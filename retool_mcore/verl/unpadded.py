@@ -18,11 +18,13 @@ from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_througho
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from retool_mcore.config import RlConfig
-from retool_mcore.verl.blocks import blocks, values_of_rows
+from retool_mcore.verl.blocks import blocks
 from retool_mcore.verl.engine_gap import NUMBERS, STEP
 from retool_mcore.verl.gap_sums import GapSums, Mismatch
 from retool_mcore.verl.learning_signal import LearningSignal, Told
 from retool_mcore.verl.replay import nothing_left
+from retool_mcore.verl.row_reports import RowReports
+from retool_mcore.verl.update_columns import ENGINES, OLD
 
 # The columns that a worker reads. Without a list it fetches all, among them a row's texts and what
 # is said of it, and tensordict copies those one object after another for each micro-batch.
@@ -43,13 +45,12 @@ class UnpaddedTrainer(PPOTrainer):
         responses = run.train.prompts_per_step * run.rollout.group_size
         self._mismatch = Mismatch(responses * run.rollout.max_response_tokens)
         self._signal = LearningSignal(run.algorithm)
+        self._reports = RowReports()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Store "old_log_probs"; where the actor computes them, measure how far the engine is."""
+        """Store "old_log_probs" that the actor computes, and measure how far the engine is."""
         if self._run.algorithm.old_log_prob == "rollout":
-            for block in blocks(batch, "rollout_log_probs"):
-                block.put(old_log_probs=block.tokens("rollout_log_probs"))
-            return _written(batch)
+            return _written(batch)  # an update reads the engine's in their place: update_columns.py
         temperature = self.config.actor_rollout_ref.rollout.temperature
         asked = {"calculate_entropy": True, "compute_loss": False, "temperature": temperature, STEP: self._steps}
         batch.extra_info = {**(batch.extra_info or {}), **asked}
@@ -76,7 +77,9 @@ class UnpaddedTrainer(PPOTrainer):
         return super()._update_critic(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch.fields = list(ACTOR)
+        self._reports.read(batch.keys, batch.partition_id or "")
+        of_engines = self._run.algorithm.old_log_prob == "rollout"
+        batch.fields = [ENGINES if of_engines and name == OLD else name for name in ACTOR]
         return super()._update_actor(batch, metrics)
 
     def _compute_metrics(
@@ -87,7 +90,8 @@ class UnpaddedTrainer(PPOTrainer):
         chosen = np.flatnonzero(real if real.any() else ~real)
         metrics |= {"training/global_step": global_steps, "training/epoch": epoch}
         told = [self._signal.rows[key] for key in batch.keys]
-        turns_R = np.array([int(turns) for turns in values_of_rows(batch, "num_turns")])[chosen]
+        reports = self._reports.of(batch.keys, batch.partition_id or "")
+        turns_R = np.array([report.turns for report in reports])[chosen]
         of_rows = _as_rows([batch.tags[row] for row in chosen], [told[row] for row in chosen])
         of_rows.non_tensor_batch["__num_turns__"] = turns_R.astype(np.int32)
         metrics |= compute_data_metrics(batch=of_rows, use_critic=self.use_critic)

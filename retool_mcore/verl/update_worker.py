@@ -22,6 +22,7 @@ from retool_mcore.run.metrics import EXPERTS
 from retool_mcore.verl import optimizer_room
 from retool_mcore.verl.expert_load import ExpertLoad
 from retool_mcore.verl.token_means import divide_by_tokens, sum_over_tokens
+from retool_mcore.verl.update_columns import complete
 
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
@@ -134,6 +135,7 @@ class UpdateWorker(TrainingWorker):
         Reports the learning rate of the last one, the mean load of the experts, and means over the
         tokens of all of them.
         """
+        complete(data)
         output = super().train_mini_batch(data)
         if output is not None:
             metrics = tu.get(output, "metrics")

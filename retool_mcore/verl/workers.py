@@ -24,9 +24,10 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
-from retool_mcore.verl.engine_gap import COMPARED, STEP, old_log_probs_of
+from retool_mcore.verl.engine_gap import COMPARED, STEP, old_log_probs_of, response_log_probs
 from retool_mcore.verl.gap_sums import KeptGaps
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
+from retool_mcore.verl.update_columns import MASK, OLD
 from retool_mcore.verl.update_worker import UpdateWorker
 
 if TYPE_CHECKING:
@@ -156,14 +157,14 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the updates' rows, as column "update_log_probs"."""
+        """``UpdateWorker.log_probs`` of the updates' rows, as column "old_log_probs"."""
         assert self.actor is not None, "only the actor is updated"
         kept, self.actor.log_probs = [row for update in self.actor.log_probs for row in update.unbind()], []
         if not kept:
             return None
         assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
         rows = torch.nested.as_nested_tensor(kept, layout=torch.jagged)
-        return tu.get_tensordict({"update_log_probs": rows}).cpu()
+        return tu.get_tensordict({OLD: response_log_probs(data[MASK], rows.cpu())})
 
 
 class SavingActorWorker(_Actor, ActorRolloutRefWorker):

@@ -136,6 +136,9 @@ def trained_on(patching: pytest.MonkeyPatch, *settings: str, **columns_BT: torch
     columns = {"response_mask": MASK_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
     queue = Queue(patching, **columns | {"rollout_log_probs": ENGINE_BT, **columns_BT})
     prepare_advantages(*settings)
+    for row in queue.rows.values():
+        if row["advantages"].ndim == 0:  # an update spreads it over the tokens: test_update_columns.py
+            row["advantages"] = row["advantages"] * row["response_mask"]
     names = {name for row in queue.rows.values() for name in row}
     return {name: pad_sequence([queue.rows[key][name] for key in KEYS], batch_first=True) for name in names}
 

@@ -55,8 +55,7 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
     def log_probs_of_update(meta: Any) -> None:
         assert asked == [True], "a worker keeps those of a batch that asks for it"
         for row, key in enumerate(KEYS):
-            one_prompt_token = torch.cat([OLD_BT[row, : LENGTHS_B[row]] + DRIFT_BT[row], torch.tensor([-99.0])])
-            queue.rows[key]["update_log_probs"] = one_prompt_token
+            queue.rows[key]["old_log_probs"] = OLD_BT[row, : LENGTHS_B[row]] + DRIFT_BT[row]
 
     def updates(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         asked.append(batch.extra_info[KEEP_LOG_PROBS])

@@ -43,6 +43,28 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     assert trainer._load.metrics() == {}, "each poll is in one row"
 
 
+def test_polls_are_asked_for_when_sampling_ends_and_not_when_engines_have_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    from retool_mcore.verl import rl_metrics
+
+    order: list[str] = []
+    monkeypatch.setattr(PPOTrainerSync, "on_sample_end", lambda self: order.append("asleep"))
+    monkeypatch.setattr(rl_metrics.ray, "get", lambda value: order.append("fetched") or value)
+    server = SimpleNamespace(take_polls=SimpleNamespace(remote=lambda: order.append("asked") or [(len(order), 0)]))
+    trainer = trainer_of(tmp_path)
+    trainer.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+    trainer._rollout_server_managers = lambda: [SimpleNamespace(server_handles=[server])]
+    trainer._load, trainer.timing_raw = rl_metrics.EngineLoad(trainer), {}
+    trainer.on_sample_end()
+    trainer.on_sample_end()  # mode "async": a step of two batches
+    found = trainer._load.metrics()
+    assert order == ["asked", "asleep"] * 2 + ["fetched"] * 2
+    assert found["engine/running/mean"] == 2.0, "of both"
+
+
 def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -247,12 +269,13 @@ def test_log_probabilities_of_updates_are_those_since_they_were_taken():
         return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
     worker: Any = object.__new__(SavingActorWorker)
-    worker.actor = SimpleNamespace(log_probs=[update([-1.0], [-2.0, -3.0]), update([-4.0])])
-    asked = [TensorDict({"row": torch.zeros(rows)}, batch_size=rows) for rows in (3, 1)]
-    first = worker.log_probs_of_update(asked[0])["update_log_probs"]
+    worker.actor = SimpleNamespace(log_probs=[update([9.0, -1.0, 99.0], [-2.0, -3.0, 99.0]), update([-4.0, 99.0])])
+    masks = ([[1.0], [0.0, 1.0], [1.0]], [[1.0]])  # of responses, after prompts of two tokens and of one
+    asked = [TensorDict({"response_mask": update(*rows)}, batch_size=len(rows)) for rows in masks]
+    first = worker.log_probs_of_update(asked[0])["old_log_probs"]
     assert [row.tolist() for row in first.unbind()] == [[-1.0], [-2.0, -3.0], [-4.0]]
-    worker.actor.log_probs.append(update([-5.0]))
-    second = worker.log_probs_of_update(asked[1])["update_log_probs"]
+    worker.actor.log_probs.append(update([-5.0, 99.0]))
+    second = worker.log_probs_of_update(asked[1])["old_log_probs"]
     assert [row.tolist() for row in second.unbind()] == [[-5.0]], "the step before has had its own"
     assert worker.log_probs_of_update(asked[1]) is None, "a rank without the output"
 

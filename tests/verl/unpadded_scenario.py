@@ -44,6 +44,7 @@ class Rows:
                 "log_probs": torch.cat([whole[:-1], actor_T, whole[-1:]]),
                 "entropy": torch.cat([whole[:-1], 2 * torch.rand(length, generator=drawn), whole[-1:]]),
                 "uid": key.rsplit("_", 2)[0],
+                "extra_fields": {"row": number},
                 "num_turns": torch.tensor(0 if padding else 2 + number % 3),
             }
             steps = {"min_global_steps": 3 + number % 2, "max_global_steps": 4}
@@ -65,7 +66,7 @@ class Rows:
             if name not in self.rows[keys[0]]:
                 continue
             values = [self.rows[key][name] for key in keys]
-            if isinstance(values[0], str):
+            if isinstance(values[0], (str, dict)):
                 told[name] = values
             elif values[0].ndim:
                 columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
