@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.managers import SyncManager
 from typing import Any
 
+from retool_mcore.platforms.expert_export import EXPERT_EXPORT_PATCH
 from retool_mcore.platforms.model_patches import MODEL_PATCHES
 from retool_mcore.platforms.packing import PACKING_PATCHES
 from retool_mcore.platforms.padding import PADDING_PATCHES
@@ -149,6 +150,7 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies this one on ever
 ENGINE_PATCHES = (
     MICRO_BATCH_PATCH,
     INDEX_PATCH,
+    EXPERT_EXPORT_PATCH,
     *MODEL_PATCHES,
     *PACKING_PATCHES,
     *PADDING_PATCHES,
