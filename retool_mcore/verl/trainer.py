@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
@@ -55,6 +57,7 @@ from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.token_means import mean_of_updates
 from retool_mcore.verl.unpadded import UnpaddedTrainer
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
+from retool_mcore.verl.without_megatron import put_off
 from retool_mcore.verl.workers import worker_class
 
 PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
@@ -128,7 +131,12 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
             config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
         self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
-        start_stages.follow(self._run.run.dir, detached_engines=self._run.rollout.gpus > 0)
+        self._external_lib = get_platform(self._run.run.platform).training.external_lib
+        start_stages.follow(
+            self._run.run.dir,
+            detached_engines=self._run.rollout.gpus > 0,
+            beside_model=partial(import_external_libs, self._external_lib),
+        )
         self._starting = True
         self._saver = saving.Saver(self._run, self._write_checkpoint)
         self.updates_of_a_batch = self._run.train.updates_per_step
@@ -146,6 +154,10 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         start.begin(self._run.run.dir, "workers")
         loop_workers.start_early(self._run)
         router.start_early(self._run)
+
+    def _init_tokenizer(self) -> None:
+        with put_off(self._external_lib):
+            super()._init_tokenizer()
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()

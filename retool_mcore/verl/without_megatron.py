@@ -8,6 +8,9 @@ module before verl's trainer.
 import importlib
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import ModuleType
 
 ENGINES = "verl.workers.engine"
 NOT_HERE = (f"{ENGINES}.mindspeed", f"{ENGINES}.megatron")
@@ -23,3 +26,19 @@ def leave_out() -> None:
     finally:
         for name in NOT_HERE:
             del sys.modules[name]
+
+
+@contextmanager
+def put_off(module: str | None) -> Generator[None]:
+    """Let an import of ``module`` inside the block do nothing; the next one outside it imports.
+
+    verl's model configuration imports ``model.external_lib``, which imports Megatron.
+    """
+    if module is None or module in sys.modules:
+        yield
+        return
+    sys.modules[module] = ModuleType(module)
+    try:
+        yield
+    finally:
+        del sys.modules[module]

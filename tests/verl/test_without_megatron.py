@@ -16,6 +16,14 @@ from retool_mcore.verl.without_megatron import leave_out
 leave_out()
 import retool_mcore.verl.runner
 found = [sorted({"megatron.core", "transformer_engine", "retool_mcore.verl.trainer"} & sys.modules.keys())]
+from retool_mcore.verl.without_megatron import put_off
+from verl.utils.import_utils import import_external_libs
+library = "retool_mcore.platforms.cpu.engine"
+with put_off(library):
+    import_external_libs(library)  # as verl's model configuration does
+found.append(sorted({"megatron.core", library} & sys.modules.keys()))
+import_external_libs(library)
+found.append(hasattr(sys.modules[library], "CpuMegatronEngine"))
 from verl.workers.engine.megatron import MegatronEngine  # whoever asks for it gets it
 print(json.dumps([*found, MegatronEngine.__name__]))
 """
@@ -25,5 +33,5 @@ def test_the_driver_imports_its_trainer_without_megatron():
     argv = [sys.executable, "-W", "error:.*engine is not available:UserWarning", "-c", DRIVER]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [["retool_mcore.verl.trainer"], "MegatronEngine"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [["retool_mcore.verl.trainer"], [], True, "MegatronEngine"]
     assert "engine is not available" not in done.stderr
