@@ -127,6 +127,8 @@ class Table:
             tu.assign_non_tensor_stack(data, "uid", [key.rsplit("_", 2)[0] for key in keys])
         if "num_turns" in select_fields:
             tu.assign_non_tensor_stack(data, "num_turns", [kind["num_turns"] for kind in kinds])
+        if "extra_fields" in select_fields:  # ours reads it with the turns, beside the update
+            tu.assign_non_tensor_stack(data, "extra_fields", [{} for _ in kinds])
         return data
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
