@@ -67,6 +67,10 @@ class Platform(ABC):
         """The patches, a subset of patches(), that SGLang's processes apply (sglang_plugin)."""
         return ()
 
+    def weight_sync_patches(self) -> Sequence[Patch]:
+        """The patches, a subset of patches(), of workers with an engine on their devices."""
+        return ()
+
     def device_count(self) -> int:
         """Devices of this machine that this process may use."""
         import torch

@@ -60,7 +60,7 @@ def _all_experts_of_a_layer_at_once(original: Callable[..., Weights]) -> Callabl
     def export(bridge: Any, models: Sequence[torch.nn.Module]) -> Weights:
         from mbridge.core.util import unwrap_model
 
-        [chunk] = (unwrap_model(model) for model in models)
+        [chunk] = [unwrap_model(model) for model in models]
         after = _experts_by_what_precedes_them(bridge, chunk)
         experts = ((name, weight) for name, weight in chunk.named_parameters() if _prefix(name) is not None)
         for name, weight in original(bridge, [_WithoutExperts(chunk)]):

@@ -22,6 +22,7 @@ from retool_mcore.config import Memory
 from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.engine_gap import COMPARED, STEP, old_log_probs_of, response_log_probs
@@ -108,6 +109,7 @@ class _Actor(_Saving):
         super().init_model()  # type: ignore[misc]
         if self.rollout is not None:
             keep_quantization_to_engine(self.rollout)
+            apply_all(get_platform(os.environ[PLATFORM_ENV]).weight_sync_patches())
 
     def _saved_worker(self) -> UpdateWorker:
         assert self.actor is not None, "only the actor's role is saved"

@@ -66,7 +66,7 @@ def make_model(
     if name.startswith("Qwen3"):
         shape["head_dim"] = 32
     if kind == "qwen3_moe":
-        shape = {"num_experts": 4, "moe_intermediate_size": 48, **shape, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**shape))
     with torch.no_grad():  # fresh norms are all ones and biases all zeros, which would hide a mix-up
         for name, weight in model.named_parameters():

@@ -25,7 +25,7 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
-from tests.platforms import doors, host_reads, model_probes, prefill_waits, token_stops
+from tests.platforms import doors, expert_gathers, host_reads, model_probes, prefill_waits, token_stops
 from tests.platforms.host_reads import known_tokens, reads
 
 
@@ -309,6 +309,7 @@ ENABLES = {
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
     **doors.ENABLES,
+    **expert_gathers.ENABLES,
     **host_reads.ENABLES,
     **prefill_waits.ENABLES,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,

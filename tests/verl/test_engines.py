@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
+from retool_mcore.platforms.base import PLATFORM_ENV
 from tests.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -217,6 +218,25 @@ def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch
     worker: Any = object.__new__(SavingActorWorker)
     worker.init_model()
     assert not hasattr(shared.hf_config, "quantization_config") and worker.rollout.model_config is not shared
+
+
+def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: pytest.MonkeyPatch):
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCHES
+    from retool_mcore.verl.workers import SavingActorWorker
+
+    monkeypatch.setenv(PLATFORM_ENV, "cuda")
+    worker: Any = object.__new__(SavingActorWorker)
+    beside = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace()))
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda worker: setattr(worker, "rollout", rollouts.pop()))
+    rollouts = [beside, None]
+    while rollouts:
+        assert not any(patch.applied for patch in FLAT_BUCKET_PATCHES)
+        worker.init_model()
+    assert all(patch.applied for patch in FLAT_BUCKET_PATCHES)
+    for patch in FLAT_BUCKET_PATCHES:
+        patch.revert()
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) -> Any:

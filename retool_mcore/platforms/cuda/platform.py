@@ -87,7 +87,7 @@ class Cuda(Platform):
 
     def patches(self) -> Sequence[Patch]:
         keys = (KEY_PATCH,) if self.sglang_patches() else ()
-        return (STORE_PATCH, *keys, *self.training_patches(), *self.sglang_patches())
+        return (STORE_PATCH, *keys, *self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
 
     def training_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cuda.patches import TRAINING_PATCHES
@@ -103,6 +103,11 @@ class Cuda(Platform):
         from retool_mcore.platforms.cuda.patches import SGLANG_PATCHES
 
         return SGLANG_PATCHES if importlib.util.find_spec(SGLANG.name) else ()
+
+    def weight_sync_patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCHES
+
+        return FLAT_BUCKET_PATCHES if importlib.util.find_spec(SGLANG.name) else ()
 
     def activate(self) -> None:
         os.environ.update(self.process_env())
