@@ -22,6 +22,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.verl.replay import AsyncReplay, SyncReplay, clear_orphans, sequence_lengths
+from retool_mcore.verl.row_reports import RowReports
 
 GROUP = 4
 
@@ -72,6 +73,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, 
                 "old_log_probs": torch.tensor([-0.75, -0.25]),
                 "advantages": torch.tensor([2 * accuracy - 1] * 2),
                 "extra_fields": extra,
+                "num_turns": 3,
             }
         )
     if not keys:
@@ -112,6 +114,7 @@ def sampler(
 def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     answers: list[Any] = []
     replay.observe = answers.extend
+    replay.reports = RowReports()  # as the trainer before each step
     try:
         batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=2)
     except RolloutError as error:
