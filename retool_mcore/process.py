@@ -4,12 +4,14 @@ import atexit
 import ctypes
 import errno
 import io
+import multiprocessing
 import os
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn
@@ -31,6 +33,21 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:  # the parent died between the two calls
         os.kill(os.getpid(), how)
+
+
+def begin_beside(work: Callable[[], None]) -> None:
+    """Do ``work``, which can be pickled, in a process of its own, and do not wait for it.
+
+    It has this process's output, and ends with this process.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=_beside, args=(work,), daemon=True)
+    process.start()
+    threading.Thread(target=process.join, daemon=True).start()  # or it stays, as a zombie
+
+
+def _beside(work: Callable[[], None]) -> None:
+    die_with_parent()
+    work()
 
 
 def end_with_parent_if_asked() -> None:

@@ -10,9 +10,8 @@ modules need.
 
 import asyncio
 import copy
-import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,16 +20,13 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.plugin.platform import get_platform
-from verl.utils.import_utils import import_external_libs
 from verl.workers.rollout.replica import RolloutMode
-from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica, visible_devices_keyword
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
-from retool_mcore.platforms.base import get_platform as retool_platform
 from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.verl import engine_processes
-from retool_mcore.verl.keys.rollout import engine_args, trajectories_in_flight
+from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.sglang_server import MeasuredServer, actor_class
 
@@ -116,24 +112,11 @@ class LateSettings(MeasuredServer):
         os.environ.update(environment)
         super().__init__(**settings)
 
-    def start_processes(
-        self, devices: str, schedulers: int, *, memory_saver: bool, ahead: Callable[[], None] | None, platform: str
-    ) -> None:
-        engine_processes.start({visible_devices_keyword: devices}, schedulers, memory_saver=memory_saver, ahead=ahead)
-        importlib.import_module("retool_mcore.verl.workers")  # of which the settings have handles
-        import_external_libs(retool_platform(platform).training.external_lib)  # as verl's constructor does
-
-    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            await super().launch_server(*args, **kwargs)
-        finally:
-            engine_processes.release()
-
 
 class EarlyServer:
     """One early server, in place of the actor class that verl makes a server of."""
 
-    def __init__(self, replica_rank: int, config: RlConfig) -> None:
+    def __init__(self, replica_rank: int, requests: int) -> None:
         node_id = ray.get_runtime_context().get_node_id()
         environment = {**dict.fromkeys(get_platform().ray_noset_envvars(), "1"), **get_platform().rollout_env_vars()}
         self._actor: Any = (
@@ -142,16 +125,9 @@ class EarlyServer:
                 name=f"sglang_server_{replica_rank}_0",  # verl's workers look it up
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
                 runtime_env={"env_vars": environment},
-                max_concurrency=requests_at_once(config),
+                max_concurrency=requests,
             )
             .remote()
-        )
-        platform = retool_platform(config.run.platform)
-        tp, args = config.rollout.engine_tp, engine_args(config, platform)
-        saver = args.get("enable_memory_saver", True)  # verl's own argument
-        ahead = platform.ahead_of_engine(config) if replica_rank == 0 else None  # once on the node
-        self._processes = self._actor.start_processes.remote(
-            expected_devices(config, replica_rank), tp, memory_saver=saver, ahead=ahead, platform=platform.name
         )
         self._environment: Mapping[str, str] = {}
 
@@ -162,20 +138,8 @@ class EarlyServer:
 
     def remote(self, **settings: Any) -> Any:
         """The actor, which has these settings from now on."""
-        ray.get(self._processes)  # Ray does not keep the order of calls that wait for the actor
         ray.get(self._actor.construct.remote(self._environment, **settings))
         return self._actor
-
-
-def expected_devices(config: RlConfig, replica_rank: int) -> str:
-    """The devices that a replica of a run on one node gets, if Ray hands them out in order.
-
-    Where it does not, the replica's processes start anew.
-    """
-    named = os.environ.get(visible_devices_keyword, "").split(",")
-    visible = named if named != [""] else [str(number) for number in range(config.cluster.gpus_per_node)]
-    tp, first = config.rollout.engine_tp, config.train_gpus() if config.rollout.gpus else 0
-    return ",".join(visible[first + replica_rank * tp :][:tp])
 
 
 _waiting: dict[int, EarlyServer] = {}  # by replica
@@ -188,4 +152,4 @@ def start_early(config: RlConfig) -> None:
     """
     if config.cluster.nodes == 1:
         for replica_rank in range(config.serving_gpus() // config.rollout.engine_tp):
-            _waiting[replica_rank] = EarlyServer(replica_rank, config)
+            _waiting[replica_rank] = EarlyServer(replica_rank, requests_at_once(config))

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -42,7 +43,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def loaded(*words: str, path: Path, model: dict[str, object]) -> dict[str, tuple[object, ...]]:
+def loaded(*words: str, path: Path, model: Mapping[str, object]) -> dict[str, tuple[object, ...]]:
     (path / "config.json").write_text(json.dumps(model), encoding="utf-8")
     save_file({}, path / "model.safetensors")
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={path}", *words])
@@ -104,3 +105,8 @@ def test_flashinfers_norm_is_among_them_where_it_would_use_nvcc(tmp_path: Path, 
     with_cutlass.__spec__ = SimpleNamespace()  # type: ignore[assignment]  find_spec gives what is there
     monkeypatch.setitem(sys.modules, "cutlass", with_cutlass)
     assert "flashinfer.norm.get_norm_module" not in loaded(path=tmp_path, model=QWEN)
+
+
+def test_a_model_that_is_still_to_be_fetched_has_none():
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ["model.path=nobody/has-fetched-this"])
+    assert not kernels_of(config)

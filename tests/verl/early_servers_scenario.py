@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,19 +31,13 @@ PATHS = ("/update_weights_from_tensor", "/generate", "/abort_request", "/release
 class Stub:
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
-        self.processes: list[Any] = []
-        self.processes_then: list[Any] = []  # when it was constructed
-
-    async def start_processes(self, *asked: Any, **named: Any) -> None:  # async, as a server is
-        await asyncio.sleep(1)
-        self.processes = [*asked, named]
 
     def construct(self, environment: Mapping[str, str], **settings: Any) -> None:
         os.environ.update(environment)
-        self.settings, self.processes_then = settings, self.processes
+        self.settings = settings
 
     def told(self) -> list[Any]:
-        return [self.settings, os.environ.get("RETOOL_TEST"), self.processes_then]
+        return [self.settings, os.environ.get("RETOOL_TEST")]
 
 
 class Gate:
@@ -121,8 +113,7 @@ def room_of(replica: Any, config: RlConfig) -> list[int]:
             asked.append(max_concurrency)
             return self
 
-        def remote(self) -> Any:
-            return mock.MagicMock()
+        def remote(self) -> None: ...
 
     replica._waiting.clear()
     with mock.patch.object(replica, "actor_class", lambda server: Actor()):
@@ -216,7 +207,6 @@ def loops(folder: str) -> dict[str, Any]:
                 self.settings,
                 bool(sandbox.level),  # which raises before the sandbox is open
                 "retool_mcore.verl.sglang_replica" in sys.modules,
-                "retool_mcore.platforms.cpu.engine" in sys.modules,
             ]
 
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
@@ -231,55 +221,6 @@ def loops(folder: str) -> dict[str, Any]:
     asyncio.run(manager._init_agent_loop_workers())
     [worker] = manager.agent_loop_workers
     return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
-
-
-def processes(folder: str) -> dict[str, Any]:
-    """What SGLang gets where it starts a process: for devices as foreseen, and for others."""
-    from sglang.srt.entrypoints import engine
-
-    from retool_mcore.verl import engine_processes
-    from tests.verl import engine_process_calls
-
-    written = Path(folder, "ahead")
-    engine_processes.start(
-        {"CUDA_VISIBLE_DEVICES": "3"},
-        2,
-        memory_saver=False,
-        ahead=partial(engine_process_calls.write_devices, str(written)),
-        imported=[engine_process_calls.IMPORTED],
-    )
-    early = [each.process for each in engine_processes._waiting]
-    found: dict[str, Any] = {"early": [process.pid for process in early]}
-    for devices in ("3", "4"):
-        os.environ.update({**engine_processes.SET_AT_LAUNCH, "CUDA_VISIBLE_DEVICES": devices, "RETOOL_TEST": devices})
-        reader, writer = engine.mp.Pipe(duplex=False)
-        process = engine.mp.Process(target=engine_process_calls.tell, args=(writer,))
-        process.start()
-        writer.close()
-        found[devices] = [process.pid, reader.recv()]
-        process.join(30)
-        found[devices].append(process.exitcode)
-    for process in multiprocessing.active_children():
-        if process.daemon:
-            process.join(30)
-    found["ahead"] = written.read_text(encoding="utf-8")
-    left = [process for process in early if process.is_alive()]
-    engine_processes.release()
-    for process in left:
-        process.join(30)
-    return {**found, "left": [process.exitcode for process in left]}
-
-
-def devices(replica: Any) -> list[list[str]]:
-    """Of two replicas: on a GPU each, of GPUs that are named, and beside four that train."""
-    of_async = ["train.mode=async", "rollout.gpus=4", "rollout.engine_tp=2", "cluster.gpus_per_node=8"]
-    cases = [("", ["cluster.gpus_per_node=2"]), ("2,5", ["cluster.gpus_per_node=2"]), ("", of_async)]
-    found = []
-    for named, words in cases:
-        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", words)
-        with mock.patch.dict(os.environ, {replica.visible_devices_keyword: named}):
-            found.append([replica.expected_devices(config, rank) for rank in range(2)])
-    return found
 
 
 def _named() -> list[str]:
@@ -313,10 +254,9 @@ def main() -> dict[str, Any]:
     found |= {"room": room_of(ours, paper), "behind": behind_requests(sglang_server)}
     found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
     found |= {"seeds": seeds_of(ours), "answers": answers(sglang_server)}
-    found["devices"] = devices(ours)
     found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]
     with tempfile.TemporaryDirectory() as folder:
-        return {**found, "processes": processes(folder), "loops": loops(folder)}
+        return {**found, "loops": loops(folder)}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The kernels that SGLang compiles in its first CUDA graph, compiled while the model is built.
+"""The kernels that SGLang compiles in its first CUDA graph, compiled from a run's first second on.
 
 SGLang and FlashInfer hand these to nvcc one after the other, each when it is called for the first
-time: 62 of the 94 s of an engine's first start on an H100 machine. Here they are compiled side by
-side, by the same loaders, into the caches that the engine then reads. Triton's are not among them:
-they are made from the tensors of a call.
+time: 63 of the 94 s of an engine's first start on an H100 machine. Here they are compiled side by
+side (44 s), by the same loaders, into the caches that the engine then reads. Triton's are not
+among them: they are made from the tensors of a call.
 
 What fails here is compiled by the engine.
 """
@@ -49,8 +49,13 @@ class Kernel:
 
 
 def kernels_of(config: RlConfig) -> Sequence[Kernel]:
-    """Of a forward pass of Qwen2, Qwen3 or Llama in an engine of the run."""
+    """Of a forward pass of Qwen2, Qwen3 or Llama in an engine of the run.
+
+    None of a model that is still to be fetched.
+    """
     model = read_config(config.model.path)
+    if not model:
+        return ()
     shape, dtype = shape_of_config(model), getattr(torch, config.model.dtype)
     cached = 1 if config.rollout.kv_cache == "fp8" else dtype.itemsize
     kv_heads = max(1, shape.kv_heads // config.rollout.engine_tp)
