@@ -82,6 +82,12 @@ class Cuda(Platform):
                 "an engine in FP8 compiles the kernels it meets, not those of all sizes for minutes before it starts",
                 forced=False,
             ),
+            EnvVar(
+                "NVTE_USE_CUTLASS_GROUPED_GEMM",
+                "1",
+                "the experts' products of a layer are one kernel, not one for each expert",
+                forced=False,
+            ),
             EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
         )
 
@@ -184,7 +190,8 @@ class Cuda(Platform):
     def ahead_of_engine(self, config: RlConfig) -> Callable[[], None] | None:
         from retool_mcore.platforms.cuda.kernels_ahead import compile_kernels, kernels_of
 
-        return partial(compile_kernels, kernels_of(config))
+        kernels = kernels_of(config)
+        return partial(compile_kernels, kernels) if kernels else None
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
         name = "CUDA_VISIBLE_DEVICES"
