@@ -142,9 +142,9 @@ class Rollout(ToolLoop):
     kv_cache: Literal["model", "fp8"] = "model"
     """Of the engines' cache of keys and values: as model.dtype, or FP8 (e4m3), in half the memory.
 
-    With a scale of 1, so nothing beyond 448 can be told in it. More responses fit at once, and each
-    decoding step reads half as much. Needs algorithm.importance_sampling, as rollout.precision
-    does. Validation samples with it, `retool eval` does not. Platform cuda only.
+    With a scale of 1, so nothing beyond 448 can be told in it. More responses fit at once; with
+    Triton's attention none is sampled faster. Needs algorithm.importance_sampling, as
+    rollout.precision does. Validation samples with it, `retool eval` does not. Platform cuda only.
     """
 
     agent_workers: PositiveInt = 1

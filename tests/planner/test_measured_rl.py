@@ -183,7 +183,7 @@ def test_a_wave_by_hand():
     """Two rounds of equal responses, and one in which they end one after another."""
 
     def wave_of(lengths: Lengths, slots: int, step: Callable[[float, float], float]) -> float:
-        engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=False, fp8_cache=False, count=1,
+        engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=False, count=1,
                           responses=64, ahead=0.0, max_running=slots, kv_tokens=10**9, lengths=lengths)  # fmt: skip
         with mock.patch.object(Engines, "step_s", lambda _, at_once, context: step(at_once, context)):
             return wave.__wrapped__(engines, 64)

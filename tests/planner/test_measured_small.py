@@ -117,7 +117,7 @@ def test_what_the_driver_does_is_planned_as_it_was_measured_since_c565d8b(name: 
 def test_a_bare_engine_is_planned_within_5_percent(fp8: bool, rate: float):
     """perf/RESULTS.md: 64 requests of 2 to 4 k tokens, one turn each: no prefill comes between."""
     lengths = Lengths(shortest=2000, mean=3000, longest=4000, prompt=100, limit=4000)
-    engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=fp8, fp8_cache=False, count=1, responses=64,
+    engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=fp8, count=1, responses=64,
                       ahead=0.0, max_running=64, kv_tokens=10**9, lengths=lengths)  # fmt: skip
     assert 64 * 3000 / wave(engines, 64) == pytest.approx(rate, rel=0.05)
 
@@ -220,7 +220,7 @@ def test_prefills_of_later_turns_by_hand():
 def test_a_wave_waits_for_the_prefills_of_its_turns():
     """Equal responses of two calls: two prefills for all of them, of 28 layers each."""
     same = Lengths(shortest=300, mean=300, longest=300, prompt=10, limit=300)
-    engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=False, fp8_cache=False, count=1,
+    engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=False, count=1,
                       responses=64, ahead=0.0, max_running=64, kv_tokens=10**9, lengths=same)  # fmt: skip
     with mock.patch.dict(CALIBRATION, launch_layer_s=Constant(1.0, "")), \
             mock.patch.object(Engines, "step_s", lambda *_: 1.0):  # fmt: skip

@@ -14,7 +14,7 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import shape_of_config
-from retool_mcore.planner.calibration import CALIBRATION, START_S, calibrated
+from retool_mcore.planner.calibration import CALIBRATION, START_S
 from retool_mcore.planner.generation import Engines
 from retool_mcore.planner.hardware import GIB, of_run, parse
 from retool_mcore.planner.lengths import Lengths
@@ -289,7 +289,7 @@ def test_an_engine_in_fp8_holds_its_layers_in_one_byte():
     assert found_gib == pytest.approx([saved_gib] * 2, rel=0.01)
 
 
-def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_half_the_time():
+def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_the_same_time():
     """Where the cache limits how many responses run at once, twice as many do."""
     fp8 = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
     tight = ("rollout.engine_memory_fraction=0.2", "rollout.max_running_requests=1024")
@@ -303,10 +303,9 @@ def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_half_the_time():
     engines = [Engines.of(run, SEVEN, h200, each, lengths) for run, each in zip(runs, tokens, strict=True)]
     (few, limit), (many, _) = (each.slots for each in engines)
     assert limit == "cache" and many == pytest.approx(2 * few, rel=0.001)
-    assert plans[1].phases["generate"] < 0.6 * plans[0].phases["generate"]
+    assert plans[1].phases["generate"] < 0.85 * plans[0].phases["generate"], "weights are read half as often"
     steps = [each.step_s(64.0, 64 * 8000.0) for each in engines]
-    read_s = 64 * 8000 * 28_672 / (h200.device.bandwidth * calibrated("cache_read"))
-    assert steps[0] - steps[1] == pytest.approx(read_s / engines[0].tp), "of half the bytes"
+    assert steps[0] == steps[1], "no faster by it, as was measured with Triton"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_qwen*.toml")), ids=lambda path: path.stem)

@@ -149,7 +149,7 @@ def test_tokens_are_read_once_for_rewards_and_advantages(settings: tuple[str, ..
 TOLD = ("uid", "num_turns", "extra_fields")
 
 
-def read(row: dict[str, Any], name: str) -> torch.Tensor:
+def read(row: dict[str, Any], name: str) -> Any:
     """A row's column [T] as an update reads it."""
     from tensordict import TensorDict
 
