@@ -48,6 +48,8 @@ class Run:
         trainer.config, trainer.total_training_steps = SimpleNamespace(trainer=SimpleNamespace(test_freq=-1)), 9
         trainer.prev_step_profile, trainer._step_sample_wait_seconds = False, 0.0
         trainer.use_critic, trainer.timing_raw, trainer._detach_dead = False, {}, lambda: None
+        trainer._load = SimpleNamespace(ask=lambda: None)
+        trainer._reports = SimpleNamespace(read=lambda keys, partition: None)
         trainer._start_lost = lambda: []
         trainer._admit = trainer._put_to_sleep = lambda back: None
         trainer._restart_dead = lambda: None
@@ -106,7 +108,7 @@ class Run:
             self.queue.pop(0)
             trainer.on_sample_end()
             self.at("values", step)
-            batch = SimpleNamespace(extra_info={})
+            batch = SimpleNamespace(extra_info={}, keys=[], partition_id="train")
             if trainer.use_critic:
                 trainer._update_critic(batch, {})
             trainer._update_actor(batch, {})
