@@ -20,8 +20,8 @@ from retool_mcore.verl.blocks import blocks, put_values
 from retool_mcore.verl.correction import Correction
 from retool_mcore.verl.measure import uid_of
 from retool_mcore.verl.token_advantages import Whitening, discounted, generalized
+from retool_mcore.verl.update_columns import MASK
 
-MASK = "response_mask"
 _EPSILON = 1e-6  # verl's, beside a group's standard deviation
 
 

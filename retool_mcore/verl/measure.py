@@ -12,6 +12,7 @@ from retool_mcore.reward.score import mean_parts
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.records import RecordWriter, group_rank
 from retool_mcore.rollout.telemetry import distributions, group_shares
+from retool_mcore.verl.blocks import values_of_rows
 
 SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
 INTERVAL_Z = 1.96
@@ -25,8 +26,7 @@ def uid_of(key: str) -> str:
 
 def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
     """What our agent loop and the reward have stored beside the tokens of each trajectory."""
-    data: Any = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
-    return [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
+    return values_of_rows(keys, partition_id, "extra_fields")[0]
 
 
 def answers_of_groups(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[bool]]]:

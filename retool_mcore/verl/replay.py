@@ -39,11 +39,11 @@ from retool_mcore.verl.measure import (
 )
 from retool_mcore.verl.row_reports import RowReports
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
+from retool_mcore.verl.update_columns import MASK
 
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.1
-MASK = "response_mask"
 
 
 class ReplayMixin:

@@ -131,7 +131,8 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
             config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
         self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
-        self._external_lib = get_platform(self._run.run.platform).training.external_lib
+        platform = get_platform(self._run.run.platform)
+        self._external_lib = platform.training.external_lib
         start_stages.follow(
             self._run.run.dir,
             detached_engines=self._run.rollout.gpus > 0,
@@ -145,7 +146,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         self._load = EngineLoad(self)
         values = read_config(self._run.model.path)
         self._shape = shape_of_config(values) if values else None  # None: not in the hub cache
-        self._peak_flops = (get_platform(self._run.run.platform).device.peak_flops or 0.0) * self._run.train_gpus()
+        self._peak_flops = (platform.device.peak_flops or 0.0) * self._run.train_gpus()
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
