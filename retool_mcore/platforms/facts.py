@@ -40,6 +40,14 @@ class RolloutFacts:
     weight_transport: tuple[str, str | None]
 
 
+# What each of Ray's workers imports before it does anything. None imports Ray or touches a device.
+IMPORTED = (
+    *("torch", "torch._dynamo", "torch.distributed.fsdp", "torchdata.stateful_dataloader", "tensordict"),
+    *("transformers.modeling_utils", "transformers.processing_utils", "peft", "datasets", "scipy.optimize"),
+    *("hydra", "aiohttp", "fastapi", "uvicorn", "zmq"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
     """What a run needs of the machine around its devices; read by preflight and by Ray's start."""
@@ -48,3 +56,4 @@ class HostFacts:
     open_files: int = 65_536  # Ray's own advice for clusters
     has_devices: bool = True  # False: processes share the cores, and Ray counts made-up devices
     least_addresses_gib: int = 32  # that a process maps, used or not; not measured on devices
+    imported_once: tuple[str, ...] = ()  # by the process that Ray's workers on one node are forked from

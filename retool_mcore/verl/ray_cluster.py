@@ -1,11 +1,13 @@
 """Which Ray cluster a run uses: its own on one node, the launch script's otherwise.
 
 Ray's own processes take 13 to 16 s to come up on an H100 node. They do so while the driver checks
-and imports, so they are started by a process of their own, which waits for them.
+and imports, so they are started by a process of their own, which waits for them. Another one
+imports meanwhile what Ray's workers are forked with (``forked_workers``).
 """
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,9 +22,11 @@ from retool_mcore.errors import PlatformError, RunError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.process import without_hangups
 from retool_mcore.run.temporary import remove_when_quiet
+from retool_mcore.verl import worker_command
 from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.trainer import RAY, RAY_INIT
 
+FORKS = "forks"  # a socket
 END_S = 10.0  # Ray's processes, which end their workers first
 
 Join = Callable[[], dict[str, Any]]
@@ -41,7 +45,9 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
     # Ray would join whatever it names: some other user's or program's cluster, or a dead one.
     os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
     with ray_folder(config.run.dir) as folder:
-        head, joined = _start({**_of_start(config, platform), "_temp_dir": str(folder)}), False
+        with without_hangups():
+            forks = _start_forks(config, platform, folder)
+            head, joined = _start({**_of_start(config, platform), "_temp_dir": str(folder)}), False
 
         def join() -> dict[str, Any]:
             nonlocal joined
@@ -50,12 +56,14 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
                 log = config.run.dir / "logs" / "rl.log"
                 raise RunError(f"Ray did not start; {log} says why at its end. The same command tries again.")
             joined = True
-            return {"address": address}
+            return {"address": address} | ({"runtime_env": {"py_executable": _worker(folder)}} if forks else {})
 
         try:
             yield join
         finally:
             _end(head, joined=joined)
+            if forks:
+                _end_forks(forks)
 
 
 def _of_start(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -70,10 +78,37 @@ def _start(arguments: dict[str, Any]) -> subprocess.Popen[str]:
     What Ray's processes hold is saved first.
     """
     argv = [sys.executable, "-m", "retool_mcore.verl.ray_head", json.dumps(arguments)]
-    with without_hangups():
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> subprocess.Popen[bytes] | None:
+    """The process that workers are forked from; None where each is to start by itself.
+
+    Ray gives an actor without num_cpus one thread of OpenMP, which reads the variable as it is
+    loaded. nsys has to start the processes that it looks into.
+    """
+    modules = platform.host.imported_once
+    if not modules or config.verl_overrides.get("global_profiler.tool") == "nsys":
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", str(folder / FORKS), *modules]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _end_forks(forks: subprocess.Popen[bytes]) -> None:
+    """Ray has ended its workers; what is left of them ends with this process."""
+    forks.terminate()
+    try:
+        forks.wait(END_S)
+    except subprocess.TimeoutExpired:
+        forks.kill()
+        forks.wait()
+
+
+def _worker(folder: Path) -> str:
+    """Ray's command for a worker, which bash reads."""
+    return shlex.join([sys.executable, "-I", "-S", str(worker_command.__file__), str(folder / FORKS)])
 
 
 def _end(head: subprocess.Popen[str], *, joined: bool) -> None:

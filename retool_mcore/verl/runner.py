@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import ray
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +24,7 @@ from retool_mcore.verl.early_queue import queue_beside
 from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
+from retool_mcore.verl.keys.trainer import RAY_INIT
 from retool_mcore.verl.ray_cluster import Join
 from retool_mcore.verl.rl_metrics import measure_sglang
 from retool_mcore.verl.run_settings import settings_of_run
@@ -56,6 +57,13 @@ class Driver(_TaskRunner):
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 
+def with_own_environment(joined: dict[str, Any], tree: DictConfig) -> DictConfig:
+    """What joins Ray, with the user's own runtime_env before ours; None is verl's default."""
+    own = OmegaConf.select(tree, f"{RAY_INIT}runtime_env") or {}
+    given = {"runtime_env": {name: value for name, value in own.items() if value is not None}}
+    return cast("DictConfig", OmegaConf.merge(joined, given))
+
+
 def run(config: RlConfig, platform: Platform, resume_from: Path | None, join: Join) -> None:
     """Join Ray and run to ``train.steps``.
 
@@ -70,7 +78,7 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None, join: Jo
     kills = MemoryKills()
     try:
         if joined := join():  # else RAY_ADDRESS names the cluster
-            tree.ray_kwargs.ray_init = joined
+            tree.ray_kwargs.ray_init = with_own_environment(joined, tree)
         run_ppo(tree, task_runner_class=Driver())
     except BaseException as error:
         if isinstance(error, RayError):

@@ -15,7 +15,7 @@ from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.engine_key import KEY_PATCH
-from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.facts import IMPORTED, DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.stores import STORE_PATCH
@@ -55,6 +55,7 @@ class Cuda(Platform):
         ddp_options={"overlap_grad_reduce": True},
     )
     rollout = RolloutFacts(engine=SGLANG, free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
+    host = HostFacts(imported_once=IMPORTED)
 
     def check_machine(self) -> None:
         import torch
@@ -87,6 +88,11 @@ class Cuda(Platform):
                 "1",
                 "the experts' products of a layer are one kernel, not one for each expert",
                 forced=False,
+            ),
+            EnvVar(
+                "PYTORCH_NVML_BASED_CUDA_CHECK",
+                "1",
+                "a look whether there is a GPU opens none, so workers can be forked",
             ),
             EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
         )
