@@ -81,6 +81,7 @@ def serve(listener: socket.socket) -> list[str]:
 
 def _end(waiting: selectors.DefaultSelector) -> NoReturn:
     """End the workers, and collect them: in a container the first process may not do so."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     workers = {key.data[0] for key in waiting.get_map().values() if key.data}
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
@@ -122,6 +123,7 @@ def _tell_end(waiting: selectors.DefaultSelector, key: selectors.SelectorKey) ->
 def _become(request: dict[str, Any], streams: list[int]) -> list[str]:
     """Make this process what a new one with the client's command would be."""
     die_with_parent()
+    os.setpgid(0, 0)  # when a worker dies raylet kills its group, for what it may have started
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

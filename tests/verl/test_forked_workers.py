@@ -22,7 +22,8 @@ import json, os, sys, time
 known = "numpy" in sys.modules
 import numpy
 print(json.dumps({
-    "known": known, "pid": os.getpid(), "parent": os.getppid(), "words": sys.argv[1:], "name": __name__,
+    "known": known, "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0),
+    "words": sys.argv[1:], "name": __name__,
     "path": sys.path[0], "folder": os.getcwd(), "environment": dict(os.environ), "random": numpy.random.random(),
 }), flush=True)
 if sys.argv[1] == "stay":
@@ -87,6 +88,7 @@ def test_a_worker_is_what_its_command_says_with_the_imports_done(
     assert [worker.wait(30) for worker in workers] == [3, 3]
     assert (first["known"], first["parent"], first["words"]) == (True, server.pid, ["3", "two words"])
     assert (first["name"], first["path"], first["folder"]) == ("__main__", str(script.parent), str(tmp_path))
+    assert first["group"] == first["pid"] != second["group"]
     assert first["environment"]["WORKERS_OWN"] == "2"
     assert "ONLY_THE_SERVERS" not in first["environment"]
     assert first["random"] != second["random"]
