@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,25 +59,44 @@ def serve(listener: socket.socket) -> list[str]:
     signal.signal(signal.SIGTERM, lambda *_: _end(waiting))
     while True:
         for key, _ in waiting.select():
+            if waiting.get_map().get(key.fd) is not key:
+                continue  # client and worker ended at once, and this is the second to be seen
             if key.fileobj is listener:
-                connection, _ = listener.accept()
-                with suppress(OSError, ValueError):  # the client has gone
-                    request, streams = _received(connection)
-                    if not (pid := os.fork()):
-                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                        _close(waiting, connection)
-                        return _become(request, streams)
-                    for stream in streams:
-                        os.close(stream)
-                    connection.sendall(b"forked\n")
-                    ended = os.pidfd_open(pid)
-                    waiting.register(ended, selectors.EVENT_READ, (pid, connection))
-                    waiting.register(connection, selectors.EVENT_READ, (pid, ended))
+                if words := _begin(waiting, listener):
+                    return words
             elif isinstance(connection := key.fileobj, socket.socket):  # closed: the client never says more
                 os.kill(key.data[0], signal.SIGKILL)
                 waiting.unregister(connection)
             else:
                 _tell_end(waiting, key)
+
+
+def _begin(waiting: selectors.DefaultSelector, listener: socket.socket) -> list[str] | None:
+    """Fork a worker for the next client; returns its command's words there, and None here."""
+    connection, _ = listener.accept()
+    try:
+        request, streams = _received(connection)
+        pid = _fork()
+    except (OSError, ValueError):  # the client has gone, or no process can be made: then it becomes the worker
+        connection.close()
+        return None
+    if not pid:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _close(waiting, connection)
+        return _become(request, streams)
+    for stream in streams:
+        os.close(stream)
+    ended = os.pidfd_open(pid)
+    waiting.register(ended, selectors.EVENT_READ, (pid, connection))
+    waiting.register(connection, selectors.EVENT_READ, (pid, ended))
+    with suppress(OSError):  # the client has gone: its end is seen next
+        connection.sendall(b"forked\n")
+    return None
+
+
+def _fork() -> int:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return os.fork()  # Python 3.12 warns of threads; the one here is of pyarrow's jemalloc, which knows forks
 
 
 def _end(waiting: selectors.DefaultSelector) -> NoReturn:

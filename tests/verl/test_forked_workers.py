@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,30 @@ def test_client_and_worker_end_together(killed: str, server: subprocess.Popen[st
     else:
         assert not gone(others)
         other.kill()
+
+
+def test_clients_and_workers_that_end_at_once_leave_the_server(
+    server: subprocess.Popen[str], script: Path, tmp_path: Path
+):
+    pairs = [client(tmp_path, script, "stay") for _ in range(4)]
+    workers = [told(each)["pid"] for each in pairs]
+    os.kill(server.pid, signal.SIGSTOP)  # so that it sees all of them in one look
+    for pid in (*workers, *(each.pid for each in pairs)):
+        os.kill(pid, signal.SIGKILL)
+    for each in pairs:
+        each.wait(30)
+    os.kill(server.pid, signal.SIGCONT)
+    assert told(client(tmp_path, script, "0"))["parent"] == server.pid
+    until(lambda: not psutil.Process(server.pid).children())
+
+
+def test_a_worker_that_cannot_begin_ends_and_forks_nothing(server: subprocess.Popen[str], script: Path, tmp_path: Path):
+    request = {"words": [str(script), "stay"], "environment": {}, "folder": str(tmp_path / "gone")}
+    with socket.socket(socket.AF_UNIX) as asking, Path(os.devnull).open("w") as nowhere:
+        asking.connect(str(tmp_path / "forks"))
+        socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [nowhere.fileno()] * 3)
+        assert asking.makefile().readlines() == ["forked\n", "1\n"]
+    assert told(client(tmp_path, script, "0"))["parent"] == server.pid
 
 
 def test_without_a_server_a_worker_starts_as_usual(script: Path, tmp_path: Path):
