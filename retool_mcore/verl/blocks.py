@@ -3,7 +3,7 @@
 What a step holds at once does not grow with its tokens, nor with its longest response.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,13 @@ class Block:
         )
 
 
-def blocks(batch: KVBatchMeta, *names: str) -> Iterator[Block]:
-    """The batch in order, with columns of which the first has the length of the responses."""
-    for keys in _cut(batch.keys, [tag.get("seq_len", 0) for tag in batch.tags]):
+def blocks(batch: KVBatchMeta, *names: str, but: Container[str] = ()) -> Iterator[Block]:
+    """The batch in order, with columns of which the first has the length of the responses.
+
+    ``but``: rows that are left out.
+    """
+    rows = [(key, tag.get("seq_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True) if key not in but]
+    for keys in _cut(rows):
         columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names))
         yield Block(batch.partition_id or "", keys, columns, names[0])
 
@@ -97,10 +101,10 @@ def _plain(column: Any) -> list[Any]:
     return [getattr(value, "data", value) for value in column]
 
 
-def _cut(keys: Sequence[str], lengths: Sequence[int]) -> Iterator[list[str]]:
-    """Runs of ``keys`` of up to BLOCK_TOKENS, and of one row at least."""
+def _cut(rows: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
+    """Runs of keys of up to BLOCK_TOKENS by their lengths, and of one row at least."""
     run, tokens = list[str](), 0
-    for key, length in zip(keys, lengths, strict=True):
+    for key, length in rows:
         if run and tokens + length > BLOCK_TOKENS:
             yield run
             run, tokens = [], 0

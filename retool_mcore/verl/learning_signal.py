@@ -16,9 +16,10 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import kl_penalty
 
 from retool_mcore.config import Algorithm
-from retool_mcore.verl.blocks import blocks, put_values
+from retool_mcore.verl.blocks import Block, blocks, put_values
 from retool_mcore.verl.correction import Correction
 from retool_mcore.verl.measure import uid_of
+from retool_mcore.verl.row_reports import ReadAhead
 from retool_mcore.verl.token_advantages import Whitening, discounted, generalized
 from retool_mcore.verl.update_columns import MASK
 
@@ -43,6 +44,7 @@ class LearningSignal:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self.rows: dict[str, Told] = {}
+        self.ahead = ReadAhead(_as_sampled)  # rows that were read while others were sampled
         self._sums = {name: _Sums() for name in ("advantages", "returns", "values", "errors")}
 
     def prepare(self, batch: KVBatchMeta, controller: Any = None) -> dict[str, float]:
@@ -58,7 +60,9 @@ class LearningSignal:
         names = [MASK, "rm_scores", *([old] if corrects or controller else [])]
         names += [*(["rollout_log_probs"] if corrects else []), *(["ref_log_prob"] if controller else [])]
         divergence = list[npt.NDArray[Any]]()
-        for block in blocks(batch, *names):
+        known = {} if corrects or controller else self.ahead.known()
+        self.rows |= {key: known[key] for key in batch.keys if key in known}
+        for block in blocks(batch, *names, but=known):
             mask_N, scores = block.tokens(MASK), block.row_sums("rm_scores")
             stored, rewards = dict[str, torch.Tensor](), scores
             if controller:
@@ -72,9 +76,7 @@ class LearningSignal:
                 stored |= correction.of_rows(gap_N, mask_N, block.starts)
             if stored:
                 block.put(**stored)
-            learnt = block.sums(stored.get(MASK, mask_N))
-            told = zip(scores.tolist(), rewards.tolist(), learnt.tolist(), strict=True)
-            self.rows |= {key: Told(*each) for key, each in zip(block.keys, told, strict=True)}
+            self.rows |= _told(block, scores, rewards, block.sums(stored.get(MASK, mask_N)))
         return correction.metrics() | (_penalty(controller, np.concatenate(divergence)) if controller else {})
 
     def left(self, batch: KVBatchMeta) -> bool:
@@ -156,6 +158,20 @@ class LearningSignal:
             errors, returns = self._sums["errors"].variance, self._sums["returns"].variance
             told["critic/vf_explained_var"] = 1.0 - errors / (returns + 1e-5)
         return told
+
+
+def _as_sampled(keys: list[str], partition_id: str) -> dict[str, Told]:
+    """Of rows that nothing has changed yet."""
+    found: dict[str, Told] = {}
+    for block in blocks(KVBatchMeta(partition_id=partition_id, keys=keys, tags=[{}] * len(keys)), MASK, "rm_scores"):
+        scores = block.row_sums("rm_scores")
+        found |= _told(block, scores, scores, block.row_sums(MASK))
+    return found
+
+
+def _told(block: Block, *numbers_R: npt.NDArray[Any]) -> dict[str, Told]:
+    rows = zip(*(numbers.tolist() for numbers in numbers_R), strict=True)
+    return {key: Told(*row) for key, row in zip(block.keys, rows, strict=True)}
 
 
 class _Sums:

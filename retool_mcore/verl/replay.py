@@ -208,7 +208,23 @@ class ReplayMixin:
 
 
 class SyncReplay(ReplayMixin, ReplayBuffer):
-    """For verl's synchronous trainer."""
+    """For verl's synchronous trainer, which has nothing else to do while a batch is sampled.
+
+    Meanwhile it reads the scores of the groups that are finished.
+    """
+
+    read_scores: Callable[[list[str], str], None] = staticmethod(lambda keys, partition_id: None)  # the trainer's
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        self._begun: set[str] = set()
+        return super().sample(global_steps, partition_id, batch_size)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        new = self.finished_keys["train"] - self._begun if partition_id == "train" else set[str]()
+        if keys := [key for key in self.partitions["train"] if uid_of(key) in new]:
+            self.read_scores(keys, "train")
+        self._begun |= new
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
 
 
 class AsyncReplay(ReplayMixin, ReplayBufferAsync):

@@ -129,6 +129,18 @@ def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers, "traces": traces}
 
 
+def read_while_sampling(folder: Path) -> list[list[str]]:
+    """What is read of groups that end one after the other, while the batch waits for the last."""
+    replay, read = sampler(folder, 0.0), list[list[str]]()
+    replay.read_scores = lambda keys, partition_id: read.append([partition_id, *sorted(keys)])
+    put_group("v", [1.0, 0.0, 1.0, 0.0])
+    put_group("w", [1.0, None, None, None], status="running")
+    looks = iter(range(100))
+    replay.while_waiting = lambda: put_group("w", [1.0, 1.0, 0.0, 0.0]) if next(looks) == 2 else None
+    sample(replay)
+    return read
+
+
 def resumed(folder: Path) -> list[list[str]]:
     """What the queue holds after each of two resumes, in which verl saves it within a step."""
     found = []
@@ -187,6 +199,7 @@ def main(folder: Path) -> None:
     out["failed"] = sample(sampler(folder, 0.25, refill, mode="colocate_async"))
     put_group("s", [None, 1.0, 0.0, None], status="failure")
     out["too many failed"] = sample(sampler(folder, 0.2, refill, mode="colocate_async"))
+    out["read while sampling"] = read_while_sampling(folder)
     out["resumed"] = resumed(folder)
     tags = [{"seq_len": 5}, {"seq_len": 9}, {"seq_len": 1, "is_padding": True}]
     out["lengths"] = sequence_lengths(KVBatchMeta(keys=["p_0_0", "p_1_0", "pad"], tags=tags, partition_id="train"))

@@ -45,3 +45,24 @@ def test_an_error_of_the_queue_is_raised_where_the_rows_are_needed(monkeypatch: 
     reports.read(list(rows.rows), "train")
     with pytest.raises(RuntimeError, match="a storage unit is gone"):
         reports.of(list(rows.rows), "train")
+
+
+def test_what_could_not_be_read_ahead_is_read_again_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
+    """As of a group that a filter has removed meanwhile, which nobody asks for."""
+    from retool_mcore.verl.row_reports import ReadAhead
+
+    asked = list[tuple[list[str], bool]]()
+
+    def ask(keys: list[str], partition_id: str) -> dict[str, str]:
+        ahead = threading.current_thread() is not threading.main_thread()
+        asked.append((keys, ahead))
+        if ahead and "b" in keys:
+            raise KeyError("b")
+        return {key: f"{partition_id} {key}" for key in keys}
+
+    rows = ReadAhead(ask)
+    rows.read(["a"], "train")
+    rows.read(["b", "c"], "train")
+    assert rows.known() == {"a": "train a"}
+    assert rows.of(["c", "a"], "train") == ["train c", "train a"]
+    assert sorted(asked) == [(["a"], True), (["b", "c"], True), (["c"], False)]

@@ -314,3 +314,24 @@ def test_the_rate_of_a_row_is_the_one_that_the_update_took_and_each_update_moves
     data = TensorDict({"row": torch.zeros(1)}, batch_size=1)
     rates = [tu.get(UpdateWorker.train_batch.__wrapped__(worker, data), "metrics")["lr"] for _ in range(2)]
     assert rates == [0.25, 0.125]
+
+
+def test_scores_that_are_read_while_sampling_are_those_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In each step anew: a row is of one step."""
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    from tests.verl.unpadded_scenario import Rows
+
+    monkeypatch.setattr(PPOTrainerSync, "on_step_begin", lambda self: None)
+    rows, trainer, buffer = Rows(monkeypatch), trainer_of(tmp_path), SimpleNamespace()
+    trainer.replay_buffer = buffer
+    trainer._clock = SimpleNamespace(step_begins=lambda: None)
+    trainer._saver = SimpleNamespace(poll=lambda: None)
+    trainer._starting = False
+    for keys in (["g0_0_0", "g0_1_0"], ["g4_3_0"]):
+        trainer.on_step_begin()
+        buffer.read_scores(keys, "train")
+        known = trainer._signal.ahead.known()
+        assert list(known) == keys
+        mask = [int(rows.rows[key]["response_mask"].sum()) for key in keys]
+        assert [known[key].learnt for key in keys] == mask

@@ -221,7 +221,12 @@ def test_blocks_have_up_to_so_many_tokens_and_a_row_at_least(monkeypatch: pytest
     from retool_mcore.verl import blocks
 
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 100)
-    assert list(blocks._cut("abcdef", [60, 40, 1, 200, 50, 50])) == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+    assert list(blocks._cut(list(zip("abcdef", [60, 40, 1, 200, 50, 50], strict=True)))) == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+        ["e", "f"],
+    ]
 
 
 @pytest.mark.parametrize("piece", [700, 100_000])
@@ -310,3 +315,40 @@ def test_a_response_alone_in_its_group_is_compared_with_nothing(name: str):
     keys, rewards, learnt = ["a_0_0", "b_0_0", "b_1_0"], np.array([0.5, 1.0, -1.0]), np.array([3, 3, 3])
     found = signal._compared(keys, rewards, learnt)
     assert found[0] == pytest.approx(0.5, rel=1e-5) and found[1] == pytest.approx(-found[2])
+
+
+PLAIN = "algorithm.old_log_prob=rollout"
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ([PLAIN], [["g1_0_0", "g1_1_0"], "the rest"]),
+        (["algorithm.importance_sampling=token"], [["g1_0_0", "g1_1_0"], "all"]),
+    ],
+    ids=["as sampled", "with weights, of log-probabilities that are not there yet"],
+)
+def test_rows_that_were_read_while_others_were_sampled_are_not_read_again(
+    words: list[str], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    from retool_mcore.verl.learning_signal import LearningSignal
+
+    found, reads = list[Any](), list[list[str]]()
+    for ahead in (False, True):
+        rows = Rows(monkeypatch)
+        for row in rows.rows.values():
+            row["old_log_probs"] = row["rollout_log_probs"] + 0.1
+        get = rows.kv_batch_get
+        rows.kv_batch_get = lambda keys, get=get, **rest: reads.append(keys) or get(keys, **rest)
+        signal, batch = LearningSignal(load_config(RlConfig, RL, words).algorithm), rows.batch()
+        if ahead:
+            reads.clear()
+            signal.ahead.read(["g1_0_0", "g1_1_0"], "train")
+            signal.ahead.known()
+        metrics = signal.prepare(batch)
+        signal.advantages(batch)
+        values = {key: row["advantages"].tolist() for key, row in rows.rows.items()}
+        found.append((signal.rows, metrics, values, signal.metrics()))
+    assert found[0] == found[1] and len(found[0][0]) == len(found[0][2]) == 25
+    rest = [key for key in batch.keys if key not in asked[0]]
+    assert reads == [asked[0], rest if asked[1] == "the rest" else batch.keys]
