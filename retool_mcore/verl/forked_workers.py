@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -74,24 +75,34 @@ def serve(listener: socket.socket) -> list[str]:
 def _begin(waiting: selectors.DefaultSelector, listener: socket.socket) -> list[str] | None:
     """Fork a worker for the next client; returns its command's words there, and None here."""
     connection, _ = listener.accept()
+    streams = list[int]()
     try:
-        request, streams = _received(connection)
+        request = _received(connection, streams)
+        if _closed(connection):
+            raise OSError("the client has become the worker")
         pid = _fork()
     except (OSError, ValueError):  # the client has gone, or no process can be made: then it becomes the worker
-        connection.close()
-        return None
-    if not pid:
+        pid = None
+    if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _close(waiting, connection)
         return _become(request, streams)
     for stream in streams:
         os.close(stream)
+    if pid is None:
+        connection.close()
+        return None
     ended = os.pidfd_open(pid)
     waiting.register(ended, selectors.EVENT_READ, (pid, connection))
     waiting.register(connection, selectors.EVENT_READ, (pid, ended))
     with suppress(OSError):  # the client has gone: its end is seen next
         connection.sendall(b"forked\n")
     return None
+
+
+def _closed(connection: socket.socket) -> bool:
+    """Whether the client has closed its end: after the request it never says more."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def _fork() -> int:
@@ -118,14 +129,16 @@ def _close(waiting: selectors.DefaultSelector, connection: socket.socket) -> Non
     waiting.close()
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    text, streams, _, _ = socket.recv_fds(connection, 1 << 16, _STREAMS)
+def _received(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
+    """A client's request; its streams are added to ``streams``. Raises ValueError without one."""
+    text, received, _, _ = socket.recv_fds(connection, 1 << 16, _STREAMS)
+    streams += received
     while not text.endswith(b"\n"):
         more = connection.recv(1 << 16)
         if not more:
             raise ValueError("half a request")
         text += more
-    return json.loads(text), streams
+    return json.loads(text)
 
 
 def _tell_end(waiting: selectors.DefaultSelector, key: selectors.SelectorKey) -> None:

@@ -142,6 +142,22 @@ def test_without_a_server_a_worker_starts_as_usual(script: Path, tmp_path: Path)
     assert said["environment"]["WORKERS_OWN"] == "2"
 
 
+def test_a_server_that_takes_too_long_is_not_waited_for_and_forks_no_second_worker(
+    server: subprocess.Popen[str], script: Path, tmp_path: Path
+):
+    os.kill(server.pid, signal.SIGSTOP)
+    words = [str(tmp_path / "forks"), str(script), "4"]
+    code = f"from retool_mcore.verl import worker_command as it; it.WAIT_S = 1.0; it.main(*{words})"
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    said = told(worker)
+    assert worker.wait(30) == 4
+    assert (said["known"], said["pid"]) == (False, worker.pid)
+    os.kill(server.pid, signal.SIGCONT)
+    later = client(tmp_path, script, "0")
+    assert told(later)["parent"] == server.pid
+    assert worker.stdout is not None and worker.stdout.read() == ""
+
+
 @pytest.mark.parametrize(
     ("source", "why"),
     [("file = open('/dev/full', 'w')", "opened {'/dev/full'}"), ("import ray", "Ray imported: True")],
