@@ -61,9 +61,9 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
         try:
             yield join
         finally:
-            _end(head, joined=joined)
+            _end(head, gently=joined)
             if forks:
-                _end_forks(forks)
+                _end(forks, gently=True)
 
 
 def _of_start(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -96,30 +96,20 @@ def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> subproce
     return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def _end_forks(forks: subprocess.Popen[bytes]) -> None:
-    """Ray has ended its workers; what is left of them ends with this process."""
-    forks.terminate()
-    try:
-        forks.wait(END_S)
-    except subprocess.TimeoutExpired:
-        forks.kill()
-        forks.wait()
-
-
 def _worker(folder: Path) -> str:
     """Ray's command for a worker, which bash reads."""
     return shlex.join([sys.executable, "-I", "-S", str(worker_command.__file__), str(folder / FORKS)])
 
 
-def _end(head: subprocess.Popen[str], *, joined: bool) -> None:
-    """Let Ray end what it has started; what nobody has joined holds nothing, and is killed."""
-    if joined:
-        head.terminate()
+def _end(process: subprocess.Popen[Any], *, gently: bool) -> None:
+    """Let it end what it has started; a Ray that nobody has joined holds nothing, and is killed."""
+    if gently:
+        process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            head.wait(END_S)
+            process.wait(END_S)
             return
-    os.killpg(head.pid, signal.SIGKILL)
-    head.wait()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextmanager

@@ -221,9 +221,10 @@ class SyncReplay(ReplayMixin, ReplayBuffer):
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         new = self.finished_keys["train"] - self._begun if partition_id == "train" else set[str]()
-        if keys := [key for key in self.partitions["train"] if uid_of(key) in new]:
-            self.read_scores(keys, "train")
-        self._begun |= new
+        if new:
+            self._begun |= new
+            if keys := [key for key in self.partitions["train"] if uid_of(key) in new]:
+                self.read_scores(keys, "train")
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,10 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl import ray_cluster, worker_command
+from tests.e2e.commands import wait_until
 from tests.scenario import ROOT
+
+WAIT_S = 60.0
 
 WORKER = """
 import json, os, sys, time
@@ -52,7 +54,7 @@ def serving(folder: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", str(folder / "forks"), *modules]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), "ONLY_THE_SERVERS": "1"}
     process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    until(lambda: (folder / "forks").exists() or process.poll() is not None)
+    wait_until(lambda: (folder / "forks").exists() or process.poll() is not None, "the socket", WAIT_S)
     return process
 
 
@@ -65,13 +67,6 @@ def client(folder: Path, script: Path, *words: str) -> subprocess.Popen[str]:
 def told(process: subprocess.Popen[str]) -> dict:
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
-
-
-def until(seen, wait_s: float = 60.0) -> None:
-    end_s = time.monotonic() + wait_s
-    while not seen():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def gone(pid: int) -> bool:
@@ -101,10 +96,10 @@ def test_client_and_worker_end_together(killed: str, server: subprocess.Popen[st
     worker, others = told(lasting)["pid"], told(other)["pid"]
     os.kill({"client": lasting.pid, "worker": worker, "server": server.pid}[killed], signal.SIGKILL)
     assert lasting.wait(30) == -signal.SIGKILL
-    until(lambda: gone(worker))
+    wait_until(lambda: gone(worker), "the worker's end", WAIT_S)
     if killed == "server":
         assert other.wait(30) == -signal.SIGKILL
-        until(lambda: gone(others))
+        wait_until(lambda: gone(others), "the other worker's end", WAIT_S)
     else:
         assert not gone(others)
         other.kill()
@@ -122,7 +117,7 @@ def test_clients_and_workers_that_end_at_once_leave_the_server(
         each.wait(30)
     os.kill(server.pid, signal.SIGCONT)
     assert told(client(tmp_path, script, "0"))["parent"] == server.pid
-    until(lambda: not psutil.Process(server.pid).children())
+    wait_until(lambda: not psutil.Process(server.pid).children(), "the workers' end", WAIT_S)
 
 
 def test_a_worker_that_cannot_begin_ends_and_forks_nothing(server: subprocess.Popen[str], script: Path, tmp_path: Path):
