@@ -212,6 +212,7 @@ join_nodes() {
 # not from here.
 start_ray() {
   export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # when Ray is stopped the run has ended: there is nothing to move away
+  export RAY_prestart_worker_first_driver=0  # a worker for each core, none with the run's runtime_env
   local resources place log=$ROOT/$RUN/logs/ray_node$NODE_RANK.log end=$((SECONDS + HEAD_WAIT_S))
   resources=(--num-gpus "$DEVICES")
   [ "$PLATFORM" = ascend ] && resources=(--resources "{\"NPU\": $DEVICES}")

@@ -75,10 +75,13 @@ def _of_start(config: RlConfig, platform: Platform) -> dict[str, Any]:
 def _start(arguments: dict[str, Any]) -> subprocess.Popen[str]:
     """In a session of its own: no Ctrl-C, no closed terminal reaches it before this process.
 
-    What Ray's processes hold is saved first.
+    What Ray's processes hold is saved first. Raylet would start a worker for each core at once,
+    none of which has the run's runtime_env: no actor ever gets one.
     """
     argv = [sys.executable, "-m", "retool_mcore.verl.ray_head", json.dumps(arguments)]
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    environment = {"RAY_prestart_worker_first_driver": "0", **os.environ}
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen(argv, env=environment, stdin=null, stdout=pipe, text=True, start_new_session=True)
 
 
 def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> subprocess.Popen[bytes] | None:
