@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.rollout_engines import SGLANG
+from retool_mcore.platforms.sglang_plugin import import_dumper
 from retool_mcore.verl.token_means import LOSS_TOKENS
 
 # Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
@@ -133,6 +134,7 @@ def measure_sglang(config: RlConfig) -> None:
 
     def load() -> type:
         replica._load_sglang()  # installs what verl's SGLang modules need before they can be imported
+        import_dumper()
         from retool_mcore.verl.sglang_replica import MeasuredReplica, start_early
 
         start_early(config)

@@ -12,20 +12,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import ModuleType
 
+from retool_mcore.platforms.absent import absent
+
 ENGINES = "verl.workers.engine"
 NOT_HERE = (f"{ENGINES}.mindspeed", f"{ENGINES}.megatron")
 
 
 def leave_out() -> None:
-    if ENGINES in sys.modules:
-        return
-    sys.modules.update(dict.fromkeys(NOT_HERE))  # type: ignore[arg-type]  None: it cannot be imported
-    try:
-        with warnings.catch_warnings(action="ignore"):  # verl's that they are not available
-            importlib.import_module(ENGINES)
-    finally:
-        for name in NOT_HERE:
-            del sys.modules[name]
+    with absent(*NOT_HERE), warnings.catch_warnings(action="ignore"):  # verl's that they are not available
+        importlib.import_module(ENGINES)
 
 
 @contextmanager
