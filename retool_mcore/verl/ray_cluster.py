@@ -101,7 +101,7 @@ def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> subproce
 
 def _worker(folder: Path) -> str:
     """Ray's command for a worker, which bash reads."""
-    return shlex.join([sys.executable, "-I", "-S", str(worker_command.__file__), str(folder / FORKS)])
+    return shlex.join(worker_command.argv(str(folder / FORKS)))
 
 
 def _end(process: subprocess.Popen[Any], *, gently: bool) -> None:

@@ -1,39 +1,68 @@
-"""Ray's command for a worker: a fork of ``forked_workers``, for which this process stands.
+"""The command of a worker: a fork of ``forked_workers``, for which this process stands.
 
-Words: the socket, then the script of the worker and its words. It exits as the worker does, and its
-death is the worker's. Where no process listens, or has not imported everything after half of the
-time in which raylet waits for a worker, it becomes the usual Python with the same words.
-It runs without site-packages, and imports the standard library only.
+Words: the socket, then what Python would get. It exits as the worker does, and its death is the
+worker's; it dies with its parent. Where no process listens, has not imported everything after half
+of the time in which raylet waits for a worker, or cannot become what is asked for, it becomes the
+usual Python with the same words. It runs without site-packages, and imports the standard library
+only.
 """
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
 
 WAIT_S = 30.0
+FORKED, QUIT = b"forked\n", b"quit\n"  # what the server says; else it is the worker's exit code
+
+
+def argv(path: str) -> list[str]:
+    """The command, up to what Python would get."""
+    return [sys.executable, "-I", "-S", __file__, path]
 
 
 def main(path: str, *words: str) -> None:
+    # multiprocessing opens a child's pipes for it; raylet leaves files of its own open.
+    numbers = sorted(open_files() if words[0].startswith("-") else {0, 1, 2})
+    parent = os.pidfd_open(os.getppid())
     server = socket.socket(socket.AF_UNIX)
-    answers = server.makefile()
-    request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+    request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd(), "numbers": numbers}
     text = json.dumps(request).encode() + b"\n"
     server.settimeout(WAIT_S)
     try:
         server.connect(path)
-        server.sendall(text[socket.send_fds(server, [text], [0, 1, 2]) :])
-        forked = answers.readline()
+        server.sendall(text[socket.send_fds(server, [text], numbers) :])
+        forked = _answer(server) == FORKED
     except OSError:
-        forked = ""
+        forked = False
     if not forked:
         os.execv(sys.executable, [sys.executable, *words])
     server.settimeout(None)
-    code = int(answers.readline() or -signal.SIGKILL)
-    if code < 0:
-        os.kill(os.getpid(), -code)
-    sys.exit(code)
+    while True:
+        if parent in select.select([server, parent], [], [])[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (said := _answer(server)) == QUIT:
+            signal.pidfd_send_signal(parent, signal.SIGQUIT)
+            continue
+        code = int(said or -signal.SIGKILL)
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        sys.exit(code)
+
+
+def open_files() -> set[int]:
+    """The numbers of this process's files."""
+    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+
+def _answer(server: socket.socket) -> bytes:
+    """The next line that the server says; empty when it has gone."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := server.recv(1)):
+        line += byte
+    return line
 
 
 if __name__ == "__main__":

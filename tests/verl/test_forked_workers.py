@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -27,12 +28,57 @@ import numpy
 print(json.dumps({
     "known": known, "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0),
     "words": sys.argv[1:], "name": __name__,
+    "files": {int(number): os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")},
     "path": sys.path[0], "folder": os.getcwd(), "environment": dict(os.environ), "random": numpy.random.random(),
 }), flush=True)
 if sys.argv[1] == "stay":
     time.sleep(300)
 sys.exit(int(sys.argv[1]))
 """
+
+SPAWNER = """
+import json, multiprocessing, os, signal, sys, time
+from multiprocessing.shared_memory import SharedMemory
+from retool_mcore.verl.forked_workers import fork_children
+
+def child(pipe, then):
+    pipe.send({"known": "numpy" in sys.modules, "pid": os.getpid(), "parent": os.getppid()})
+    if then == "quit":
+        os.kill(os.getppid(), signal.SIGQUIT)  # as SGLang's processes tell their server that they have failed
+        os._exit(1)
+    if then != "end":
+        time.sleep(300)
+    sys.exit(5)
+
+def quit(*_):
+    print("quit", flush=True)
+    os._exit(7)
+
+if __name__ == "__main__":
+    fork_children()
+    os.environ.update(variable.split("=") for variable in sys.argv[2:])
+    signal.signal(signal.SIGQUIT, quit)
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=child, args=(writer, sys.argv[1]))
+    process.start()
+    writer.close()
+    shared = SharedMemory(create=True, size=1)
+    print(json.dumps({"own": os.getpid(), "shared": shared.name, **reader.recv()}), flush=True)
+    shared.unlink() if sys.argv[1] == "end" else None
+    process.join()
+    print(process.exitcode, flush=True)
+    try:
+        reader.recv()
+    except EOFError:
+        print("nothing holds the child's end of the pipe", flush=True)
+"""
+
+
+@pytest.fixture
+def spawner(tmp_path: Path) -> Path:
+    path = tmp_path / "spawner.py"
+    path.write_text(SPAWNER)
+    return path
 
 
 @pytest.fixture
@@ -60,8 +106,19 @@ def serving(folder: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
 
 def client(folder: Path, script: Path, *words: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-I", "-S", worker_command.__file__, str(folder / "forks"), str(script), *words]
-    environment = {"PATH": os.environ["PATH"], "WORKERS_OWN": "2"}
-    return subprocess.Popen(argv, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "WORKERS_OWN": "2"}
+    with (folder / "of_the_parent").open("w") as left_open:  # as raylet leaves files of its own
+        given, pipe = (left_open.fileno(),), subprocess.PIPE
+        return subprocess.Popen(argv, env=environment, cwd=folder, stdout=pipe, text=True, pass_fds=given)
+
+
+def asked(folder: Path, script: Path, where: str, *numbers: int) -> list[str]:
+    """What the server says when a worker with files of these numbers, too, is asked for."""
+    request = {"words": [str(script), "3"], "environment": {}, "folder": where, "numbers": [0, 1, 2, *numbers]}
+    with socket.socket(socket.AF_UNIX) as asking, Path(os.devnull).open("w") as nowhere:
+        asking.connect(str(folder / "forks"))
+        socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [nowhere.fileno()] * (3 + len(numbers)))
+        return asking.makefile().readlines()
 
 
 def told(process: subprocess.Popen[str]) -> dict:
@@ -88,6 +145,23 @@ def test_a_worker_is_what_its_command_says_with_the_imports_done(
     assert first["environment"]["WORKERS_OWN"] == "2"
     assert "ONLY_THE_SERVERS" not in first["environment"]
     assert first["random"] != second["random"]
+    assert str(tmp_path / "of_the_parent") not in first["files"].values()
+
+
+def test_each_file_gets_its_number(server: subprocess.Popen[str], script: Path, tmp_path: Path):
+    """Also where the file at that number, as it was sent, is to get another."""
+    numbers = range(60, 32, -1)
+    paths = [tmp_path / f"of_{number}" for number in numbers]
+    reader, writer = os.pipe()
+    request = {"words": [str(script), "0"], "environment": {}, "folder": str(tmp_path), "numbers": [0, 1, 2, *numbers]}
+    with ExitStack() as opened, socket.socket(socket.AF_UNIX) as asking:
+        files = [opened.enter_context(path.open("w")).fileno() for path in paths]
+        asking.connect(str(tmp_path / "forks"))
+        socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [reader, writer, 2, *files])
+        os.close(writer)
+        with open(reader) as said:
+            found = json.loads(said.readline())["files"]
+    assert [found[str(number)] for number in numbers] == [str(path) for path in paths]
 
 
 @pytest.mark.parametrize("killed", ["client", "worker", "server"])
@@ -121,12 +195,58 @@ def test_clients_and_workers_that_end_at_once_leave_the_server(
 
 
 def test_a_worker_that_cannot_begin_ends_and_forks_nothing(server: subprocess.Popen[str], script: Path, tmp_path: Path):
-    request = {"words": [str(script), "stay"], "environment": {}, "folder": str(tmp_path / "gone")}
-    with socket.socket(socket.AF_UNIX) as asking, Path(os.devnull).open("w") as nowhere:
-        asking.connect(str(tmp_path / "forks"))
-        socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [nowhere.fileno()] * 3)
-        assert asking.makefile().readlines() == ["forked\n", "1\n"]
+    assert asked(tmp_path, script, str(tmp_path / "gone")) == ["forked\n", "1\n"]
     assert told(client(tmp_path, script, "0"))["parent"] == server.pid
+
+
+def test_what_a_worker_spawns_is_a_fork_too(server: subprocess.Popen[str], spawner: Path, tmp_path: Path):
+    worker = client(tmp_path, spawner, "end")
+    child = told(worker)
+    assert (child["known"], child["parent"]) == (True, server.pid)
+    assert child["pid"] != child["own"]
+    assert worker.communicate(timeout=30)[0].splitlines() == ["5", "nothing holds the child's end of the pipe"]
+
+
+@pytest.mark.parametrize("variable", ["LD_PRELOAD=", "A=B"])
+def test_a_child_with_other_libraries_before_all_others_starts_as_usual(
+    server: subprocess.Popen[str], spawner: Path, tmp_path: Path, variable: str
+):
+    """What counts is set or not set; an empty list of libraries does nothing."""
+    worker = client(tmp_path, spawner, "end", variable)
+    child = told(worker)
+    assert (child["known"], child["parent"]) == ((False, child["own"]) if "LD_" in variable else (True, server.pid))
+    assert worker.communicate(timeout=30)[0].splitlines() == ["5", "nothing holds the child's end of the pipe"]
+
+
+@pytest.mark.parametrize(("number", "heard"), [(20, []), (200, ["forked\n", "3\n"])])
+def test_a_file_that_a_module_of_the_server_holds_is_kept(number: int, heard: list[str], script: Path, tmp_path: Path):
+    (tmp_path / "holds_files.py").write_text("import os\nheld = [os.open('/dev/null', 0) for _ in range(40)]\n")
+    server = serving(tmp_path, ["holds_files"])
+    try:
+        assert asked(tmp_path, script, str(tmp_path), number) == heard
+    finally:
+        server.kill()
+
+
+def test_a_spawned_childs_signal_to_its_parent_reaches_the_worker(
+    server: subprocess.Popen[str], spawner: Path, tmp_path: Path
+):
+    worker = client(tmp_path, spawner, "quit")
+    child = told(worker)
+    assert worker.wait(30) == 7
+    assert worker.stdout is not None
+    assert worker.stdout.read() == "quit\n"
+    wait_until(lambda: gone(child["pid"]), "the child's end", WAIT_S)
+    assert server.poll() is None
+
+
+def test_a_spawned_child_ends_with_its_worker(server: subprocess.Popen[str], spawner: Path, tmp_path: Path):
+    worker = client(tmp_path, spawner, "stay")
+    child = told(worker)
+    os.kill(child["own"], signal.SIGKILL)
+    wait_until(lambda: gone(child["pid"]), "the child's end", WAIT_S)
+    wait_until(lambda: not Path("/dev/shm", child["shared"]).exists(), "the end of what it has shared", WAIT_S)
+    wait_until(lambda: not psutil.Process(server.pid).children(), "that none is left", WAIT_S)
 
 
 def test_without_a_server_a_worker_starts_as_usual(script: Path, tmp_path: Path):
