@@ -46,6 +46,8 @@ def preload(modules: list[str]) -> None:
     for module in modules:
         with suppress(ImportError):  # of another release, or not installed: then each worker does without it, too
             importlib.import_module(module)
+    with suppress(ImportError):  # it finds the place of a title by the environment behind it, which a worker replaces
+        importlib.import_module("setproctitle").getproctitle()
     opened = {link for link in _links() if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
     if opened or "ray" in sys.modules:
         raise RuntimeError(f"no worker can be forked from here: opened {opened}, Ray imported: {'ray' in sys.modules}")

@@ -42,10 +42,22 @@ class LearningSignal:
     """Of one step, whose rows may come in several batches."""
 
     def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+        self._algorithm = a = algorithm
+        correction = Correction(a)
+        # With the engine's as the old ones the loss weighs and rejects, by its own forward pass.
+        self._corrects = a.old_log_prob == "actor" and (correction.weighs or correction.rejects)
+        self._reads_all = self._corrects or (a.kl_in == "reward" and a.kl_coef > 0)
         self.rows: dict[str, Told] = {}
-        self.ahead = ReadAhead(_as_sampled)  # rows that were read while others were sampled
+        self._ahead = ReadAhead(_as_sampled)
         self._sums = {name: _Sums() for name in ("advantages", "returns", "values", "errors")}
+
+    def read_ahead(self, keys: Sequence[str], partition_id: str) -> None:
+        """Begin to read rows that are whole, while others are sampled; ``prepare`` has them then.
+
+        Not where it reads all of them in any case, for what is computed of them after that.
+        """
+        if not self._reads_all:
+            self._ahead.read(keys, partition_id)
 
     def prepare(self, batch: KVBatchMeta, controller: Any = None) -> dict[str, float]:
         """Store weights, the mask after rejection, and rewards of tokens; returns metrics of these.
@@ -53,14 +65,12 @@ class LearningSignal:
         ``controller``: verl's, of the divergence that is taken off the rewards.
         """
         a = self._algorithm
-        correction = Correction(a)
-        # With the engine's as the old ones the loss weighs and rejects, by its own forward pass.
-        corrects = a.old_log_prob == "actor" and (correction.weighs or correction.rejects)
+        correction, corrects = Correction(a), self._corrects
         old = "old_log_probs" if a.old_log_prob == "actor" else "rollout_log_probs"
         names = [MASK, "rm_scores", *([old] if corrects or controller else [])]
         names += [*(["rollout_log_probs"] if corrects else []), *(["ref_log_prob"] if controller else [])]
         divergence = list[npt.NDArray[Any]]()
-        known = {} if corrects or controller else self.ahead.known()
+        known = self._ahead.known()
         self.rows |= {key: known[key] for key in batch.keys if key in known}
         for block in blocks(batch, *names, but=known):
             mask_N, scores = block.tokens(MASK), block.row_sums("rm_scores")

@@ -179,7 +179,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         self._clock.step_begins()
         self._forget_step()
         self.replay_buffer.reports = self._reports
-        self.replay_buffer.read_scores = self._signal.ahead.read
+        self.replay_buffer.read_scores = self._signal.read_ahead
         super().on_step_begin()
         if self._starting:
             start.begin(self._run.run.dir, "steps")

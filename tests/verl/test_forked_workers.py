@@ -24,11 +24,13 @@ WAIT_S = 60.0
 WORKER = """
 import json, os, sys, time
 known = "numpy" in sys.modules
-import numpy
+import numpy, setproctitle
+setproctitle.setproctitle("sglang::something")
 print(json.dumps({
     "known": known, "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0),
     "words": sys.argv[1:], "name": __name__,
     "files": {int(number): os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")},
+    "title": open("/proc/self/cmdline").read().rstrip("\\0"),
     "path": sys.path[0], "folder": os.getcwd(), "environment": dict(os.environ), "random": numpy.random.random(),
 }), flush=True)
 if sys.argv[1] == "stay":
@@ -141,6 +143,7 @@ def test_a_worker_is_what_its_command_says_with_the_imports_done(
     assert [worker.wait(30) for worker in workers] == [3, 3]
     assert (first["known"], first["parent"], first["words"]) == (True, server.pid, ["3", "two words"])
     assert (first["name"], first["path"], first["folder"]) == ("__main__", str(script.parent), str(tmp_path))
+    assert first["title"] == "sglang::something"
     assert first["group"] == first["pid"] != second["group"]
     assert first["environment"]["WORKERS_OWN"] == "2"
     assert "ONLY_THE_SERVERS" not in first["environment"]

@@ -331,7 +331,7 @@ def test_scores_that_are_read_while_sampling_are_those_of_the_step(tmp_path: Pat
     for keys in (["g0_0_0", "g0_1_0"], ["g4_3_0"]):
         trainer.on_step_begin()
         buffer.read_scores(keys, "train")
-        known = trainer._signal.ahead.known()
+        known = trainer._signal._ahead.known()
         assert list(known) == keys
         mask = [int(rows.rows[key]["response_mask"].sum()) for key in keys]
         assert [known[key].learnt for key in keys] == mask

@@ -1,6 +1,7 @@
 """The numbers of a step are verl's, whatever blocks its rows come in."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -321,34 +322,37 @@ PLAIN = "algorithm.old_log_prob=rollout"
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "ahead_pays"),
     [
-        ([PLAIN], [["g1_0_0", "g1_1_0"], "the rest"]),
-        (["algorithm.importance_sampling=token"], [["g1_0_0", "g1_1_0"], "all"]),
+        ([PLAIN], True),
+        (["algorithm.importance_sampling=token"], False),
+        (["algorithm.kl_in=reward", "algorithm.kl_type=k2", "algorithm.kl_coef=0.1"], False),
     ],
-    ids=["as sampled", "with weights, of log-probabilities that are not there yet"],
+    ids=["as sampled", "with weights, of log-probabilities that are not there yet", "less a divergence of these"],
 )
 def test_rows_that_were_read_while_others_were_sampled_are_not_read_again(
-    words: list[str], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    words: list[str], ahead_pays: bool, monkeypatch: pytest.MonkeyPatch
 ):
     from retool_mcore.verl.learning_signal import LearningSignal
 
     found, reads = list[Any](), list[list[str]]()
+    penalty = SimpleNamespace(value=0.1, update=lambda **_: None) if "algorithm.kl_in=reward" in words else None
     for ahead in (False, True):
         rows = Rows(monkeypatch)
         for row in rows.rows.values():
             row["old_log_probs"] = row["rollout_log_probs"] + 0.1
+            row["ref_log_prob"] = row["rollout_log_probs"] - 0.2
         get = rows.kv_batch_get
         rows.kv_batch_get = lambda keys, get=get, **rest: reads.append(keys) or get(keys, **rest)
         signal, batch = LearningSignal(load_config(RlConfig, RL, words).algorithm), rows.batch()
         if ahead:
             reads.clear()
-            signal.ahead.read(["g1_0_0", "g1_1_0"], "train")
-            signal.ahead.known()
-        metrics = signal.prepare(batch)
+            signal.read_ahead(["g1_0_0", "g1_1_0"], "train")
+            signal._ahead.known()
+        metrics = signal.prepare(batch, penalty)
         signal.advantages(batch)
         values = {key: row["advantages"].tolist() for key, row in rows.rows.items()}
         found.append((signal.rows, metrics, values, signal.metrics()))
     assert found[0] == found[1] and len(found[0][0]) == len(found[0][2]) == 25
-    rest = [key for key in batch.keys if key not in asked[0]]
-    assert reads == [asked[0], rest if asked[1] == "the rest" else batch.keys]
+    first = ["g1_0_0", "g1_1_0"]
+    assert reads == ([first, [key for key in batch.keys if key not in first]] if ahead_pays else [batch.keys])
