@@ -41,13 +41,22 @@ _PRELOADED = "LD_PRELOAD"
 _QUIT = frozenset({signal.SIGQUIT})
 
 
+def environment(path: str) -> dict[str, str]:
+    """What this process starts with, to listen at ``path``.
+
+    Ray gives an actor without num_cpus one thread of OpenMP, which reads the variable as it is
+    loaded. The first variable is the one that every worker keeps: whoever sets a process's title
+    looks for its place in front of the first.
+    """
+    first = {PYTHON_ENV: str(Path(path).with_name("python"))}
+    return first | {"OMP_NUM_THREADS": "1"} | os.environ | first
+
+
 def preload(modules: list[str]) -> None:
     """Import the modules. Raises RuntimeError when they have opened a device or imported Ray."""
     for module in modules:
         with suppress(ImportError):  # of another release, or not installed: then each worker does without it, too
             importlib.import_module(module)
-    with suppress(ImportError):  # it finds the place of a title by the environment behind it, which a worker replaces
-        importlib.import_module("setproctitle").getproctitle()
     opened = {link for link in _links() if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
     if opened or "ray" in sys.modules:
         raise RuntimeError(f"no worker can be forked from here: opened {opened}, Ray imported: {'ray' in sys.modules}")
@@ -165,9 +174,11 @@ def _received(connection: socket.socket, files: list[int]) -> dict[str, Any]:
 def _require_forkable(request: dict[str, Any], held: set[int]) -> None:
     """Raise ValueError for what a fork cannot become.
 
-    That is a process with other libraries loaded before all others, or one whose file would get the
-    number of a file that a module here holds.
+    That is a process with other libraries loaded before all others, one that is bound to other
+    cores, or one whose file would get the number of a file that a module here holds.
     """
+    if set(request["cores"]) != os.sched_getaffinity(0):  # and its memory, perhaps: SGLang starts it through numactl
+        raise ValueError("other cores")
     if request["environment"].get(_PRELOADED) != os.environ.get(_PRELOADED):
         raise ValueError(f"another {_PRELOADED}")
     if taken := held & set(request["numbers"]):
@@ -205,8 +216,10 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     for number, file in zip(request["numbers"], apart, strict=True):
         os.dup2(file, number)
         os.close(file)
-    os.environ.clear()
-    os.environ.update(request["environment"])
+    wanted = {PYTHON_ENV: os.environ[PYTHON_ENV], **request["environment"]}
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
     os.chdir(request["folder"])
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # or all workers draw the same; Python's own generator does this by itself
@@ -239,16 +252,14 @@ def run(words: list[str]) -> None:
 def main(path: str, *modules: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _QUIT)  # before there are threads, each of which would take it
     die_with_parent(signal.SIGTERM)
-    python = Path(path).with_name("python")
+    python = Path(os.environ[PYTHON_ENV])
     python.write_text(f'#!/bin/sh\nexec {shlex.join(worker_command.argv(path))} "$@"\n', encoding="utf-8")
     python.chmod(0o700)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(_AT_ONCE)
     preload(list(modules))
-    words = serve(listener, worker_command.open_files() - {0, 1, 2, listener.fileno()})
-    os.environ[PYTHON_ENV] = str(python)
-    run(words)
+    run(serve(listener, worker_command.open_files() - {0, 1, 2, listener.fileno()}))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.process import without_hangups
 from retool_mcore.run.temporary import remove_when_quiet
 from retool_mcore.verl import worker_command
+from retool_mcore.verl.forked_workers import environment
 from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.trainer import RAY, RAY_INIT
 
@@ -79,24 +80,23 @@ def _start(arguments: dict[str, Any]) -> subprocess.Popen[str]:
     none of which has the run's runtime_env: no actor ever gets one.
     """
     argv = [sys.executable, "-m", "retool_mcore.verl.ray_head", json.dumps(arguments)]
-    environment = {"RAY_prestart_worker_first_driver": "0", **os.environ}
+    variables = {"RAY_prestart_worker_first_driver": "0", **os.environ}
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    return subprocess.Popen(argv, env=environment, stdin=null, stdout=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(argv, env=variables, stdin=null, stdout=pipe, text=True, start_new_session=True)
 
 
 def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> subprocess.Popen[bytes] | None:
     """The process that workers are forked from; None where each is to start by itself.
 
-    Ray gives an actor without num_cpus one thread of OpenMP, which reads the variable as it is
-    loaded. nsys has to start the processes that it looks into.
+    nsys has to start the processes that it looks into.
     """
     modules = platform.host.imported_once
     if not modules or config.verl_overrides.get("global_profiler.tool") == "nsys":
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", str(folder / FORKS), *modules]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    path = str(folder / FORKS)
+    argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", path, *modules]
+    return subprocess.Popen(argv, env=environment(path), stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _worker(folder: Path) -> str:

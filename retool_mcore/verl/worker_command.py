@@ -29,6 +29,7 @@ def main(path: str, *words: str) -> None:
     parent = os.pidfd_open(os.getppid())
     server = socket.socket(socket.AF_UNIX)
     request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd(), "numbers": numbers}
+    request["cores"] = sorted(os.sched_getaffinity(0))
     text = json.dumps(request).encode() + b"\n"
     server.settimeout(WAIT_S)
     try:

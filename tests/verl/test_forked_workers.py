@@ -16,6 +16,7 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl import ray_cluster, worker_command
+from retool_mcore.verl.forked_workers import environment
 from tests.e2e.commands import wait_until
 from tests.scenario import ROOT
 
@@ -58,7 +59,8 @@ def quit(*_):
 
 if __name__ == "__main__":
     fork_children()
-    os.environ.update(variable.split("=") for variable in sys.argv[2:])
+    for name, value in (variable.split("=") for variable in sys.argv[2:]):
+        os.sched_setaffinity(0, {int(value)}) if name == "CORE" else os.environ.update({name: value})
     signal.signal(signal.SIGQUIT, quit)
     reader, writer = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=child, args=(writer, sys.argv[1]))
@@ -100,23 +102,25 @@ def server(tmp_path: Path) -> Generator[subprocess.Popen[str]]:
 
 def serving(folder: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", str(folder / "forks"), *modules]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), "ONLY_THE_SERVERS": "1"}
-    process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), "ONLY_THE_SERVERS": "1"}
+    variables = environment(str(folder / "forks")) | more
+    process = subprocess.Popen(argv, env=variables, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     wait_until(lambda: (folder / "forks").exists() or process.poll() is not None, "the socket", WAIT_S)
     return process
 
 
 def client(folder: Path, script: Path, *words: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-I", "-S", worker_command.__file__, str(folder / "forks"), str(script), *words]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "WORKERS_OWN": "2"}
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "WORKERS_OWN": "2"}
     with (folder / "of_the_parent").open("w") as left_open:  # as raylet leaves files of its own
         given, pipe = (left_open.fileno(),), subprocess.PIPE
-        return subprocess.Popen(argv, env=environment, cwd=folder, stdout=pipe, text=True, pass_fds=given)
+        return subprocess.Popen(argv, env=variables, cwd=folder, stdout=pipe, text=True, pass_fds=given)
 
 
 def asked(folder: Path, script: Path, where: str, *numbers: int) -> list[str]:
     """What the server says when a worker with files of these numbers, too, is asked for."""
     request = {"words": [str(script), "3"], "environment": {}, "folder": where, "numbers": [0, 1, 2, *numbers]}
+    request["cores"] = list(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX) as asking, Path(os.devnull).open("w") as nowhere:
         asking.connect(str(folder / "forks"))
         socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [nowhere.fileno()] * (3 + len(numbers)))
@@ -157,6 +161,7 @@ def test_each_file_gets_its_number(server: subprocess.Popen[str], script: Path, 
     paths = [tmp_path / f"of_{number}" for number in numbers]
     reader, writer = os.pipe()
     request = {"words": [str(script), "0"], "environment": {}, "folder": str(tmp_path), "numbers": [0, 1, 2, *numbers]}
+    request["cores"] = list(os.sched_getaffinity(0))
     with ExitStack() as opened, socket.socket(socket.AF_UNIX) as asking:
         files = [opened.enter_context(path.open("w")).fileno() for path in paths]
         asking.connect(str(tmp_path / "forks"))
@@ -210,14 +215,16 @@ def test_what_a_worker_spawns_is_a_fork_too(server: subprocess.Popen[str], spawn
     assert worker.communicate(timeout=30)[0].splitlines() == ["5", "nothing holds the child's end of the pipe"]
 
 
-@pytest.mark.parametrize("variable", ["LD_PRELOAD=", "A=B"])
-def test_a_child_with_other_libraries_before_all_others_starts_as_usual(
+@pytest.mark.parametrize("variable", ["LD_PRELOAD=", f"CORE={min(os.sched_getaffinity(0))}", "A=B"])
+def test_a_child_with_other_libraries_before_all_others_or_cores_of_its_own_starts_as_usual(
     server: subprocess.Popen[str], spawner: Path, tmp_path: Path, variable: str
 ):
-    """What counts is set or not set; an empty list of libraries does nothing."""
+    """An empty list of libraries loads none, and is another list."""
+    if "CORE" in variable and len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("one core")
     worker = client(tmp_path, spawner, "end", variable)
     child = told(worker)
-    assert (child["known"], child["parent"]) == ((False, child["own"]) if "LD_" in variable else (True, server.pid))
+    assert (child["known"], child["parent"]) == ((True, server.pid) if variable == "A=B" else (False, child["own"]))
     assert worker.communicate(timeout=30)[0].splitlines() == ["5", "nothing holds the child's end of the pipe"]
 
 
