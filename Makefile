@@ -23,7 +23,7 @@ test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.ver
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast test-fast-verl test-fast-pure test-fast-rest lint docs perf perf-rl clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast test-fast-verl test-fast-pure test-fast-rest lint docs perf clean
 
 quickstart: install
 	@$(BIN)/retool quickstart --seed $(SEED)
@@ -123,19 +123,15 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# A step's time at this commit and at BASE, in turns on this machine: SFT, and RL without engine and
-# Ray. What it finds: perf/compare.py's last line says how small a difference.
+# At this commit and at BASE, in turns on this machine: a step of SFT; one of RL without engine and
+# Ray, which is this package's own work a token; a start of RL, and a trajectory's requests. What it
+# finds: perf/compare.py's last line says how small a difference.
+INTERLEAVE = $(BIN)/python -W ignore perf/interleave.py --base $(BASE)
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task
-	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE) --rounds 2 --steps 15
-	$(BIN)/python -W ignore perf/interleave.py rl_alone_cpu --base $(BASE) --rounds 2 --steps 4 \
-		--data runs/task/rl_train.parquet
-
-# A step of RL with its engine: two starts, some six minutes.
-perf-rl: install
-	test -d runs/task || $(BIN)/retool data task runs/task
-	$(BIN)/python -W ignore perf/interleave.py rl_tiny_cpu --base $(BASE) --rounds 1 --steps 5 \
-		--data runs/task/rl_train.parquet
+	$(INTERLEAVE) sft_tiny_cpu --rounds 2 --steps 15
+	$(INTERLEAVE) rl_alone_cpu --rounds 2 --steps 4 --data runs/task/rl_train.parquet
+	$(INTERLEAVE) rl_tiny_cpu --rounds 2 --steps 2 --data runs/task/rl_train.parquet
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .venv-docs site runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -223,10 +223,12 @@ def more_memory(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
     return [f"memory: {ours:.2f} GiB on the fullest rank, the baseline's is {theirs:.2f}: more"]
 
 
-def later_start(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
-    """A line if the first step begins later than it did."""
+def later_start(
+    head: dict[str, Any], base: dict[str, Any], share: float = LATER_START, seconds: float = LATER_START_S
+) -> list[str]:
+    """A line if the first step begins later than it did, by more than both."""
     ours, theirs = (float(record.get("start", {}).get("time_start_s", 0.0)) for record in (head, base))
-    if not theirs or ours <= theirs * (1 + LATER_START) or ours <= theirs + LATER_START_S:
+    if not theirs or ours <= theirs * (1 + share) or ours <= theirs + seconds:
         return []
     return [f"start: {ours:.1f} s to the first step, the baseline's is {theirs:.1f}: later"]
 

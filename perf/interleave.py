@@ -18,6 +18,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,7 @@ MADE_OF = (
     "retool_mcore", "ascend", "launch", "configs", "pyproject.toml", *(f"perf/{name}" for name in OF_PERF), ":!*.md",
 )  # fmt: skip
 
+LATER = partial(later_start, share=0.3, seconds=5.0)  # of starts in turns, each round of which must find it
 Pairs = list[tuple[dict[str, Any], dict[str, Any]]]  # records of perf/bench.py: this checkout's and the base's
 
 
@@ -114,7 +116,7 @@ def tell(head_line: str, pairs: Pairs, threshold: float) -> list[str]:
     )
     typer.echo(what_it_shows(pairs, threshold))
     found = [verdict] if code else []
-    rules = (("more memory", more_memory), ("a later start", later_start), ("more requests", more_requests))
+    rules = (("more memory", more_memory), ("a later start", LATER), ("more requests", more_requests))
     for name, rule in rules:
         if words := _in_all(rule, pairs):
             typer.echo(words[-1])

@@ -5,7 +5,7 @@
 Real are the agent loop with its protocol and ledger, the sandbox, the judge, the pass for old
 log-probabilities and Megatron's updates under verl's loss. Turns have planned lengths
 (perf/scripted.py), and their tokens are drawn. Left out are the engine, Ray with verl's queue, the
-dealing of rows, verl's advantages and the transport of weights: they are in `make perf-rl`.
+dealing of rows, verl's advantages and the transport of weights: case rl_tiny_cpu has them.
 """
 
 from __future__ import annotations

@@ -143,12 +143,18 @@ def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
     assert done.exit_code == 1 and "start: 75.1 s to the first step" in done.stdout
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [(10.0, 14.5), (100.0, 125.0)])
+def test_a_start_is_later_by_its_share_and_by_seconds(theirs: float, ours: float):
+    """A short one varies by more than its share, a long one by more than the seconds."""
+    assert interleave.LATER(record(start={"time_start_s": ours}), record(start={"time_start_s": theirs})) == []
+
+
 ASKED = "behavior/requests"
 
 
 def make_worse(record: dict[str, Any], what: str) -> None:
     if what == "a later start":
-        record["start"]["time_start_s"] = 36.0
+        record["start"]["time_start_s"] = 27.0
     elif what == "more memory":
         record["summary"]["peak_gib_by_rank"]["0"] = 1.8
     for row in record["steps"]:
