@@ -152,9 +152,12 @@ def _end(waiting: selectors.DefaultSelector) -> NoReturn:
 
 
 def _close(waiting: selectors.DefaultSelector, connection: socket.socket) -> None:
-    """What the server holds, in a worker: each other worker's client would wait for this one."""
-    for descriptor in [key.fd for key in waiting.get_map().values()]:
-        os.close(descriptor)
+    """What the server holds, in a worker: each other worker's client would wait for this one.
+
+    A socket is closed as such, or it closes whatever has its number by the time that it is freed.
+    """
+    for key in list(waiting.get_map().values()):
+        key.fileobj.close() if isinstance(key.fileobj, socket.socket) else os.close(key.fd)
     connection.close()
     waiting.close()
 

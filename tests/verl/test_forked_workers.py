@@ -156,8 +156,13 @@ def test_a_worker_is_what_its_command_says_with_the_imports_done(
 
 
 def test_each_file_gets_its_number(server: subprocess.Popen[str], script: Path, tmp_path: Path):
-    """Also where the file at that number, as it was sent, is to get another."""
-    numbers = range(60, 32, -1)
+    """Also where the file at that number, as it was sent, is to get another.
+
+    And where the number is that of another worker's connection in the server.
+    """
+    others = [client(tmp_path, script, "stay") for _ in range(3)]
+    assert all(told(each)["parent"] == server.pid for each in others)
+    numbers = range(60, 2, -1)
     paths = [tmp_path / f"of_{number}" for number in numbers]
     reader, writer = os.pipe()
     request = {"words": [str(script), "0"], "environment": {}, "folder": str(tmp_path), "numbers": [0, 1, 2, *numbers]}
@@ -169,7 +174,7 @@ def test_each_file_gets_its_number(server: subprocess.Popen[str], script: Path, 
         os.close(writer)
         with open(reader) as said:
             found = json.loads(said.readline())["files"]
-    assert [found[str(number)] for number in numbers] == [str(path) for path in paths]
+    assert [found.get(str(number)) for number in numbers] == [str(path) for path in paths]
 
 
 @pytest.mark.parametrize("killed", ["client", "worker", "server"])
@@ -207,12 +212,15 @@ def test_a_worker_that_cannot_begin_ends_and_forks_nothing(server: subprocess.Po
     assert told(client(tmp_path, script, "0"))["parent"] == server.pid
 
 
-def test_what_a_worker_spawns_is_a_fork_too(server: subprocess.Popen[str], spawner: Path, tmp_path: Path):
+def test_what_a_worker_spawns_is_a_fork_too(
+    server: subprocess.Popen[str], spawner: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     worker = client(tmp_path, spawner, "end")
     child = told(worker)
     assert (child["known"], child["parent"]) == (True, server.pid)
     assert child["pid"] != child["own"]
     assert worker.communicate(timeout=30)[0].splitlines() == ["5", "nothing holds the child's end of the pipe"]
+    assert capfd.readouterr().err == "", "what the server held is closed once, whoever has its number since"
 
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD=", f"CORE={min(os.sched_getaffinity(0))}", "A=B"])
