@@ -57,19 +57,12 @@ def preload(modules: list[str]) -> None:
     for module in modules:
         with suppress(ImportError):  # of another release, or not installed: then each worker does without it, too
             importlib.import_module(module)
-    opened = {link for link in _links() if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
+    links = {os.readlink(f"/proc/self/fd/{number}") for number in worker_command.open_files()}
+    opened = {link for link in links if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
     if opened or "ray" in sys.modules:
         raise RuntimeError(f"no worker can be forked from here: opened {opened}, Ray imported: {'ray' in sys.modules}")
     gc.collect()
     gc.freeze()  # else a collection in a worker writes to, and so copies, all of it
-
-
-def _links() -> list[str]:
-    links: list[str] = []
-    for entry in os.scandir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the directory's own
-            links.append(os.readlink(entry.path))
-    return links
 
 
 def serve(listener: socket.socket, held: set[int]) -> list[str]:

@@ -28,8 +28,13 @@ def main(path: str, *words: str) -> None:
     numbers = sorted(open_files() if words[0].startswith("-") else {0, 1, 2})
     parent = os.pidfd_open(os.getppid())
     server = socket.socket(socket.AF_UNIX)
-    request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd(), "numbers": numbers}
-    request["cores"] = sorted(os.sched_getaffinity(0))
+    request = {
+        "words": words,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "numbers": numbers,
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
     text = json.dumps(request).encode() + b"\n"
     server.settimeout(WAIT_S)
     try:

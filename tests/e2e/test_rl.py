@@ -131,7 +131,7 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
 def test_a_mistake_is_one_line_before_anything_joins_ray(task: Path, tmp_path: Path, mark: str):
     """It is found while Ray starts, whose processes go with it."""
     done = run(argv_rl(*settings(task, tmp_path, "data.max_prompt_tokens=8")), mark)
-    assert_nothing_left(mark, timeout_s=2)
+    assert_nothing_left(mark, timeout_s=0.5)
     assert_one_error(done, "over data.max_prompt_tokens = 8")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("verl.yaml"))

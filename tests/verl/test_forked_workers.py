@@ -110,20 +110,25 @@ def serving(folder: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def client(folder: Path, script: Path, *words: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-I", "-S", worker_command.__file__, str(folder / "forks"), str(script), *words]
+    argv = [*worker_command.argv(str(folder / "forks")), str(script), *words]
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "WORKERS_OWN": "2"}
     with (folder / "of_the_parent").open("w") as left_open:  # as raylet leaves files of its own
         given, pipe = (left_open.fileno(),), subprocess.PIPE
         return subprocess.Popen(argv, env=variables, cwd=folder, stdout=pipe, text=True, pass_fds=given)
 
 
+def ask(asking: socket.socket, folder: Path, script: Path, where: str, files: dict[int, int]) -> None:
+    """Ask for a worker that is to have these files, by the numbers that they get."""
+    request = {"words": [str(script), "3"], "environment": {}, "folder": where, "numbers": list(files)}
+    request["cores"] = list(os.sched_getaffinity(0))
+    asking.connect(str(folder / "forks"))
+    socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], list(files.values()))
+
+
 def asked(folder: Path, script: Path, where: str, *numbers: int) -> list[str]:
     """What the server says when a worker with files of these numbers, too, is asked for."""
-    request = {"words": [str(script), "3"], "environment": {}, "folder": where, "numbers": [0, 1, 2, *numbers]}
-    request["cores"] = list(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX) as asking, Path(os.devnull).open("w") as nowhere:
-        asking.connect(str(folder / "forks"))
-        socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [nowhere.fileno()] * (3 + len(numbers)))
+        ask(asking, folder, script, where, dict.fromkeys((0, 1, 2, *numbers), nowhere.fileno()))
         return asking.makefile().readlines()
 
 
@@ -165,12 +170,10 @@ def test_each_file_gets_its_number(server: subprocess.Popen[str], script: Path, 
     numbers = range(60, 2, -1)
     paths = [tmp_path / f"of_{number}" for number in numbers]
     reader, writer = os.pipe()
-    request = {"words": [str(script), "0"], "environment": {}, "folder": str(tmp_path), "numbers": [0, 1, 2, *numbers]}
-    request["cores"] = list(os.sched_getaffinity(0))
     with ExitStack() as opened, socket.socket(socket.AF_UNIX) as asking:
         files = [opened.enter_context(path.open("w")).fileno() for path in paths]
-        asking.connect(str(tmp_path / "forks"))
-        socket.send_fds(asking, [json.dumps(request).encode() + b"\n"], [reader, writer, 2, *files])
+        streams = {0: reader, 1: writer, 2: 2}
+        ask(asking, tmp_path, script, str(tmp_path), streams | dict(zip(numbers, files, strict=True)))
         os.close(writer)
         with open(reader) as said:
             found = json.loads(said.readline())["files"]
