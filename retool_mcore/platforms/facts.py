@@ -49,11 +49,18 @@ IMPORTED = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForkedFrom:
+    """A process that others of a run on one node are forked from."""
+
+    imports: tuple[str, ...]  # modules; those that are not installed are left out
+    through: str | None = None  # the module that runs it, with libraries loaded before all others
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What a run needs of the machine around its devices; read by preflight and by Ray's start."""
+    """What a run needs of the machine around its devices; read by preflight."""
 
     shm_gib: float = 16.0  # Ray's object store and the data of a weight update
     open_files: int = 65_536  # Ray's own advice for clusters
     has_devices: bool = True  # False: processes share the cores, and Ray counts made-up devices
     least_addresses_gib: int = 32  # that a process maps, used or not; not measured on devices
-    imported_once: tuple[str, ...] = ()  # by the process that Ray's workers on one node are forked from

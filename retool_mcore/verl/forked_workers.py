@@ -6,7 +6,8 @@ core, in ten processes or more. This process imports them once. It takes request
 off what does not survive a fork: Ray itself, which reads its settings as it is imported, and
 devices. Where it fails, workers start as Ray starts them.
 
-A worker whose children are to be forked as well calls ``fork_children``.
+A worker whose children are to be forked as well calls ``fork_children``. Those with libraries
+loaded before all others (LD_PRELOAD) are forks of another such process, which has them, too.
 """
 
 import fcntl
@@ -31,13 +32,13 @@ from typing import Any, NoReturn
 
 from retool_mcore.process import die_with_parent
 from retool_mcore.verl import worker_command
+from retool_mcore.verl.worker_command import PRELOADED
 
 PYTHON_ENV = "RETOOL_FORKED_PYTHON"  # in a worker: what starts a Python that is forked here
 _HARMLESS = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/shm/", "/dev/random", "/dev/urandom")
 _AT_ONCE = 64  # requests that wait while the modules are imported
 _FILES = 250  # that a client may hold; Linux sends 253
 _LOOK_S = 0.5  # for a SIGQUIT
-_PRELOADED = "LD_PRELOAD"
 _QUIT = frozenset({signal.SIGQUIT})
 
 
@@ -175,8 +176,8 @@ def _require_forkable(request: dict[str, Any], held: set[int]) -> None:
     """
     if set(request["cores"]) != os.sched_getaffinity(0):  # and its memory, perhaps: SGLang starts it through numactl
         raise ValueError("other cores")
-    if request["environment"].get(_PRELOADED) != os.environ.get(_PRELOADED):
-        raise ValueError(f"another {_PRELOADED}")
+    if request["environment"].get(PRELOADED) != os.environ.get(PRELOADED):
+        raise ValueError(f"another {PRELOADED}")
     if taken := held & set(request["numbers"]):
         raise ValueError(f"{taken} are taken")
 
@@ -245,14 +246,21 @@ def run(words: list[str]) -> None:
     exec(program, main.__dict__)
 
 
+def _write_python(path: str) -> None:
+    """Write what starts a Python that is forked; whole, as another such process writes it, too."""
+    python = Path(os.environ[PYTHON_ENV])
+    draft = python.with_name(f"{python.name}.{os.getpid()}")
+    draft.write_text(f'#!/bin/sh\nexec {shlex.join(worker_command.argv(path))} "$@"\n', encoding="utf-8")
+    draft.chmod(0o700)
+    draft.replace(python)
+
+
 def main(path: str, *modules: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _QUIT)  # before there are threads, each of which would take it
     die_with_parent(signal.SIGTERM)
-    python = Path(os.environ[PYTHON_ENV])
-    python.write_text(f'#!/bin/sh\nexec {shlex.join(worker_command.argv(path))} "$@"\n', encoding="utf-8")
-    python.chmod(0o700)
+    _write_python(path)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(worker_command.socket_of(path, os.environ))
     listener.listen(_AT_ONCE)
     preload(list(modules))
     run(serve(listener, worker_command.open_files() - {0, 1, 2, listener.fileno()}))

@@ -27,7 +27,7 @@ from retool_mcore.verl.forked_workers import environment
 from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.trainer import RAY, RAY_INIT
 
-FORKS = "forks"  # a socket
+FORKS = "forks"  # what the names of sockets begin with
 END_S = 10.0  # Ray's processes, which end their workers first
 
 Join = Callable[[], dict[str, Any]]
@@ -47,7 +47,7 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
     os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
     with ray_folder(config.run.dir) as folder:
         with without_hangups():
-            forks = _start_forks(config, platform, folder)
+            forked_from = _start_forks(config, platform, folder)
             head, joined = _start({**_of_start(config, platform), "_temp_dir": str(folder)}), False
 
         def join() -> dict[str, Any]:
@@ -57,14 +57,14 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
                 log = config.run.dir / "logs" / "rl.log"
                 raise RunError(f"Ray did not start; {log} says why at its end. The same command tries again.")
             joined = True
-            return {"address": address} | ({"runtime_env": {"py_executable": _worker(folder)}} if forks else {})
+            return {"address": address} | ({"runtime_env": {"py_executable": _worker(folder)}} if forked_from else {})
 
         try:
             yield join
         finally:
             _end(head, gently=joined)
-            if forks:
-                _end(forks, gently=True)
+            for process in forked_from:
+                _end(process, gently=True)
 
 
 def _of_start(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -85,18 +85,21 @@ def _start(arguments: dict[str, Any]) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, env=variables, stdin=null, stdout=pipe, text=True, start_new_session=True)
 
 
-def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> subprocess.Popen[bytes] | None:
-    """The process that workers are forked from; None where each is to start by itself.
+def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> list[subprocess.Popen[bytes]]:
+    """The processes that others are forked from; none where each is to start by itself.
 
     nsys has to start the processes that it looks into.
     """
-    modules = platform.host.imported_once
-    if not modules or config.verl_overrides.get("global_profiler.tool") == "nsys":
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    path = str(folder / FORKS)
-    argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", path, *modules]
-    return subprocess.Popen(argv, env=environment(path), stdin=subprocess.DEVNULL, start_new_session=True)
+    path, started = str(folder / FORKS), list[subprocess.Popen[bytes]]()
+    if config.verl_overrides.get("global_profiler.tool") == "nsys":
+        return started
+    for each in platform.forked_from(config):
+        folder.mkdir(parents=True, exist_ok=True)
+        through = ("-m", each.through) if each.through else ()
+        argv = [sys.executable, *through, "-m", "retool_mcore.verl.forked_workers", path, *each.imports]
+        null = subprocess.DEVNULL
+        started.append(subprocess.Popen(argv, env=environment(path), stdin=null, start_new_session=True))
+    return started
 
 
 def _worker(folder: Path) -> str:

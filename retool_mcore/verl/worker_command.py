@@ -1,10 +1,10 @@
 """The command of a worker: a fork of ``forked_workers``, for which this process stands.
 
-Words: the socket, then what Python would get. It exits as the worker does, and its death is the
-worker's; it dies with its parent. Where no process listens, has not imported everything after half
-of the time in which raylet waits for a worker, or cannot become what is asked for, it becomes the
-usual Python with the same words. It runs without site-packages, and imports the standard library
-only.
+Words: the path of the sockets, then what Python would get. It exits as the worker does, and its
+death is the worker's; it dies with its parent. Where no process listens, has not imported
+everything after half of the time in which raylet waits for a worker, or cannot become what is asked
+for, it becomes the usual Python with the same words. It runs without site-packages, and imports the
+standard library only.
 """
 
 import json
@@ -13,14 +13,23 @@ import select
 import signal
 import socket
 import sys
+import zlib
+from collections.abc import Mapping
 
 WAIT_S = 30.0
+PRELOADED = "LD_PRELOAD"
 FORKED, QUIT = b"forked\n", b"quit\n"  # what the server says; else it is the worker's exit code
 
 
 def argv(path: str) -> list[str]:
     """The command, up to what Python would get."""
     return [sys.executable, "-I", "-S", __file__, path]
+
+
+def socket_of(path: str, environment: Mapping[str, str]) -> str:
+    """Where the process listens whose forks have the same libraries loaded before all others."""
+    preloaded = environment.get(PRELOADED)
+    return f"{path}.{zlib.crc32(preloaded.encode()):08x}" if preloaded else path
 
 
 def main(path: str, *words: str) -> None:
@@ -38,7 +47,7 @@ def main(path: str, *words: str) -> None:
     text = json.dumps(request).encode() + b"\n"
     server.settimeout(WAIT_S)
     try:
-        server.connect(path)
+        server.connect(socket_of(path, os.environ))
         server.sendall(text[socket.send_fds(server, [text], numbers) :])
         forked = _answer(server) == FORKED
     except OSError:

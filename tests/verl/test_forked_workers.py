@@ -78,6 +78,18 @@ if __name__ == "__main__":
 """
 
 
+SAVED = "libutil.so.1"  # of glibc, and nothing here is linked with it
+SAVER = f"""
+import os
+from contextlib import contextmanager
+
+@contextmanager
+def configure_subprocess():
+    os.environ["LD_PRELOAD"] = {SAVED!r}
+    yield
+"""
+
+
 @pytest.fixture
 def spawner(tmp_path: Path) -> Path:
     path = tmp_path / "spawner.py"
@@ -100,12 +112,13 @@ def server(tmp_path: Path) -> Generator[subprocess.Popen[str]]:
         process.kill()
 
 
-def serving(folder: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "retool_mcore.verl.forked_workers", str(folder / "forks"), *modules]
+def serving(folder: Path, modules: Sequence[str], through: Sequence[str] = ()) -> subprocess.Popen[str]:
+    words = ["-m", "retool_mcore.verl.forked_workers", str(folder / "forks"), *modules]
     more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), "ONLY_THE_SERVERS": "1"}
-    variables = environment(str(folder / "forks")) | more
+    variables, before = environment(str(folder / "forks")) | more, set(folder.glob("forks*"))
+    argv = [sys.executable, *through, *words]
     process = subprocess.Popen(argv, env=variables, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    wait_until(lambda: (folder / "forks").exists() or process.poll() is not None, "the socket", WAIT_S)
+    wait_until(lambda: set(folder.glob("forks*")) > before or process.poll() is not None, "the socket", WAIT_S)
     return process
 
 
@@ -239,6 +252,24 @@ def test_a_child_with_other_libraries_before_all_others_or_cores_of_its_own_star
     assert worker.communicate(timeout=30)[0].splitlines() == ["5", "nothing holds the child's end of the pipe"]
 
 
+def test_a_child_as_a_cuda_engine_that_sleeps_starts_it_is_the_fork_of_a_process_with_its_library(
+    server: subprocess.Popen[str], spawner: Path, tmp_path: Path
+):
+    """torch_memory_saver's own function, over a library that is here in place of its own."""
+    (tmp_path / "torch_memory_saver.py").write_text(SAVER)
+    with serving(tmp_path, ["numpy"], ("-m", "retool_mcore.platforms.cuda.preloaded")) as second:
+        wait_until(lambda: SAVED in Path(f"/proc/{second.pid}/maps").read_text(), "the library", WAIT_S)
+        said = {
+            variable: told(client(tmp_path, spawner, "end", variable))
+            for variable in (f"LD_PRELOAD={SAVED}", "A=B", f"LD_PRELOAD={SAVED}:")
+        }
+        parents = [(child["known"], child["parent"]) for child in said.values()]
+        other = said[f"LD_PRELOAD={SAVED}:"]["own"]
+        assert parents == [(True, second.pid), (True, server.pid), (False, other)]
+        second.terminate()
+        assert second.wait(30) == 0
+
+
 @pytest.mark.parametrize(("number", "heard"), [(20, []), (200, ["forked\n", "3\n"])])
 def test_a_file_that_a_module_of_the_server_holds_is_kept(number: int, heard: list[str], script: Path, tmp_path: Path):
     (tmp_path / "holds_files.py").write_text("import os\nheld = [os.open('/dev/null', 0) for _ in range(40)]\n")
@@ -324,7 +355,14 @@ def test_a_module_that_is_not_installed_is_left_out(script: Path, tmp_path: Path
 )
 def test_where_workers_are_not_forked(platform: str, overrides: list[str], tmp_path: Path):
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", overrides)
-    assert ray_cluster._start_forks(config, get_platform(platform), tmp_path) is None
+    assert ray_cluster._start_forks(config, get_platform(platform), tmp_path) == []
+
+
+@pytest.mark.parametrize(("gpus", "processes"), [(0, 2), (1, 1)])
+def test_engines_on_devices_of_the_actor_are_forked_from_a_process_with_their_library(gpus: int, processes: int):
+    mode = ("train.mode=async", f"rollout.gpus={gpus}") if gpus else ()
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ("cluster.gpus_per_node=2", *mode))
+    assert [bool(each.through) for each in get_platform("cuda").forked_from(config)] == [False, True][:processes]
 
 
 @pytest.mark.usefixtures("verl_on_cpu")
