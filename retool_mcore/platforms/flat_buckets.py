@@ -1,10 +1,12 @@
 """Weights on their way to an SGLang engine on the same device: each bucket is one tensor.
 
 verl hands SGLang a CUDA handle for each matrix, and SGLang opens each. Here a bucket's matrices lie
-in one allocation and share its handle. SGLang knows that form as "flattened_bucket".
+in one allocation and share its handle. SGLang knows that form as "flattened_bucket". While it loads
+one, the next is filled.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -18,6 +20,7 @@ Named = list[tuple[str, torch.Tensor]]
 ALIGNED = 64  # bytes: a matrix starts where any type may
 FIRST_BYTES = 1 << 28  # of a sync's first bucket; each later one has twice as many, up to verl's limit
 FORMAT = "flattened_bucket"
+SENT_S = 0.002  # in which a bucket's request is on its way; filling holds up what would send it
 
 
 class _Bucket:
@@ -50,22 +53,47 @@ def _in_one_tensor_each(original: Callable[..., AsyncIterator[Named]]) -> Callab
             async for named in original(iterable, bucket_bytes, fusion_groups):
                 yield named
             return
-        size, bucket = min(FIRST_BYTES, bucket_bytes), None
-        async for name, tensor in ensure_async_iterator(iterable):
-            if bucket is not None and not bucket.takes(tensor):
-                yield bucket.named
-                bucket, size = None, min(2 * size, bucket_bytes)
-            if bucket is None:
-                bucket = _Bucket(max(size, tensor.nbytes), tensor.device)
-            bucket.add(name, tensor.detach())
-        if bucket is not None:
-            yield bucket.named
+        filled = _filled(ensure_async_iterator(iterable), bucket_bytes)
+        named = await anext(filled, None)
+        while named is not None:
+            following = asyncio.create_task(_fill(filled))
+            try:
+                yield named
+                named = await following
+            finally:
+                following.cancel()  # where an engine has died
 
     return get_named_tensor_buckets
 
 
+async def _filled(iterator: AsyncIterator[tuple[str, torch.Tensor]], bucket_bytes: int) -> AsyncGenerator[Named]:
+    size, bucket = min(FIRST_BYTES, bucket_bytes), None
+    async for name, tensor in iterator:
+        if bucket is not None and not bucket.takes(tensor):
+            yield bucket.named
+            bucket, size = None, min(2 * size, bucket_bytes)
+        if bucket is None:
+            bucket = _Bucket(max(size, tensor.nbytes), tensor.device)
+        bucket.add(name, tensor.detach())
+    if bucket is not None:
+        yield bucket.named
+
+
+async def _fill(filled: AsyncGenerator[Named]) -> Named | None:
+    """The next bucket, while another task waits for the engine; None at the end.
+
+    Ranks do the same in the same order, as filling gathers experts from others and a bucket's
+    handles are gathered before it waits.
+    """
+    await asyncio.sleep(SENT_S)
+    return await anext(filled, None)
+
+
 def _by_one_handle(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Send a bucket of one allocation as it is; any other as the original does."""
+    """Send a bucket of one allocation as it is; any other as the original does.
+
+    verl flushes the engine's cache when all are loaded.
+    """
 
     @wraps(original)
     async def update_weights(
@@ -86,7 +114,7 @@ def _by_one_handle(original: Callable[..., Any]) -> Callable[..., Any]:
         if of_ranks is None:
             return None
         return await engine.update_weights_from_tensor(
-            UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, load_format=FORMAT)
+            UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, load_format=FORMAT, flush_cache=False)
         )
 
     return update_weights

@@ -1,6 +1,8 @@
 """Weights in buckets of one allocation reach SGLang's model bit for bit, by one handle a bucket."""
 
 import asyncio
+import weakref
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +79,7 @@ def loaded(request: Any) -> dict[str, torch.Tensor]:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.utils import MultiprocessingSerializer
 
-    assert request.load_format == "flattened_bucket"
+    assert (request.load_format, request.flush_cache) == ("flattened_bucket", False)
     [mine] = request.serialized_named_tensors
     got: list[tuple[str, torch.Tensor]] = []
     runner: Any = SimpleNamespace(model=SimpleNamespace(load_weights=got.extend))
@@ -132,3 +134,40 @@ def test_matrices_that_belong_together_stay_with_verl(patched):
     parts = {"x.a": torch.ones(2), "y": torch.ones(2), "x.b": torch.ones(2)}
     buckets = buckets_of(patched, parts, fusion_groups=((".a", ".b"),))
     assert [[name for name, _ in bucket] for bucket in buckets] == [["y", "x.a", "x.b"]]
+
+
+def test_the_next_bucket_is_filled_while_the_engine_loads_one_and_none_further(patched, monkeypatch):
+    monkeypatch.setattr(flat_buckets, "FIRST_BYTES", 512)
+    taken, alive = [], []
+
+    def source() -> Iterator[tuple[str, torch.Tensor]]:
+        for number in range(6):
+            taken.append(number)
+            yield str(number), torch.full((100,), float(number))  # 400 bytes: one in a bucket
+
+    async def load_all() -> None:
+        async for bucket in patched.buckets(source(), 512):
+            alive.append(weakref.ref(bucket[0][1].untyped_storage()))
+            at_first = len(taken)
+            await asyncio.sleep(20 * flat_buckets.SENT_S)  # as for an engine's answer
+            number = int(bucket[0][0])
+            assert (at_first, len(taken)) == (min(number + 2, 6), min(number + 3, 6))
+            assert float(bucket[0][1].sum()) == 100 * number
+            assert [each() is None for each in alive[:-1]] == [True] * number, "a bucket that was sent is kept"
+
+    asyncio.run(load_all())
+    assert len(alive) == 6
+
+
+def test_an_engine_that_dies_in_a_sync_ends_it(patched, monkeypatch, caplog):
+    monkeypatch.setattr(flat_buckets, "FIRST_BYTES", 512)
+    taken = []
+
+    async def load_all() -> None:
+        sent = ((str(number), taken.append(number) or torch.ones(100)) for number in range(6))
+        async for _ in patched.buckets(sent, 512):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(load_all())
+    assert taken == [0, 1] and not caplog.records
