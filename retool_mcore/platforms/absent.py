@@ -1,17 +1,31 @@
 """Libraries that an import does not find: other people's code goes on without an optional one."""
 
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+
+class _Absence(MetaPathFinder):
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names, self._thread = names, threading.get_ident()
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        if fullname in self._names and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"No module named {fullname!r} here", name=fullname)
 
 
 @contextmanager
 def absent(*names: str) -> Generator[None]:
-    """Let imports of these modules fail inside the block; those already imported stay."""
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  None: it cannot be imported
+    """Let this thread's imports of these modules fail inside the block.
+
+    Those already imported stay. Other threads import as ever.
+    """
+    absence = _Absence(names)
+    sys.meta_path.insert(0, absence)
     try:
         yield
     finally:
-        for name in hidden:
-            del sys.modules[name]
+        sys.meta_path.remove(absence)

@@ -20,16 +20,8 @@ DUMPER_SEAM = Seam(
 )
 
 
-def import_dumper() -> None:
-    """Import, without Megatron, what in SGLang would import Megatron and Transformer Engine.
-
-    It would name the ranks of a trainer in a dump. No engine has such ranks, and its start waits.
-    """
-    with absent("megatron.core"):
-        importlib.import_module("sglang.srt.debug_utils.dumper")
-
-
 def load() -> None:
     if name := os.environ.get(PLATFORM_ENV):
-        import_dumper()
+        with absent("megatron.core"):  # a dump would name the ranks of a trainer: no engine has any
+            importlib.import_module("sglang.srt.debug_utils.dumper")
         apply_all((STORE_PATCH, *get_platform(name).sglang_patches()))

@@ -11,15 +11,16 @@ from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
-from verl.utils.import_utils import import_external_libs
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.platforms.base import get_platform
 from retool_mcore.verl.agent_loop import sandbox_of
 from retool_mcore.verl.router import import_server_class
 from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.without_megatron import leave_out, put_off
+
+leave_out()
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +39,15 @@ class EarlyLoops(_Worker):
         """Import what the first answer of an engine would import, and open the sandbox."""
         config = settings_of_run(run_config)
         import_server_class(config)
-        import_external_libs(get_platform(config.run.platform).training.external_lib)  # as verl's constructor does
         if sandbox := sandbox_of(run_config):
             try:
                 await sandbox.open()
             except SandboxUnavailable as error:  # each call opens it again, and counts as an outage if that fails
                 logger.warning("the sandbox could not be opened yet: %s", error)
 
-    def construct(self, *settings: Any) -> None:
-        super().__init__(*settings)
+    def construct(self, config: Any, *settings: Any) -> None:
+        with put_off(config.actor_rollout_ref.model.external_lib):
+            super().__init__(config, *settings)
 
 
 _waiting: list[tuple[Any, Any]] = []  # workers, and the end of their warming up

@@ -11,9 +11,10 @@ import ray
 from ray.exceptions import RayActorError
 
 from retool_mcore.config import RlConfig
+from retool_mcore.platforms.absent import absent
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.platforms.sglang_plugin import import_dumper
 from retool_mcore.verl.token_means import LOSS_TOKENS
+from retool_mcore.verl.without_megatron import MEGATRON
 
 # Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
 RENAMED = {
@@ -133,8 +134,8 @@ def measure_sglang(config: RlConfig) -> None:
     from verl.workers.rollout import replica
 
     def load() -> type:
-        replica._load_sglang()  # installs what verl's SGLang modules need before they can be imported
-        import_dumper()
+        with absent(MEGATRON):
+            replica._load_sglang()  # installs what verl's SGLang modules need before they can be imported
         from retool_mcore.verl.sglang_replica import MeasuredReplica, start_early
 
         start_early(config)

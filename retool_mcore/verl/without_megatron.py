@@ -1,8 +1,8 @@
-"""Keeps Megatron out of a process that has no model.
+"""Keeps Megatron and Transformer Engine out of a process that has no model.
 
-verl imports every engine that it finds wherever its trainer is imported: in the driver that is
-Megatron and Transformer Engine. It goes on without an engine that cannot be imported. Import this
-module before verl's trainer.
+verl imports every engine that it finds wherever its trainer is imported, and goes on without one
+that cannot be: call ``leave_out`` before that. SGLang's dumper imports Megatron wherever its
+model runner is imported: do that in ``absent(MEGATRON)``.
 """
 
 import importlib
@@ -14,6 +14,7 @@ from types import ModuleType
 
 from retool_mcore.platforms.absent import absent
 
+MEGATRON = "megatron.core"
 ENGINES = "verl.workers.engine"
 NOT_HERE = (f"{ENGINES}.mindspeed", f"{ENGINES}.megatron")
 
