@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from typing import Any
 
+MEGATRON = "megatron.core"  # with which Transformer Engine comes
+
 
 class _Absence(MetaPathFinder):
     def __init__(self, names: tuple[str, ...]) -> None:

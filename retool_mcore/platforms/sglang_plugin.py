@@ -6,7 +6,7 @@ It does nothing outside a run of ours.
 import importlib
 import os
 
-from retool_mcore.platforms.absent import absent
+from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import Seam, apply_all
 from retool_mcore.platforms.stores import STORE_PATCH
@@ -22,6 +22,6 @@ DUMPER_SEAM = Seam(
 
 def load() -> None:
     if name := os.environ.get(PLATFORM_ENV):
-        with absent("megatron.core"):  # a dump would name the ranks of a trainer: no engine has any
+        with absent(MEGATRON):  # a dump would name the ranks of a trainer: no engine has any
             importlib.import_module("sglang.srt.debug_utils.dumper")
         apply_all((STORE_PATCH, *get_platform(name).sglang_patches()))

@@ -11,10 +11,9 @@ import ray
 from ray.exceptions import RayActorError
 
 from retool_mcore.config import RlConfig
-from retool_mcore.platforms.absent import absent
+from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.token_means import LOSS_TOKENS
-from retool_mcore.verl.without_megatron import MEGATRON
 
 # Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
 RENAMED = {

@@ -23,13 +23,12 @@ from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import RolloutMode
 
 from retool_mcore.config import RlConfig
-from retool_mcore.platforms.absent import absent
+from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.sglang_server import MeasuredServer, actor_class
-from retool_mcore.verl.without_megatron import MEGATRON
 
 with absent(MEGATRON):
     from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica

@@ -18,10 +18,10 @@ from sglang.srt.entrypoints.http_server import app
 from sglang.srt.utils.auth import add_api_key_middleware
 from verl.workers.rollout.replica import TokenOutput
 
-from retool_mcore.platforms.absent import absent
+from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.engine_key import engine_key
 from retool_mcore.verl.forked_workers import fork_children
-from retool_mcore.verl.without_megatron import MEGATRON, put_off
+from retool_mcore.verl.without_megatron import put_off
 
 with absent(MEGATRON):
     from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer

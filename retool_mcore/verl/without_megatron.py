@@ -2,7 +2,7 @@
 
 verl imports every engine that it finds wherever its trainer is imported, and goes on without one
 that cannot be: call ``leave_out`` before that. SGLang's dumper imports Megatron wherever its
-model runner is imported: do that in ``absent(MEGATRON)``.
+model runner is imported: do that in ``platforms.absent``'s ``absent(MEGATRON)``.
 """
 
 import importlib
@@ -14,7 +14,6 @@ from types import ModuleType
 
 from retool_mcore.platforms.absent import absent
 
-MEGATRON = "megatron.core"
 ENGINES = "verl.workers.engine"
 NOT_HERE = (f"{ENGINES}.mindspeed", f"{ENGINES}.megatron")
 

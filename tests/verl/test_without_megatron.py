@@ -61,13 +61,12 @@ def test_the_driver_imports_its_trainer_and_sglang_without_megatron():
 
 
 WORKER = """
-import importlib, os, sys
+import importlib, sys
 from retool_mcore.run.network import keep_to_loopback
 keep_to_loopback()
 from retool_mcore.platforms import get_platform
 get_platform("cpu").activate()
 importlib.import_module(sys.argv[1])
-from verl.workers.rollout.replica import RolloutReplicaRegistry
 print(sorted({"megatron.core", "sglang.srt.model_executor.model_runner"} & sys.modules.keys()))
 """
 
