@@ -23,7 +23,7 @@ FORMAT = "flattened_bucket"
 SENT_S = 0.002  # in which a bucket's request is on its way; filling holds up what would send it
 
 
-class _Bucket:
+class Bucket:
     """Matrices in one allocation of ``size`` bytes, in the order in which they came."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -37,7 +37,12 @@ class _Bucket:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         part = self._bytes[self._used : self._used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self.named.append((name, part.copy_(tensor)))
-        self._used += -(-tensor.nbytes // ALIGNED) * ALIGNED
+        self._used += room(tensor)
+
+
+def room(tensor: torch.Tensor) -> int:
+    """The bytes that a bucket needs for it."""
+    return -(-tensor.nbytes // ALIGNED) * ALIGNED
 
 
 def _in_one_tensor_each(original: Callable[..., AsyncIterator[Named]]) -> Callable[..., AsyncIterator[Named]]:
@@ -73,7 +78,7 @@ async def _filled(iterator: AsyncIterator[tuple[str, torch.Tensor]], bucket_byte
             yield bucket.named
             bucket, size = None, min(2 * size, bucket_bytes)
         if bucket is None:
-            bucket = _Bucket(max(size, tensor.nbytes), tensor.device)
+            bucket = Bucket(max(size, tensor.nbytes), tensor.device)
         bucket.add(name, tensor.detach())
     if bucket is not None:
         yield bucket.named

@@ -14,16 +14,18 @@ from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as 
 from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
 from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.flat_buckets import FORMAT, Bucket, flattened, room
 
 
 def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:
-    """Pickle copies of the weights, with plain pickle.
+    """Pickle the weights as one tensor in SGLang's form "flattened_bucket", with plain pickle.
 
-    It copies because an exported weight is a view of Megatron's parameter buffer, and pickle writes
-    a view's whole storage. It uses plain pickle because torch's default, sharing by file
-    descriptor, ends the server when the sender closes.
+    torch's default, sharing by file descriptor, ends the server when the sender closes.
     """
-    return pickle.dumps([(name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in named_tensors])
+    bucket = Bucket(sum(room(tensor) for _, tensor in named_tensors), torch.device("cpu"))
+    for name, tensor in named_tensors:
+        bucket.add(name, tensor.detach())
+    return pickle.dumps(flattened(bucket.named))
 
 
 class ServerAdapter(VerlServerAdapter):
@@ -58,7 +60,9 @@ class ServerAdapter(VerlServerAdapter):
         payload = pack_weights(bucket)
         ranks = self.device_mesh["infer_tp"].size()
         reply = await engine.update_weights_from_tensor(
-            UpdateWeightsFromTensorReqInput(serialized_named_tensors=[payload] * ranks, flush_cache=False)
+            UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[payload] * ranks, load_format=FORMAT, flush_cache=False
+            )
         )
         if not reply.get("success", False):
             raise PlatformError(f"SGLang refused the weights from {bucket[0][0]} on: {reply}")

@@ -117,8 +117,9 @@ class Cuda(Platform):
 
     def weight_sync_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCHES
+        from retool_mcore.platforms.kept_cache import KEPT_CACHE_PATCHES
 
-        return FLAT_BUCKET_PATCHES if importlib.util.find_spec(SGLANG.name) else ()
+        return (*FLAT_BUCKET_PATCHES, *KEPT_CACHE_PATCHES) if importlib.util.find_spec(SGLANG.name) else ()
 
     def activate(self) -> None:
         os.environ.update(self.process_env())
