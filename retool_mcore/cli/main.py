@@ -25,7 +25,13 @@ from retool_mcore.cli.common import (
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
-from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit, open_closed_outputs
+from retool_mcore.process import (
+    bypass_proxy,
+    end_with_parent_if_asked,
+    heed_sigquit,
+    leave_garbage,
+    open_closed_outputs,
+)
 from retool_mcore.run.folder import require_free
 from retool_mcore.run.start import begin_early, early
 from retool_mcore.run.status import shown
@@ -45,6 +51,7 @@ def _sft_rank(
     require_limits(run)
     if first and not early():
         begin_early("processes")  # of a launch script's torchrun
+    leave_garbage()
     with shown("sft") if first else nullcontext():
         from retool_mcore.run.ending import ignore_signals
         from retool_mcore.train import sft
@@ -92,6 +99,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     require_limits(run)
     require_free(run.run.dir)
     begin_early("checks")
+    leave_garbage()
     with shown("rl"):
         from retool_mcore.train import rl as trainer
 

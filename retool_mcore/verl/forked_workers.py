@@ -11,7 +11,6 @@ loaded before all others (LD_PRELOAD) are forks of another such process, which h
 """
 
 import fcntl
-import gc
 import importlib
 import json
 import multiprocessing
@@ -30,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from retool_mcore.process import die_with_parent
+from retool_mcore.process import collect_new_garbage, die_with_parent, leave_garbage
 from retool_mcore.verl import worker_command
 from retool_mcore.verl.worker_command import PRELOADED
 
@@ -55,6 +54,7 @@ def environment(path: str) -> dict[str, str]:
 
 def preload(modules: list[str]) -> None:
     """Import the modules. Raises RuntimeError when they have opened a device or imported Ray."""
+    leave_garbage()
     for module in modules:
         with suppress(ImportError):  # of another release, or not installed: then each worker does without it, too
             importlib.import_module(module)
@@ -62,8 +62,7 @@ def preload(modules: list[str]) -> None:
     opened = {link for link in links if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
     if opened or "ray" in sys.modules:
         raise RuntimeError(f"no worker can be forked from here: opened {opened}, Ray imported: {'ray' in sys.modules}")
-    gc.collect()
-    gc.freeze()  # else a collection in a worker writes to, and so copies, all of it
+    collect_new_garbage()  # else a collection in a worker writes to, and so copies, all of it
 
 
 def serve(listener: socket.socket, held: set[int]) -> list[str]:

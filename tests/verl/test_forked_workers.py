@@ -173,6 +173,19 @@ def test_a_worker_is_what_its_command_says_with_the_imports_done(
     assert str(tmp_path / "of_the_parent") not in first["files"].values()
 
 
+def test_what_was_imported_is_never_looked_at_for_garbage(tmp_path: Path):
+    (tmp_path / "imported.py").write_text("import gc\nduring = gc.isenabled()\nmany = [[] for _ in range(50_000)]\n")
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import gc, imported, json\n"
+        "print(json.dumps({'during': imported.during, 'now': gc.isenabled(), 'left_out': gc.get_freeze_count()}))\n"
+    )
+    with serving(tmp_path, ["imported"]) as process:
+        worker = told(client(tmp_path, script))
+        process.kill()
+    assert (worker["during"], worker["now"]) == (False, True) and worker["left_out"] > 50_000
+
+
 def test_each_file_gets_its_number(server: subprocess.Popen[str], script: Path, tmp_path: Path):
     """Also where the file at that number, as it was sent, is to get another.
 
