@@ -31,7 +31,7 @@ from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.rollout_engines import VLLM
-from retool_mcore.platforms.stores import STORE_PATCH
+from retool_mcore.platforms.stores import STORE_PATCHES
 from retool_mcore.platforms.versions import requirement
 
 # Where CANN's installers put it, 8 and 9; ASCEND_HOME_PATH says otherwise.
@@ -160,7 +160,7 @@ class Ascend(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        return (STORE_PATCH, MICRO_BATCH_PATCH)  # the second where memory.recompute = "auto" asks for it
+        return (*STORE_PATCHES, MICRO_BATCH_PATCH)  # the last where memory.recompute = "auto" asks for it
 
     def mapping(self) -> str:
         return limits.markdown()

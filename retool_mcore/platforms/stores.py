@@ -1,10 +1,11 @@
-"""torch's store listens on the address by which it is reached, not on every interface.
+"""torch's store: on the address by which it is reached, at a port that nobody else is given.
 
 verl's workers, SGLang's schedulers and torchrun each start one. Where its host is loopback, no
 other machine reaches it; where it is the address of a node, other networks of that node do not.
 """
 
 import ipaddress
+import random
 import socket
 from collections.abc import Callable
 from functools import wraps
@@ -12,6 +13,25 @@ from typing import Any
 
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.versions import requirement
+
+LATER_PORTS = (15_000, 32_000)  # to listen at a while after the choice; Linux gives clients ports from 32768 on
+
+
+def _below_clients(original: Callable[..., None]) -> Callable[..., None]:
+    """Have verl look for a port from a random one of LATER_PORTS on.
+
+    From a fixed one two runs that start at once would find the same.
+    """
+
+    @wraps(original)
+    def _get_master_addr_port(
+        self: Any, pg: Any, bundle_index: int = 0, master_port_range: list[int] | None = None
+    ) -> None:
+        first, end = LATER_PORTS
+        master_port_range = master_port_range or [random.randrange(first, (first + end) // 2), end]
+        original(self, pg, bundle_index, master_port_range)
+
+    return _get_master_addr_port
 
 
 def _on_its_host(original: Callable[..., None]) -> Callable[..., None]:
@@ -50,3 +70,13 @@ STORE_PATCH = Patch(
     applies_to=requirement("torch"),
     remove_when="torch.distributed.TCPStore listens on its host_name",
 )
+
+MASTER_PORT_PATCH = Patch(
+    target="verl.single_controller.ray.base.RayWorkerGroup._get_master_addr_port",
+    replace=_below_clients,
+    reason="the store listens seconds after its port was chosen from the range of clients, which another process, as "
+    "of a second run's start, is then given now and then",
+    applies_to=requirement("verl"),
+    remove_when="verl's trainer passes its worker groups a master_port_range",
+)
+STORE_PATCHES = (STORE_PATCH, MASTER_PORT_PATCH)

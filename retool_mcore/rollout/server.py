@@ -16,11 +16,11 @@ import httpx
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.stores import LATER_PORTS
 from retool_mcore.process import die_with_parent
 
 START_TIMEOUT_S = 600.0  # a 32B model from a cold disk takes minutes, a tiny one on two cores half a minute
 STOP_TIMEOUT_S = 10.0
-SERVER_PORTS = (15_000, 32_000)  # Linux gives clients ports from 32768 on
 
 
 class SglangServer:
@@ -158,7 +158,7 @@ def free_port() -> int:
     port of the kernel's range.
     """
     while True:
-        port = random.randrange(*SERVER_PORTS)
+        port = random.randrange(*LATER_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -15,6 +15,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
+from retool_mcore.platforms.stores import MASTER_PORT_PATCH
 from retool_mcore.process import exit_on_sigterm
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.memory_kills import MemoryKills
@@ -45,6 +46,7 @@ class Driver(_TaskRunner):
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
             measure_sglang(settings_of_run(run_config_of(config)))
+        MASTER_PORT_PATCH.apply()
         with queue_beside():
             super().run(config)
 

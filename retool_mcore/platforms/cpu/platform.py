@@ -14,7 +14,7 @@ from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.facts import IMPORTED, DeviceFacts, ForkedFrom, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.platforms.stores import STORE_PATCH
+from retool_mcore.platforms.stores import STORE_PATCHES
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
 IN_FP8 = ("precision", "kv_cache")  # of [rollout], "model" or "fp8"
@@ -84,7 +84,7 @@ class Cpu(Platform):
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu import patches
 
-        return (STORE_PATCH, KEY_PATCH, *patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
+        return (*STORE_PATCHES, KEY_PATCH, *patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cpu.patches import SEAMS

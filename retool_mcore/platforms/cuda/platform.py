@@ -18,7 +18,7 @@ from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.facts import IMPORTED, DeviceFacts, ForkedFrom, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.platforms.stores import STORE_PATCH
+from retool_mcore.platforms.stores import STORE_PATCHES
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -98,7 +98,7 @@ class Cuda(Platform):
 
     def patches(self) -> Sequence[Patch]:
         keys = (KEY_PATCH,) if self.sglang_patches() else ()
-        return (STORE_PATCH, *keys, *self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
+        return (*STORE_PATCHES, *keys, *self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
 
     def training_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cuda.patches import TRAINING_PATCHES
