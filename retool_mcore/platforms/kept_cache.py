@@ -70,9 +70,9 @@ def _seen_to_wake(original: Callable[..., Awaitable[None]]) -> Callable[..., Awa
     async def resume(self: Any, tags: Sequence[str]) -> None:
         before = _not_ours()
         await original(self, tags)
-        took = torch.tensor(before - _not_ours())
-        if self.device_mesh["infer_tp"].size() > 1:
-            dist.all_reduce(took, dist.ReduceOp.MAX, group=self.device_mesh["infer_tp"].get_group())
+        took, mesh = torch.tensor(before - _not_ours()), self.device_mesh["infer_tp"]
+        if mesh.size() > 1:
+            dist.all_reduce(took, dist.ReduceOp.MAX, group=mesh.get_group())
         _engine.woke(tuple(tags), int(took))
 
     return resume

@@ -17,6 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.engine_workers import TrainingWorker
 
+from retool_mcore.process import collect_new_garbage
 from retool_mcore.run import alive
 from retool_mcore.run.metrics import EXPERTS
 from retool_mcore.verl import optimizer_room
@@ -86,10 +87,8 @@ class UpdateWorker(TrainingWorker):
         self.engine.train_batch = self._train_and_keep
         if self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.step(1)
-        # A full collection goes over every object of all that was imported, 0.5 s on the host of an
-        # H200, and all ranks wait for the one that collects. What is there now stays, unlooked at.
-        gc.collect()
-        gc.freeze()
+        gc.collect()  # a tensor that garbage holds would stay
+        collect_new_garbage()  # all ranks wait for the one that collects
 
     def free_room(self) -> None:
         """Leave the room to Adam's states, which the next call makes or reads."""

@@ -23,10 +23,6 @@ def original() -> Callable[..., Any]:
     return getattr(found, "__wrapped__", found)
 
 
-def state(model: torch.nn.Module) -> dict[str, list[Any]]:
-    return {name: each.tolist() for name, each in model.state_dict().items()}
-
-
 def check(original: Callable[..., Any], model: Model, buckets: Iterable[dict[str, Any]], searches: int) -> Any:
     """After each bucket ``model`` is as if SGLang had loaded it; all took so many searches."""
     update, mine, reference = by_the_same_copies(original), runner(model), runner(type(model)())
