@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import whom, and how large a room may grow."""
+"""The rooms of the house: which room may import which."""
 
 import ast
 import gc
@@ -12,11 +12,6 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    p
-    for p in ROOT.rglob("*.py")
-    if not {".venv", ".venv-ascend", ".venv-docs", "build", "runs"} & set(p.relative_to(ROOT).parts)
-)
 
 
 def test_the_contracts_of_imports_are_kept():
@@ -54,21 +49,6 @@ def _tree(source: str) -> ast.AST:
         return ast.parse(source)
     finally:
         gc.enable()
-
-
-def test_files_and_functions_stay_small():
-    """400 lines a file, 60 a function. ruff holds the complexity (mccabe, in pyproject.toml)."""
-    too_long: list[str] = []
-    for path in SOURCES:
-        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-        if text.count("\n") > 400:
-            too_long.append(f"{name}: {text.count(chr(10))} lines")
-        for node in ast.walk(_tree(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > 60:
-                    too_long.append(f"{name}::{node.name}: {length} lines")
-    assert not too_long
 
 
 def test_a_name_of_a_class_means_one_thing_in_the_package():

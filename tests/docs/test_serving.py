@@ -1,7 +1,5 @@
 """configs/examples/chat_with_tool.py, on the page "Serving", against a stand-in server."""
 
-from pathlib import Path
-
 import pytest
 
 from configs.examples import chat_with_tool
@@ -25,9 +23,3 @@ async def test_it_ends_after_its_turns(server: StandIn, monkeypatch: pytest.Monk
     server.script = [chat(None, "print(1)")] * 2
     said = await chat_with_tool.answer(server.url, "served", "?", max_turns=2, min_level="rlimits")
     assert said == "No answer after 2 turns."
-
-
-def test_it_is_short_enough_for_a_page():
-    text = Path(chat_with_tool.__file__).read_text(encoding="utf-8")
-    body = text.partition("async def answer")[2]
-    assert len(body.splitlines()) <= 30

