@@ -107,7 +107,7 @@ CALIBRATION = {
         3e-4, "fitted: RL of 0.5B with adapters and without, one H100; the host for each merged matrix"
     ),
     "sync_expert_s": Constant(
-        4e-5, "fitted: RL of an eighth of Qwen3-30B-A3B, EP 2, 2 x H100; a weight sync for each matrix of an expert"
+        1e-4, "fitted: RL of an eighth of Qwen3-30B-A3B, EP 2, 2 x H100; a weight sync for each matrix of an expert"
     ),
     "usable_memory": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
     "engine_gib": Constant(

@@ -38,7 +38,7 @@ AS_SHIPPED = ("parallel.tp=1", "train.mini_batch_prompts=8", "train.micro_batch_
 ALONE = ("train.mode=async", "rollout.gpus=1", "rollout.engine_memory_fraction=0.8")
 BF16_ENGINE = "rollout.precision=model"
 
-SYNC_THEN_S = 6 * 3 * 128 * (7e-4 - 4e-5)  # more for matrices of experts than since 5e0dc3b
+SYNC_THEN_S = 6 * 3 * 128 * (7e-4 - 1e-4)  # more for matrices of experts than since c9a1ad3
 DRIVER_THEN_S = 0.13 + 128 * 5.2e-4 - (0.06 + 128 * 3.9e-4)  # more for advantages than since c565d8b
 
 ROWS = {
@@ -99,13 +99,11 @@ def test_its_phases_are_right_each_for_itself(row: str, measured: dict[str, floa
 
 
 def test_a_weight_sync_of_experts_is_planned_as_two_h100_took_it():
-    """2,304 matrices whose places are known. Of 5e0dc3b 0.3132, 0.3142 and 0.3253 s, of 3c562e3
-    0.3751, 0.2768 and 0.2903.
-    """
+    """7646647 took 0.4574 and 0.4794 s: 2,304 matrices, gathered by layer and sent in buckets."""
     case = CASES["rl_30b_a3b_eighth_h200x2"]
     config = rl(Path(case["config"]).stem, *case["set"])
     assert make_plan(config, EIGHTH, parse("h100x2"), lengths=LATE).phases["weight_sync"] == pytest.approx(
-        0.316, rel=0.10
+        0.468, rel=0.10
     )
 
 

@@ -25,7 +25,7 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
-from tests.platforms import doors, expert_gathers, host_reads, loads, model_probes, prefill_waits, token_stops
+from tests.platforms import doors, expert_gathers, host_reads, model_probes, prefill_waits, token_stops
 from tests.platforms.host_reads import known_tokens, reads
 
 
@@ -311,7 +311,6 @@ ENABLES = {
     **doors.ENABLES,
     **expert_gathers.ENABLES,
     **host_reads.ENABLES,
-    **loads.ENABLES,
     **prefill_waits.ENABLES,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "mbridge.core.bridge.broadcast_from_megatron_pp": Probes.weight_of_the_only_stage,

@@ -223,7 +223,7 @@ def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch
 def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: pytest.MonkeyPatch):
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCHES
+    from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCH
     from retool_mcore.verl.workers import SavingActorWorker
 
     monkeypatch.setenv(PLATFORM_ENV, "cuda")
@@ -232,11 +232,10 @@ def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: py
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda worker: setattr(worker, "rollout", rollouts.pop()))
     rollouts = [beside, None]
     while rollouts:
-        assert not any(patch.applied for patch in FLAT_BUCKET_PATCHES)
+        assert not FLAT_BUCKET_PATCH.applied
         worker.init_model()
-    assert all(patch.applied for patch in FLAT_BUCKET_PATCHES)
-    for patch in FLAT_BUCKET_PATCHES:
-        patch.revert()
+    assert FLAT_BUCKET_PATCH.applied
+    FLAT_BUCKET_PATCH.revert()
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) -> Any:

@@ -20,7 +20,6 @@ from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch, Seam
 from retool_mcore.platforms.prefills import PREFILL_PATCH
-from retool_mcore.platforms.replayed_loads import REPLAY_PATCH
 from retool_mcore.platforms.sglang_plugin import DUMPER_SEAM
 from retool_mcore.platforms.versions import requirement
 
@@ -308,7 +307,6 @@ ENGINE_PATCHES = (
 SGLANG_PATCHES = (
     CALL_END_PATCH,
     PREFILL_PATCH,
-    REPLAY_PATCH,
     Patch(
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         replace=seeded_sampling.with_seeds,

@@ -14,7 +14,7 @@ from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as 
 from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.flat_buckets import FORMAT, Bucket, flattened, room
+from retool_mcore.platforms.flat_buckets import FORMAT, flattened
 
 
 def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:
@@ -22,10 +22,7 @@ def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:
 
     torch's default, sharing by file descriptor, ends the server when the sender closes.
     """
-    bucket = Bucket(sum(room(tensor) for _, tensor in named_tensors), torch.device("cpu"))
-    for name, tensor in named_tensors:
-        bucket.add(name, tensor.detach())
-    return pickle.dumps(flattened(bucket.named))
+    return pickle.dumps(flattened(named_tensors))
 
 
 class ServerAdapter(VerlServerAdapter):

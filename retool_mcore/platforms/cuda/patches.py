@@ -11,7 +11,6 @@ from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.prefills import PREFILL_PATCH
-from retool_mcore.platforms.replayed_loads import REPLAY_PATCH
 from retool_mcore.platforms.sglang_plugin import DUMPER_SEAM
 from retool_mcore.platforms.versions import requirement
 
@@ -108,7 +107,6 @@ TRAINING_PATCHES = (
 SGLANG_PATCHES = (
     CALL_END_PATCH,
     PREFILL_PATCH,
-    REPLAY_PATCH,
     Patch(
         target="sglang.srt.utils.torch_memory_saver_adapter._TorchMemorySaverAdapterReal.region",
         replace=_without_host_copy,

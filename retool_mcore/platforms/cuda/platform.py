@@ -116,10 +116,9 @@ class Cuda(Platform):
         return SGLANG_PATCHES if importlib.util.find_spec(SGLANG.name) else ()
 
     def weight_sync_patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCHES
-        from retool_mcore.platforms.kept_cache import KEPT_CACHE_PATCHES
+        from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCH
 
-        return (*FLAT_BUCKET_PATCHES, *KEPT_CACHE_PATCHES) if importlib.util.find_spec(SGLANG.name) else ()
+        return (FLAT_BUCKET_PATCH,) if importlib.util.find_spec(SGLANG.name) else ()
 
     def activate(self) -> None:
         os.environ.update(self.process_env())
