@@ -1,10 +1,11 @@
 # pyright: basic
 # jsonschema has no types that the strict mode would take.
-"""Schemas of tools, which nobody may have vetted: checked at start, used in bounds.
+"""Checks the schemas of tools, which may come from strangers, and checks arguments against them.
 
-A schema that refers to an address would make the trainer fetch it, one that refers to itself never
-ends, and a pattern can stand for hours. Such a schema is refused before anything trains. What is
-left is checked in a number of steps that is bounded, without the network.
+A schema that refers to an address would make the trainer fetch it, and one that refers to itself
+never ends. ``check`` refuses such schemas before training starts. ``complaint`` checks arguments
+without the network, in a bounded number of steps. It ignores ``pattern`` and ``patternProperties``,
+as some texts keep Python's regular expressions busy for hours: only the model reads them.
 """
 
 import json
@@ -16,8 +17,6 @@ import jsonschema
 import referencing
 from jsonschema.exceptions import relevance
 from jsonschema.validators import extend
-
-from retool_mcore.rollout.linear import MAX_TEXT_CHARS, NotLinear, linear
 
 MAX_SCHEMA_CHARS = 256 << 10
 MAX_DEPTH = 48  # of a schema, and of arguments
@@ -40,20 +39,24 @@ class _TooMuch(Exception):
 
 
 def check(schema: Any) -> None:
-    """Raise SchemaRefused for what is no JSON schema, or none that can be checked in bounds."""
+    """Raise SchemaRefused if this is no JSON schema, or if checking arguments could have no end."""
     try:
         size = len(json.dumps(schema))
     except (RecursionError, TypeError, ValueError) as error:
         raise SchemaRefused(f"it is no JSON: {error}") from error
     if size > MAX_SCHEMA_CHARS:
         raise SchemaRefused(f"it has {size} characters, and at most {MAX_SCHEMA_CHARS} are taken")
+    keywords: set[str] = set()
     for each, depth, is_schema in _parts(schema):
         if depth > MAX_DEPTH:
             raise SchemaRefused(f"it is deeper than {MAX_DEPTH} levels")
         if is_schema and isinstance(each, dict):
-            _check_one(cast("dict[str, Any]", each), schema, is_root=each is schema)
+            _check_references(cast("dict[str, Any]", each), schema, is_root=each is schema)
+            keywords |= cast("dict[str, Any]", each).keys()
+    if {"patternProperties", "unevaluatedProperties"} <= keywords:  # the latter matches the patterns of the former
+        raise SchemaRefused("it has unevaluatedProperties beside patternProperties: use additionalProperties")
     try:
-        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.Draft202012Validator.check_schema(schema, format_checker=None)  # a pattern may be another language's
     except (AttributeError, TypeError, ValueError, RecursionError, jsonschema.SchemaError) as error:
         raise SchemaRefused(str(getattr(error, "message", error))[:_TOLD_CHARS]) from error
     _refuse_circles(schema)
@@ -67,16 +70,15 @@ def complaint(name: str, schema: Mapping[str, Any], arguments: Any) -> str | Non
     validator: Any = _Bounded(plain, registry=cast("Any", referencing.Registry()))
     token = _steps.set([0])
     try:
-        errors: list[Any] = sorted(validator.iter_errors(arguments), key=relevance)
+        first: Any = min(validator.iter_errors(arguments), key=relevance, default=None)
     except (_TooMuch, RecursionError):
         return f"arguments of {name} take too long to check: make them smaller"
     except Exception as error:  # noqa: BLE001  nothing of a schema may escape into the loop
         return f"arguments of {name} cannot be checked: {str(error)[:_TOLD_CHARS]}"
     finally:
         _steps.reset(token)
-    if not errors:
+    if first is None:
         return None
-    first = errors[0]
     at = "".join(f"[{part!r}]" for part in first.absolute_path)
     return f"arguments{at} of {name}: {first.message[:_TOLD_CHARS]}"
 
@@ -98,23 +100,12 @@ def _parts(schema: Any) -> Iterator[tuple[Any, int, bool]]:
             waiting += [(value, depth + 1, True) for value in cast("list[Any]", each)]
 
 
-def _check_one(schema: dict[str, Any], root: Any, *, is_root: bool) -> None:
+def _check_references(schema: dict[str, Any], root: Any, *, is_root: bool) -> None:
     if "$ref" in schema:
         _target(schema["$ref"], root)
     for key in (*_REFUSED, *(() if is_root else ("$id",))):
         if key in schema:
             raise SchemaRefused(f"it has {key}, which is not followed here: refer by #/$defs/NAME")
-    patterns = [schema["pattern"]] if "pattern" in schema else []
-    patterns += list(schema["patternProperties"]) if isinstance(schema.get("patternProperties"), dict) else []
-    if "patternProperties" in schema and "unevaluatedProperties" in schema:
-        raise SchemaRefused("it has unevaluatedProperties beside patternProperties: use additionalProperties")
-    for pattern in patterns:
-        try:
-            linear(str(pattern))
-        except NotLinear as error:
-            raise SchemaRefused(
-                f"{error}; patterns are matched in linear time, without lookaround or references"
-            ) from error
 
 
 def _target(ref: Any, root: Any) -> Any:
@@ -171,53 +162,25 @@ def _refuse_circles(root: Any) -> None:
 _Errors = Generator[Any, None, None]
 
 
-def _count(steps: int = 1) -> None:
-    spent = _steps.get()
-    spent[0] += steps
-    if spent[0] > MAX_STEPS:
-        raise _TooMuch
-
-
 def _counted(keyword: Callable[..., Any]) -> Callable[..., _Errors]:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
-        _count()
+        spent = _steps.get()
+        spent[0] += 1
+        if spent[0] > MAX_STEPS:
+            raise _TooMuch
         yield from keyword(validator, value, instance, schema) or ()
 
     return counted
 
 
-def _matches(pattern: str, text: str) -> bool:
-    _count(1 + len(text) // 16)
-    if len(text) > MAX_TEXT_CHARS:
-        raise _TooMuch
-    return linear(pattern).search(text)
-
-
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> _Errors:
-    if isinstance(instance, str) and not _matches(pattern, instance):
-        yield jsonschema.ValidationError(f"{instance[:200]!r} does not match {pattern!r}")
-
-
-def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> _Errors:
-    for pattern, inner in patterns.items() if isinstance(instance, dict) else ():
-        for key, value in cast("dict[str, Any]", instance).items():
-            if _matches(pattern, key):
-                yield from validator.descend(value, inner, path=key, schema_path=pattern)
+def _unchecked(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
+    yield from ()
 
 
 def _additional(validator: Any, allowed: Any, instance: Any, schema: Mapping[str, Any]) -> _Errors:
-    if not isinstance(instance, dict):
-        return
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    extras = [key for key in cast("dict[str, Any]", instance) if key not in known]
-    extras = [key for key in extras if not any(_matches(pattern, key) for pattern in patterns)]
-    if isinstance(allowed, dict):
-        for key in extras:
-            yield from validator.descend(cast("Any", instance)[key], allowed, path=key)
-    elif not allowed and extras:
-        named = ", ".join(repr(key) for key in sorted(extras)[:8])
-        were = "was" if len(extras) == 1 else "were"
-        yield jsonschema.ValidationError(f"Additional properties are not allowed ({named} {were} unexpected)")
+    """A key may match a pattern, and nothing is additional then."""
+    if "patternProperties" not in schema:
+        yield from _KEYWORDS["additionalProperties"](validator, allowed, instance, schema)
 
 
 def _unique(validator: Any, asked: bool, instance: Any, schema: Any) -> _Errors:
@@ -238,16 +201,13 @@ def _depth_above(value: Any, most: int) -> bool:
     return False
 
 
+_KEYWORDS: Mapping[str, Any] = jsonschema.Draft202012Validator.VALIDATORS
 _OWN = {
-    "pattern": _pattern,
-    "patternProperties": _pattern_properties,
+    "pattern": _unchecked,
+    "patternProperties": _unchecked,
     "additionalProperties": _additional,
     "uniqueItems": _unique,
 }
 _Bounded: Any = extend(
-    jsonschema.Draft202012Validator,
-    {
-        name: _counted(cast("Any", _OWN.get(name, keyword)))
-        for name, keyword in jsonschema.Draft202012Validator.VALIDATORS.items()
-    },
+    jsonschema.Draft202012Validator, {name: _counted(_OWN.get(name, keyword)) for name, keyword in _KEYWORDS.items()}
 )
