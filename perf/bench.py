@@ -63,7 +63,6 @@ def bench(
     data: Annotated[str | None, typer.Option(help="in place of its data files, trained on and validated on")] = None,
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 20,
-    keep: Annotated[Path | None, typer.Option(help="of an RL run, what perf/engine_bench.py --replay reads")] = None,
     history: Annotated[
         bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
     ] = False,
@@ -95,8 +94,6 @@ def bench(
         logs = config.run.dir / "logs"
         for path in sorted(logs.glob("*.log")) if logs.is_dir() else ():
             shutil.copy(path, out.with_name(f"{out.stem}.{path.name}"))
-        if keep:
-            keep_run(config.run.dir, keep)
     record = {
         "case": case,
         "command": ["python", "perf/bench.py", *sys.argv[1:]],
@@ -141,16 +138,6 @@ def with_perf_on_path() -> dict[str, str]:
     """The environment in which a run's workers find perf/scripted.py."""
     paths = (str(ROOT / "perf"), os.environ.get("PYTHONPATH"))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def keep_run(run: Path, keep: Path) -> None:
-    """Copy a run's settings, metrics and trajectories, as far as it has come to write them."""
-    keep.mkdir(parents=True, exist_ok=True)
-    for name in ("config.toml", "metrics.jsonl"):
-        if (run / name).exists():
-            shutil.copy(run / name, keep / name)
-    if (run / "trajectories").is_dir():
-        shutil.copytree(run / "trajectories", keep / "trajectories", dirs_exist_ok=True)
 
 
 def read_case(name: str) -> dict[str, Any]:

@@ -1,20 +1,11 @@
 """Tokens per second of a bare SGLang server, to compare an RL step's generation with.
 
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
-    python perf/engine_bench.py MODEL --replay runs/gsm8k/tool_rl --step 10 --waves 3
 
-Sends one wave of requests at once, of the lengths that perf/scripted.py plans, without calls. They
-ask for log-probabilities, as RL does. A warm-up wave comes first. ``--precision fp8`` gives the
-server what verl gives it for rollout.precision = "fp8". ``--kernels`` records some steps of another
-wave and says where a step's time goes.
-
-``--replay`` sends the responses that an RL run recorded for one step: the same prompts and numbers
-of tokens in each turn, with what the tool answered, after the same pauses. The server has the run's
-engine_args and precision; ``--arg`` wins over them. Where the run recorded fewer groups than the
-step had, those of the nearest steps stand for them. What the run itself needed is printed beside
-it. ``--natural`` lets the model end its turns, at the run's temperature: the way to measure drafts
-(``--arg speculative-algorithm=NGRAM``), whose gain is in what the model says. Then answers of the
-tool are those of the recorded turns, and the numbers of tokens are the model's own.
+Sends waves of requests, each wave at once, of the lengths that perf/scripted.py plans, without
+calls. The requests ask for log-probabilities, as RL does. A warm-up wave comes first.
+``--precision fp8`` gives the server what verl gives it for rollout.precision = "fp8". ``--kernels``
+records some steps of another wave and says where a step's time goes.
 """
 
 from __future__ import annotations
@@ -23,28 +14,27 @@ import asyncio
 import json
 import random
 import re
-import statistics
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import aiohttp
 import typer
 from gaps import read_trace
-from replay import Recorded, ends_of
-from waves import Asked, Played, Response, flush, planned, play, post, session
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
-from retool_mcore.verl.keys.rollout import engine_args
 
 RECORDED = 20  # steps of the engine
 WARM_UP = (64, 128)  # tokens of a warm-up's request: kernels are compiled, clocks are up
 PREFILL_S = 4.0  # after which all requests of a wave decode
+SEED = 1  # of each request; RL's have one too
 EXTEND = re.compile(r"_fwd_kernel(_unified)?$")  # triton's attention over prompts; decoding has other kernels
 
 
@@ -53,52 +43,37 @@ def bench(
     model: Annotated[Path, typer.Argument(help="a Hugging Face directory")],
     *,
     platform: Annotated[str, typer.Option()] = "cuda",
-    in_flight: Annotated[int | None, typer.Option(min=1, help="at a time; 64, or all that are replayed")] = None,
+    in_flight: Annotated[int, typer.Option(min=1, help="requests of a wave")] = 64,
     tokens: Annotated[tuple[int, int], typer.Option(help="sampled for one request, drawn evenly")] = (2048, 4096),
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
-    temperature: Annotated[float | None, typer.Option(min=0, help="0: greedy; 1, or the run's")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy")] = 1.0,
     waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
     arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server, or a switch")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",
-    precision: Annotated[str | None, typer.Option(help="model or fp8, as rollout.precision")] = None,
+    precision: Annotated[str, typer.Option(help="model or fp8, as rollout.precision")] = "model",
     kernels: Annotated[bool, typer.Option(help="record a wave's kernels, too")] = False,
-    replay: Annotated[Path | None, typer.Option(help="a run's folder, with trajectories/")] = None,
-    step: Annotated[int | None, typer.Option(min=1, help="the run's; its last on record")] = None,
-    groups: Annotated[int | None, typer.Option(min=1, help="replayed; an engine's share of the step")] = None,
-    pauses: Annotated[bool, typer.Option(help="wait as long as the run's tool took")] = True,
-    natural: Annotated[bool, typer.Option(help="the model ends its turns")] = False,
 ) -> None:
     place = get_platform(platform)
     place.activate()
-    if replay is None:
-        work = drawn(in_flight or 64, tokens, prompt_tokens)
-    else:
-        work = replayed(place, replay, step, groups, pauses=pauses, natural=natural, model=model)
-    work.asked = replace(work.asked, **given(in_flight=in_flight, temperature=temperature))
-    work.settings |= given(precision=precision)
     extra = [part for each in arg or () for part in option(each)]
-    if work.settings["precision"] == "fp8":
+    if precision == "fp8":
         extra = [*in_fp8(), *extra]
     with (
         tempfile.TemporaryDirectory() as folder,
         SglangServer(
-            model, place, dtype=dtype, log_path=Path(folder) / "server.log", tp=work.tp, engine_args=work.engine_args,
-            max_running_requests=min(work.asked.in_flight, work.max_running_requests),
+            model, place, dtype=dtype, log_path=Path(folder) / "server.log", max_running_requests=in_flight,
             extra_args=["--skip-tokenizer-init", *extra],
         ) as server,
     ):  # fmt: skip
-        work.asked = replace(work.asked, url=server.url)
-        found = asyncio.run(measured(work, waves))
-        asked = {"in_flight": work.asked.in_flight, "temperature": work.asked.temperature, "args": arg or []}
-        when = datetime.now(UTC).isoformat(timespec="seconds")
-        typer.echo(json.dumps({**asked, **work.settings, **found, "when": when}))
+        load = Load(server.url, random.Random(0), in_flight, tokens, prompt_tokens, temperature)
+        found = asyncio.run(measured(load, waves))
+        asked = {
+            "in_flight": in_flight, "temperature": temperature, "args": arg or [], "tokens": tokens,
+            "prompt_tokens": prompt_tokens, "precision": precision,
+        }  # fmt: skip
+        typer.echo(json.dumps({**asked, **found, "when": datetime.now(UTC).isoformat(timespec="seconds")}))
         if kernels:  # a line of its own: a recording that fails takes no measurement with it
-            typer.echo(json.dumps(asyncio.run(recorded(work))))
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
+            typer.echo(json.dumps(asyncio.run(recorded(load))))
 
 
 def option(text: str) -> list[str]:
@@ -116,104 +91,95 @@ def in_fp8() -> list[str]:
 
 
 @dataclass
-class Work:
-    """What a wave sends, and the server that it is sent to.
+class Load:
+    """The requests of a wave: prompts of random tokens, and lengths drawn evenly."""
 
-    ``speed``: of the run itself. ``record_after_s`` and ``record_steps``: of --kernels; 0 steps:
-    from the first to the last.
+    url: str
+    draw: random.Random
+    in_flight: int
+    tokens: tuple[int, int]
+    prompt_tokens: int
+    temperature: float
+
+    def bodies(self, tokens: tuple[int, int]) -> list[dict[str, Any]]:
+        """A wave's requests for log-probabilities and the planned numbers of tokens."""
+        lengths = [self.draw.randint(*tokens) for _ in range(self.in_flight)]
+        return [
+            {
+                "input_ids": [self.draw.randrange(10, 800) for _ in range(self.prompt_tokens)],
+                "sampling_params": {
+                    "temperature": self.temperature, "top_p": 1.0, "top_k": -1, "max_new_tokens": length,
+                    "skip_special_tokens": False, "no_stop_trim": True, "sampling_seed": SEED, "ignore_eos": True,
+                },
+                "return_logprob": True,
+            }
+            for length in lengths
+        ]  # fmt: skip
+
+
+async def wave(load: Load, tokens: tuple[int, int]) -> dict[str, Any]:
+    """Send a wave to empty caches, as a step of RL finds them, and time it to the last answer.
+
+    Where ``client_cpu_s``, of this process, is near ``seconds``, the client was the bottleneck.
     """
+    bodies = load.bodies(tokens)
+    request_s: list[float] = []
+    sampled = 0
 
-    warm_up: Callable[[], Sequence[Response]]
-    responses: Callable[[], Sequence[Response]]
-    asked: Asked
-    settings: dict[str, Any]
-    speed: dict[str, Any] = field(default_factory=dict)
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    tp: int = 1
-    max_running_requests: int = 1 << 30
-    record_after_s: float = 0.0
-    record_steps: int = 0
+    async with session(load.url) as client:
+        await post(client, "/flush_cache")
 
+        async def one(body: Mapping[str, Any]) -> None:
+            nonlocal sampled
+            started = time.perf_counter()
+            answer = await post(client, "/generate", body)
+            sampled += len(answer["output_ids"])
+            request_s.append(time.perf_counter() - started)
 
-def drawn(in_flight: int, tokens: tuple[int, int], prompt_tokens: int) -> Work:
-    """One turn each, of lengths and prompts drawn for each wave."""
-    draw = random.Random(0)
-    return Work(
-        lambda: planned(draw, in_flight, WARM_UP, prompt_tokens),
-        lambda: planned(draw, in_flight, tokens, prompt_tokens),
-        Asked(url="", in_flight=in_flight),
-        {"tokens": tokens, "prompt_tokens": prompt_tokens, "precision": "model"},
-        record_after_s=PREFILL_S,
-        record_steps=RECORDED,
-    )
-
-
-def replayed(
-    place: Platform, run: Path, step: int | None, groups: int | None, *, pauses: bool, natural: bool, model: Path
-) -> Work:
-    """The responses of a run's step, the same in each wave."""
-    recorded = Recorded(run)
-    config, rollout = recorded.config, recorded.config.rollout
-    step = recorded.last_step() if step is None else step
-    count = groups or max(1, config.train.prompts_per_step // recorded.engines)
-    responses, others = recorded.of_step(step, count)
-    memory = {"mem_fraction_static": rollout.engine_memory_fraction}
-    return Work(
-        lambda: responses,
-        lambda: responses,
-        Asked(
-            url="",
-            in_flight=len(responses),
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            pauses=pauses,
-            ends=ends_of(config, model) if natural else None,
-        ),
-        {
-            "replay": str(run), "step": step, "responses": len(responses), "groups_of_other_steps": others,
-            "pauses": pauses, "natural": natural, "precision": rollout.precision,
-        },
-        speed=recorded.speed(step, pauses=pauses),
-        engine_args={**memory, **engine_args(config, place)},
-        tp=rollout.engine_tp,
-        max_running_requests=rollout.max_running_requests,
-    )  # fmt: skip
-
-
-async def wave(work: Work) -> Played:
-    """One that finds the server's caches empty, as a step of RL does after its weight sync."""
-    await flush(work.asked.url)
-    return await play(work.asked, work.responses())
-
-
-async def measured(work: Work, waves: int) -> dict[str, Any]:
-    warm_up = await play(work.asked, work.warm_up())
-    played = [await wave(work) for _ in range(waves)]
-    found: dict[str, Any] = {
-        "tokens_per_s": [round(each.tokens_per_s, 1) for each in played],
-        "waves": [each.told() for each in played],
-        "warm_up": warm_up.told(),
+        started, spent = time.perf_counter(), time.process_time()
+        async with asyncio.TaskGroup() as tasks:
+            for body in bodies:
+                tasks.create_task(one(body))
+        seconds, client_cpu_s = time.perf_counter() - started, time.process_time() - spent
+    return {
+        "seconds": round(seconds, 3),
+        "client_cpu_s": round(client_cpu_s, 3),
+        "tokens": sampled,
+        "tokens_per_s": round(sampled / seconds, 1),
+        "requests_per_s": round(len(bodies) / seconds, 1),
+        "request_s": round(sum(request_s) / len(request_s), 3),
     }
-    if work.speed:
-        middle = statistics.median(each.tokens_per_s for each in played)
-        found |= {"run": work.speed, "bare_over_run": round(middle / work.speed["tokens_per_s"], 3)}
-    return found
 
 
-async def recorded(work: Work) -> dict[str, Any]:
-    """Where the time of another wave goes, or of some steps in which all requests decode."""
+def session(url: str) -> aiohttp.ClientSession:
+    """A client without limits. httpx looks through all its connections for each request."""
+    connector, never = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    return aiohttp.ClientSession(url, connector=connector, timeout=never, trust_env=False)
+
+
+async def post(client: aiohttp.ClientSession, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """The server's answer, parsed if it is JSON. Raises RuntimeError if the server refuses."""
+    async with client.post(path, json=body) as answer:
+        if not answer.ok:
+            raise RuntimeError(f"{path}: {answer.status} {(await answer.text())[:500]}")
+        return await answer.json() if answer.content_type == "application/json" else await answer.text()
+
+
+async def measured(load: Load, waves: int) -> dict[str, Any]:
+    warm_up = await wave(load, WARM_UP)
+    found = [await wave(load, load.tokens) for _ in range(waves)]
+    return {"tokens_per_s": [each["tokens_per_s"] for each in found], "waves": found, "warm_up": warm_up}
+
+
+async def recorded(load: Load) -> dict[str, Any]:
+    """Where the time goes in some steps of another wave in which all requests decode."""
     with tempfile.TemporaryDirectory() as folder:
-        wanted: dict[str, Any] = {"output_dir": folder, "activities": ["GPU"], "with_stack": False}
-        async with session(work.asked.url) as client:
-            if work.record_steps:
-                running = asyncio.create_task(wave(work))
-                await asyncio.sleep(work.record_after_s)
-                await post(client, "/start_profile", {**wanted, "num_steps": work.record_steps})
-                await running
-            else:
-                await post(client, "/start_profile", wanted)
-                await wave(work)
-                await post(client, "/stop_profile")
+        wanted = {"output_dir": folder, "activities": ["GPU"], "with_stack": False, "num_steps": RECORDED}
+        running = asyncio.create_task(wave(load, load.tokens))
+        await asyncio.sleep(PREFILL_S)
+        async with session(load.url) as client:
+            await post(client, "/start_profile", wanted)
+        await running
         return where_time_goes(read_trace(min(Path(folder).rglob("*.trace.json.gz"))))
 
 

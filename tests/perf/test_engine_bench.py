@@ -1,12 +1,16 @@
-"""perf/engine_bench.py: what it makes of a trace."""
+"""perf/engine_bench.py: the requests that it sends, and what it makes of a trace."""
 
+import asyncio
 import importlib
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from retool_mcore.platforms import get_platform
 
@@ -53,3 +57,52 @@ def test_an_argument_of_the_server_has_a_value_or_is_a_switch(bench: Any):
     assert bench.option("attention-backend=triton") == ["--attention-backend", "triton"]
     assert bench.option('cuda-graph-config={"a": "b=c"}') == ["--cuda-graph-config", '{"a": "b=c"}']
     assert bench.option("enable-prefill-delayer") == ["--enable-prefill-delayer"]
+
+
+def test_each_wave_finds_the_caches_empty_and_counts_its_tokens(bench: Any):
+    calls: list[Any] = []
+
+    async def generate(request: web.Request) -> web.Response:
+        body = await request.json()
+        calls.append(body)
+        await asyncio.sleep(0.01)
+        return web.json_response({"output_ids": [90] * body["sampling_params"]["max_new_tokens"]})
+
+    async def flush(request: web.Request) -> web.Response:
+        calls.append("flush")
+        return web.Response(text="Cache flushed.")
+
+    async def served() -> Any:
+        app = web.Application()
+        app.add_routes([web.post("/generate", generate), web.post("/flush_cache", flush)])
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            load = bench.Load(url, random.Random(0), 3, (5, 9), 7, 0.5)
+            return await bench.measured(load, 2)
+
+    found = asyncio.run(served())
+    assert [place for place, call in enumerate(calls) if call == "flush"] == [0, 4, 8]
+    for number, wave in enumerate((found["warm_up"], *found["waves"])):
+        bodies = calls[4 * number + 1 : 4 * number + 4]
+        sampling = [body["sampling_params"] for body in bodies]
+        lengths = [each["max_new_tokens"] for each in sampling]
+        low, high = bench.WARM_UP if number == 0 else (5, 9)
+        assert all(low <= length <= high for length in lengths)
+        assert wave["tokens"] == sum(lengths)
+        assert all(len(body["input_ids"]) == 7 and body["return_logprob"] for body in bodies)
+        assert all(each["temperature"] == 0.5 and each["ignore_eos"] for each in sampling)
+    assert found["tokens_per_s"] == [wave["tokens_per_s"] for wave in found["waves"]]
+
+
+def test_time_is_divided_into_prefill_decoding_and_host(bench: Any):
+    """The head after a pass's attention is of its stage, whatever runs before the next one."""
+    spans = [
+        ("embedding", 0.0, 1.0),
+        ("_fwd_kernel", 1.0, 3.0),
+        ("nvjet_head", 3.0, 6.0),
+        ("_fwd_grouped_kernel_stage1", 10.0, 11.0),
+        ("_fwd_kernel_stage2", 10.5, 12.0),
+        ("nvjet_head", 12.0, 13.0),
+    ]
+    assert bench.by_stage(spans) == {"prefill": 6.0, "decode": 3.0, "host": 4.0}
+    assert bench.by_stage([("flash_fwd", 0.0, 1.0)]) == {}

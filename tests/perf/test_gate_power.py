@@ -135,7 +135,7 @@ def test_a_step_is_compared_where_a_file_that_it_is_made_of_differs(tmp_path: Pa
     assert not interleave.is_made_alike(tmp_path, "HEAD~2"), "what is no commit is told by what comes next"
 
 
-@pytest.mark.parametrize("changed", ["perf/bench.py", "perf/replay.py"])
+@pytest.mark.parametrize("changed", ["perf/bench.py", "perf/engine_bench.py"])
 def test_of_the_scripts_here_those_count_that_a_case_runs(changed: str):
     """A line of another script had a step compared with itself, and noise called it slower."""
     assert (changed in interleave.MADE_OF) == (changed == "perf/bench.py")

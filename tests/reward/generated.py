@@ -1,7 +1,6 @@
 r"""Spellings by rule: each family draws a value and writes it in all the ways that it may have.
 
-``pairs`` gives ways of one value (equal) and of two values (unequal): for the property tests and
-for ``perf/scorers_bench.py``.
+``pairs`` gives ways of one value (equal) and of two values (unequal), for the property tests.
 """
 
 import random
