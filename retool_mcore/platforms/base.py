@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from retool_mcore.config import EvaluationConfig, JobConfig, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.platforms.facts import DeviceFacts, ForkedFrom, HostFacts, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
 
 PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last that fits
@@ -125,14 +125,6 @@ class Platform(ABC):
         """
         del config
         return None
-
-    def forked_from(self, config: RlConfig) -> Sequence[ForkedFrom]:
-        """What the processes of a run on one node are forked from; Ray's workers from the first.
-
-        Without any each imports for itself.
-        """
-        del config
-        return ()
 
     def sglang_command(
         self,

@@ -40,22 +40,6 @@ class RolloutFacts:
     weight_transport: tuple[str, str | None]
 
 
-# What each of Ray's workers imports before it does anything. None imports Ray or touches a device.
-IMPORTED = (
-    *("torch", "torch._dynamo", "torch.distributed.fsdp", "torchdata.stateful_dataloader", "tensordict"),
-    *("transformers.modeling_utils", "transformers.processing_utils", "peft", "datasets", "scipy.optimize"),
-    *("hydra", "aiohttp", "fastapi", "uvicorn", "zmq"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForkedFrom:
-    """A process that others of a run on one node are forked from."""
-
-    imports: tuple[str, ...]  # modules; those that are not installed are left out
-    through: str | None = None  # the module that runs it, with libraries loaded before all others
-
-
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
     """What a run needs of the machine around its devices; read by preflight."""

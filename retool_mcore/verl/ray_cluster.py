@@ -1,13 +1,11 @@
 """Which Ray cluster a run uses: its own on one node, the launch script's otherwise.
 
 Ray's own processes take 13 to 16 s to come up on an H100 node. They do so while the driver checks
-and imports, so they are started by a process of their own, which waits for them. Another one
-imports meanwhile what Ray's workers are forked with (``forked_workers``).
+and imports, so they are started by a process of their own, which waits for them.
 """
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,12 +20,9 @@ from retool_mcore.errors import PlatformError, RunError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.process import without_hangups
 from retool_mcore.run.temporary import remove_when_quiet
-from retool_mcore.verl import worker_command
-from retool_mcore.verl.forked_workers import environment
 from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.trainer import RAY, RAY_INIT
 
-FORKS = "forks"  # what the names of sockets begin with
 END_S = 10.0  # Ray's processes, which end their workers first
 
 Join = Callable[[], dict[str, Any]]
@@ -47,7 +42,6 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
     os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
     with ray_folder(config.run.dir) as folder:
         with without_hangups():
-            forked_from = _start_forks(config, platform, folder)
             head, joined = _start({**_of_start(config, platform), "_temp_dir": str(folder)}), False
 
         def join() -> dict[str, Any]:
@@ -57,14 +51,12 @@ def cluster(config: RlConfig, platform: Platform) -> Generator[Join]:
                 log = config.run.dir / "logs" / "rl.log"
                 raise RunError(f"Ray did not start; {log} says why at its end. The same command tries again.")
             joined = True
-            return {"address": address} | ({"runtime_env": {"py_executable": _worker(folder)}} if forked_from else {})
+            return {"address": address}
 
         try:
             yield join
         finally:
             _end(head, gently=joined)
-            for process in forked_from:
-                _end(process, gently=True)
 
 
 def _of_start(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -83,28 +75,6 @@ def _start(arguments: dict[str, Any]) -> subprocess.Popen[str]:
     variables = {"RAY_prestart_worker_first_driver": "0", **os.environ}
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     return subprocess.Popen(argv, env=variables, stdin=null, stdout=pipe, text=True, start_new_session=True)
-
-
-def _start_forks(config: RlConfig, platform: Platform, folder: Path) -> list[subprocess.Popen[bytes]]:
-    """The processes that others are forked from; none where each is to start by itself.
-
-    nsys has to start the processes that it looks into.
-    """
-    path, started = str(folder / FORKS), list[subprocess.Popen[bytes]]()
-    if config.verl_overrides.get("global_profiler.tool") == "nsys":
-        return started
-    for each in platform.forked_from(config):
-        folder.mkdir(parents=True, exist_ok=True)
-        through = ("-m", each.through) if each.through else ()
-        argv = [sys.executable, *through, "-m", "retool_mcore.verl.forked_workers", path, *each.imports]
-        null = subprocess.DEVNULL
-        started.append(subprocess.Popen(argv, env=environment(path), stdin=null, start_new_session=True))
-    return started
-
-
-def _worker(folder: Path) -> str:
-    """Ray's command for a worker, which bash reads."""
-    return shlex.join(worker_command.argv(str(folder / FORKS)))
 
 
 def _end(process: subprocess.Popen[Any], *, gently: bool) -> None:

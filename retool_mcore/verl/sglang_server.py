@@ -20,7 +20,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.engine_key import engine_key
-from retool_mcore.verl.forked_workers import fork_children
 from retool_mcore.verl.without_megatron import put_off
 
 with absent(MEGATRON):
@@ -79,7 +78,6 @@ class MeasuredServer(SGLangHttpServer):
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         self.loop = asyncio.get_running_loop()
-        fork_children()
         if key := engine_key():  # what SGLang's own start of a server does with --api-key
             add_api_key_middleware(app, api_key=key, admin_api_key=None)
         await super().launch_server(*args, **kwargs)

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -59,7 +58,6 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         assert_the_engines_server_asks_for_a_key(mark)
         wait_until(lambda: last_step(run_dir) >= 3, "step 3", START_S)
         scheduler = [pid for pid, command in marked_processes(mark).items() if "sglang::scheduler" in command]
-        assert "retool_mcore.verl.forked_workers" in psutil.Process(psutil.Process(scheduler[0]).ppid()).cmdline()
         kill(scheduler[0])
         assert driver.wait(timeout=240) != 0, "a dead engine must end the run with an error, not hang it"
         assert_nothing_left(mark)

@@ -32,13 +32,11 @@ with cluster(config, get_platform("cpu")) as join:
     print("imported before it", "ray" in sys.modules)
     import ray
     ray.init(log_to_driver=False, **join())
-    forked = ray.get(ray.remote(lambda: "peft" in sys.modules).remote())  # a worker listens, too
+    ray.get(ray.remote(lambda: None).remote())  # a worker listens, too
     found = listening([os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))])
-    workers = [each for each in psutil.Process().children(recursive=True) if each.cmdline()[:1] == ["ray::IDLE"]]
-    other = [each for each in workers if "retool_mcore.verl.forked_workers" not in each.parent().cmdline()]
     stranger = os.environ | {"RAY_AUTH_TOKEN": "a guess", "GCS": ray.get_runtime_context().gcs_address}
     code = subprocess.run([sys.executable, "-c", STRANGER], env=stranger, capture_output=True, text=True).stdout
-    print(len(found) > 5, reachable_from_elsewhere(found), code.strip(), "forked", forked, other)
+    print(len(found) > 5, reachable_from_elsewhere(found), code.strip())
     [node] = ray.nodes()
     folder = ray._private.worker._global_node.get_temp_dir_path()
     print(node["Resources"]["CPU"], node["Resources"]["GPU"], os.environ.get("RAY_ADDRESS"), os.path.exists(folder))
@@ -68,7 +66,7 @@ def test_a_dead_cluster_does_not_keep_a_run_from_starting_nothing_stays_and_no_s
     assert done.returncode == 0, done.stderr[-2000:]
     before, *told = done.stdout.splitlines()[-4:]
     assert before == "imported before it False"
-    assert told == ["True [] AuthenticationError forked True []", "16.0 1.0 None True", "False []"]
+    assert told == ["True [] AuthenticationError", "16.0 1.0 None True", "False []"]
     assert [path.name for path in current.parent.iterdir()] == ["ray_current_cluster"]
     assert current.read_text() == "127.0.0.1:1"
 

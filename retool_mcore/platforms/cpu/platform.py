@@ -11,7 +11,7 @@ from retool_mcore.config import EvaluationConfig, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.engine_key import KEY_PATCH
-from retool_mcore.platforms.facts import IMPORTED, DeviceFacts, ForkedFrom, HostFacts, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.stores import STORE_PATCHES
@@ -112,10 +112,6 @@ class Cpu(Platform):
 
     def device_count(self) -> int:
         return os.cpu_count() or 1
-
-    def forked_from(self, config: RlConfig) -> Sequence[ForkedFrom]:
-        del config
-        return (ForkedFrom(imports=(*IMPORTED, "megatron.core", "mbridge", "sglang.srt.entrypoints.http_server")),)
 
     def set_device(self, local_rank: int) -> None:
         """All processes share the one CPU."""

@@ -15,7 +15,7 @@ from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.engine_key import KEY_PATCH
-from retool_mcore.platforms.facts import IMPORTED, DeviceFacts, ForkedFrom, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.stores import STORE_PATCHES
@@ -87,11 +87,6 @@ class Cuda(Platform):
                 "1",
                 "the experts' products of a layer are one kernel, not one for each expert",
                 forced=False,
-            ),
-            EnvVar(
-                "PYTORCH_NVML_BASED_CUDA_CHECK",
-                "1",
-                "a look whether there is a GPU opens none, so workers can be forked",
             ),
             EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
         )
@@ -197,12 +192,6 @@ class Cuda(Platform):
 
         kernels = kernels_of(config)
         return partial(compile_kernels, kernels) if kernels else None
-
-    def forked_from(self, config: RlConfig) -> Sequence[ForkedFrom]:
-        workers = ForkedFrom(imports=IMPORTED)
-        if config.rollout.gpus:  # engines on devices of their own keep their memory
-            return (workers,)
-        return (workers, ForkedFrom(imports=IMPORTED, through="retool_mcore.platforms.cuda.preloaded"))
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
         name = "CUDA_VISIBLE_DEVICES"
