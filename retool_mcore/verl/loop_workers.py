@@ -1,11 +1,12 @@
-"""The processes of the agent loops, started while the model is built.
+"""Creates the processes of the agent loops while the training workers build the model.
 
-verl makes them when everything else is there, and they then import verl, SGLang and the sandbox's
-warm image before the first prompt: 22 s of the 40 s of a first validation on an H100 node. An early
-worker has this behind it by then. It gets its settings when verl asks for it.
+verl creates them after everything else, and each then imports verl and SGLang and opens the sandbox
+before the first prompt: 22 s of a first validation of 40 s on an H100 node. Here they do that
+earlier, and get verl's settings when verl asks for them.
 """
 
 import asyncio
+import importlib
 import logging
 from typing import Any
 
@@ -14,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.verl.agent_loop import sandbox_of
-from retool_mcore.verl.router import import_server_class
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.without_megatron import leave_out, put_off
 
@@ -29,16 +30,17 @@ _remote: Any = AgentLoopWorkerTQ
 _Worker: Any = _remote.__ray_actor_class__
 
 
-class EarlyLoops(_Worker):
-    """A worker of the agent loops that exists before verl's settings do."""
+class LoopWorker(_Worker):
+    """verl's worker of the agent loops, created before verl's settings exist."""
 
     def __init__(self) -> None:
-        """Nothing yet: ``construct`` is verl's constructor."""
+        """Does nothing: ``construct`` calls verl's constructor."""
 
     async def warm_up(self, run_config: str) -> None:
-        """Import what the first answer of an engine would import, and open the sandbox."""
+        """Open the sandbox, and import the class that Ray imports with an engine's handle."""
         config = settings_of_run(run_config)
-        import_server_class(config)
+        if get_platform(config.run.platform).rollout.engine.own_server:
+            importlib.import_module("retool_mcore.verl.sglang_replica")
         if sandbox := sandbox_of(run_config):
             try:
                 await sandbox.open()
@@ -50,24 +52,24 @@ class EarlyLoops(_Worker):
             super().__init__(config, *settings)
 
 
-_waiting: list[tuple[Any, Any]] = []  # workers, and the end of their warming up
+_created: list[tuple[Any, Any]] = []  # each worker with its warm-up
 
 
-def start_early(config: RlConfig) -> None:
-    """Start the workers of a run, spread over its nodes as verl spreads them."""
+def create_workers(config: RlConfig) -> None:
+    """Create the workers of a run, spread over its nodes as verl spreads them."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     for number in range(config.rollout.agent_workers):
         node = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=True)
-        worker: Any = ray.remote(EarlyLoops).options(scheduling_strategy=node).remote()
-        _waiting.append((worker, worker.warm_up.remote(str(config.run.config_file))))
+        worker: Any = ray.remote(LoopWorker).options(scheduling_strategy=node).remote()
+        _created.append((worker, worker.warm_up.remote(str(config.run.config_file))))
 
 
 class LoopManager(AgentLoopManagerTQ):
-    """verl's manager of the agent loops, with the early workers in place of its own."""
+    """verl's manager of the agent loops, with the workers of ``create_workers``."""
 
     async def _init_agent_loop_workers(self) -> None:
         settings = (self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
-        self.agent_loop_workers = [worker for worker, _ in _waiting]
-        warm = [done for _, done in _waiting]
-        _waiting.clear()
-        await asyncio.gather(*warm, *(worker.construct.remote(*settings) for worker in self.agent_loop_workers))
+        self.agent_loop_workers = [worker for worker, _ in _created]
+        await asyncio.gather(*(warm_up for _, warm_up in _created))
+        await asyncio.gather(*(worker.construct.remote(*settings) for worker in self.agent_loop_workers))
+        _created.clear()

@@ -3,14 +3,12 @@
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError
 
-from retool_mcore.config import RlConfig
 from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.token_means import LOSS_TOKENS
@@ -124,21 +122,12 @@ def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
     return out
 
 
-def measure_sglang(config: RlConfig) -> None:
-    """Make verl start our servers instead of its own, in this process, after ``ray.init``.
+def measure_sglang() -> None:
+    """Make verl start our servers instead of its own, in this process."""
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    SGLang's modules take seconds to import. They are imported in the background from here on, and
-    then in the servers' own processes.
-    """
-    from verl.workers.rollout import replica
+    with absent(MEGATRON):
+        RolloutReplicaRegistry.get(SGLANG.name)  # installs what verl's SGLang modules need before they can be imported
+    from retool_mcore.verl.sglang_replica import MeasuredReplica
 
-    def load() -> type:
-        with absent(MEGATRON):
-            replica._load_sglang()  # installs what verl's SGLang modules need before they can be imported
-        from retool_mcore.verl.sglang_replica import MeasuredReplica, start_early
-
-        start_early(config)
-        return MeasuredReplica
-
-    loading = ThreadPoolExecutor(1).submit(load)
-    replica.RolloutReplicaRegistry.register(SGLANG.name, loading.result)
+    RolloutReplicaRegistry.register(SGLANG.name, lambda: MeasuredReplica)

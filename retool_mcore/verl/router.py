@@ -3,20 +3,14 @@
 verl's own router remembers the last 10,000 trajectories, but a step of the paper has 16,384 in
 flight. If the router forgot a trajectory between two turns, whichever engine is free would prefill
 it from its beginning.
-
-Like the agent loops' processes the router's is started while the model is built, and gets its
-engines later.
 """
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from retool_mcore.config import RlConfig
-from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineUnavailable
 from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
@@ -39,39 +33,4 @@ class Router(GlobalRequestLoadBalancer):
         return super().acquire_server(request_id)
 
 
-class LateEngines(Router):
-    """A router that exists before there are engines."""
-
-    def __init__(self) -> None:
-        """Nothing yet: ``construct`` is the router's constructor."""
-
-    def warm_up(self, run_config: str) -> None:
-        import_server_class(settings_of_run(run_config))
-
-    def construct(self, servers: dict[str, Any], settings: Mapping[str, Any]) -> None:
-        super().__init__(servers, settings)
-
-
 ROUTER: Any = ray.remote(Router)  # verl calls its ``remote``
-
-
-def start_early(config: RlConfig) -> None:
-    """Start the router that verl's first call with engines gets."""
-    actor: Any = ray.remote(LateEngines).remote()
-    actor.warm_up.remote(str(config.run.config_file))
-    plain = ROUTER.remote
-
-    def early(servers: dict[str, Any], settings: Mapping[str, Any]) -> Any:
-        if not servers:
-            return plain(servers, settings)
-        ROUTER.remote = plain
-        ray.get(actor.construct.remote(servers, settings))
-        return actor
-
-    ROUTER.remote = early
-
-
-def import_server_class(config: RlConfig) -> None:
-    """Import the class of the run's engines: Ray makes no handle of an engine without it."""
-    if get_platform(config.run.platform).rollout.engine.own_server:
-        importlib.import_module("retool_mcore.verl.sglang_replica")

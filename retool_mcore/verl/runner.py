@@ -21,14 +21,12 @@ from retool_mcore.run.environment import write_environment
 from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
-from retool_mcore.verl.early_queue import queue_beside
 from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.keys.trainer import RAY_INIT
 from retool_mcore.verl.ray_cluster import Join
 from retool_mcore.verl.rl_metrics import measure_sglang
-from retool_mcore.verl.run_settings import settings_of_run
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
@@ -45,10 +43,9 @@ class Driver(_TaskRunner):
         exit_on_sigterm()  # Ray has put its own handler there
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
-            measure_sglang(settings_of_run(run_config_of(config)))
+            measure_sglang()
         MASTER_PORT_PATCH.apply()
-        with queue_beside():
-            super().run(config)
+        super().run(config)
 
     def options(self, **_: Any) -> Driver:
         """As of a Ray actor class; see ``remote``."""

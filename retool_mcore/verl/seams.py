@@ -215,20 +215,6 @@ SEAMS = (
         applies_to=requirement("megatron-core"),
         remove_when="Megatron keeps a queue for each save",
     ),
-    Seam(
-        target="transfer_queue.init",
-        parameters=("conf",),
-        reason="the queue's processes start while the driver reads the data and the workers' processes come up",
-        applies_to=requirement("verl"),
-        remove_when="verl does not wait for its queue before it starts its workers",
-    ),
-    Seam(
-        target="verl.workers.rollout.replica._load_sglang",
-        parameters=(),
-        reason="our servers take the place of verl's, and are imported while the training workers start",
-        applies_to=requirement("verl"),
-        remove_when="verl's registry of engines hands out the loader of one",
-    ),
     _verl(
         "verl.experimental.agent_loop.agent_loop.AgentLoopManager._init_agent_loop_workers",
         (),

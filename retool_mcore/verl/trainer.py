@@ -36,11 +36,10 @@ from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.process import collect_new_garbage
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import loop_workers, router, start_stages
+from retool_mcore.verl import loop_workers, start_stages
 from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
-from retool_mcore.verl.early_queue import wait_for_queue
 from retool_mcore.verl.engine_gap import first_update, gap_metrics, store_actor_log_probs
 from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
@@ -154,8 +153,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         for role, remote in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
         start.begin(self._run.run.dir, "workers")
-        loop_workers.start_early(self._run)
-        router.start_early(self._run)
+        loop_workers.create_workers(self._run)
 
     def _init_tokenizer(self) -> None:
         with put_off(self._external_lib):
@@ -291,7 +289,6 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
     def _load_checkpoint(self) -> None:
-        wait_for_queue()
         saved = checkpoint.find_resume(self._run)
         if saved is not None and not saved.has_random_states_of(self._run):
             for group in self._saved_groups():

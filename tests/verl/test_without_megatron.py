@@ -25,7 +25,7 @@ leave_out()
 import retool_mcore.verl.runner
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from retool_mcore.verl import rl_metrics
-rl_metrics.measure_sglang(SimpleNamespace(cluster=SimpleNamespace(nodes=2)))  # of which no server starts early
+rl_metrics.measure_sglang()
 found = [RolloutReplicaRegistry.get("sglang").__name__]
 found.append(sorted({"megatron.core", "transformer_engine", "retool_mcore.verl.trainer"} & sys.modules.keys()))
 from retool_mcore.platforms.sglang_plugin import load
@@ -136,7 +136,7 @@ def test_a_server_and_an_agent_loop_do_not_import_what_registers_engines(
         assert given == [(config, model, {"replica_rank": 3})]
     else:
         monkeypatch.setattr(loop_workers._Worker, "__init__", construct)
-        loop_workers.EarlyLoops().construct(config, "client", "teacher")
+        loop_workers.LoopWorker().construct(config, "client", "teacher")
         assert given == [(config, "client", "teacher", {})]
     assert library not in sys.modules
     construct(None, config, model)

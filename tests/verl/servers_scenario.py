@@ -1,7 +1,6 @@
-"""Run by test_early_servers.py in its own process: servers of SGLang that start before the model.
+"""Run by test_servers.py in its own process: our SGLang server and agent loops under Ray.
 
-A stub takes the place of SGLang's server, which needs a model to construct. Prints one JSON object
-in its last line.
+Stubs replace what needs a model. Prints one JSON object in its last line.
 """
 
 from __future__ import annotations
@@ -12,32 +11,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import ray
-from ray.util import list_named_actors
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_key import engine_key
 
 PATHS = ("/update_weights_from_tensor", "/generate", "/abort_request", "/release_memory_occupation")
-
-
-class Stub:
-    def __init__(self) -> None:
-        self.settings: dict[str, Any] = {}
-
-    def construct(self, environment: Mapping[str, str], **settings: Any) -> None:
-        os.environ.update(environment)
-        self.settings = settings
-
-    def told(self) -> list[Any]:
-        return [self.settings, os.environ.get("RETOOL_TEST")]
 
 
 class Gate:
@@ -83,47 +68,21 @@ def controlled(server: Any, requests: int) -> int:
     return started
 
 
-def early_of(replica: Any, *words: str) -> list[int]:
-    """Start them; returns which replicas have one, by the names that verl's workers look up."""
-    replica._waiting.clear()
-    for name in _named():  # of the call before
-        ray.kill(ray.get_actor(name))
-    while _named():
-        time.sleep(0.05)
-    replica.start_early(load_config(RlConfig, "configs/rl_tiny_cpu.toml", list(words)))
-    assert len(_named()) == len(replica._waiting)
-    return sorted(int(name.split("_")[2]) for name in _named())
-
-
 def seeds_of(replica: Any) -> list[int]:
     """Of three replicas that verl makes with one configuration, and then of the configuration."""
     shared = SimpleNamespace(engine_kwargs={"sglang": {"random_seed": 7}})
     replica.SGLangReplica.__init__ = lambda self, replica_rank, config: setattr(self, "config", config)
-    replica._waiting.clear()
     made = [replica.MeasuredReplica(rank, shared) for rank in range(3)]
     return [each.engine_kwargs["sglang"]["random_seed"] for each in (*(one.config for one in made), shared)]
 
 
-def room_of(replica: Any, config: RlConfig) -> list[int]:
-    """How many requests Ray may hand a server at once: an early one, and one that verl starts."""
-    asked: list[int] = []
-
-    class Actor:
-        def options(self, *, max_concurrency: int, **_: Any) -> Actor:
-            asked.append(max_concurrency)
-            return self
-
-        def remote(self) -> None: ...
-
-    replica._waiting.clear()
-    with mock.patch.object(replica, "actor_class", lambda server: Actor()):
-        replica.start_early(config)
-    replica._waiting.clear()
+def room_of(replica: Any, config: RlConfig) -> int:
+    """How many requests Ray may hand a server at once."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.toml").write_text(config.to_toml(), encoding="utf-8")
         made = object.__new__(replica.MeasuredReplica)
         made.config = SimpleNamespace(router_config_path=f"{folder}/router.yaml")
-        return [*asked, made.max_concurrency]
+        return made.max_concurrency
 
 
 def behind_requests(module: Any) -> list[str]:
@@ -190,11 +149,11 @@ def launched(module: Any, *, adapters: bool) -> list[str]:
 
 
 def loops(folder: str) -> dict[str, Any]:
-    """The process of the agent loops, started before the engines, and what it gets."""
+    """The agent loops' worker that is created first, and what verl then gives it."""
     from retool_mcore.verl import loop_workers
     from retool_mcore.verl.keys.rollout import write_settings
 
-    class Told(loop_workers.EarlyLoops):
+    class Told(loop_workers.LoopWorker):
         def construct(self, *settings: Any) -> None:
             self.settings = settings
 
@@ -212,9 +171,9 @@ def loops(folder: str) -> dict[str, Any]:
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
     config.run.dir.mkdir()
     write_settings(config)
-    loop_workers.EarlyLoops = Told
-    loop_workers.start_early(config)
-    [(early, _)] = loop_workers._waiting
+    loop_workers.LoopWorker = Told
+    loop_workers.create_workers(config)
+    [(early, _)] = loop_workers._created
     manager = object.__new__(loop_workers.LoopManager)
     manager.config, manager.llm_client, manager.teacher_client = {"a": 1}, "client", None
     manager.reward_loop_worker_handles = []
@@ -223,36 +182,20 @@ def loops(folder: str) -> dict[str, Any]:
     return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
 
 
-def _named() -> list[str]:
-    return [name for name in list_named_actors() if name.startswith("sglang_server_")]
-
-
 def main() -> dict[str, Any]:
-    from verl.workers.rollout import replica as verls
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    verls._load_sglang()
+    RolloutReplicaRegistry.get("sglang")
     from retool_mcore.verl import sglang_replica as ours
     from retool_mcore.verl import sglang_server
 
-    ours.LateSettings = Stub
-    found: dict[str, Any] = {
-        "async": early_of(ours, "train.mode=async", "rollout.gpus=4", "rollout.engine_tp=2", "cluster.gpus_per_node=8"),
-        "two_nodes": early_of(ours, "cluster.nodes=2"),
-        "one_node": early_of(ours, "cluster.gpus_per_node=2"),
-    }
-    named = ray.get_actor("sglang_server_1_0")
-    before = ray.get(named.told.remote())
-    server = ours._waiting.pop(1).options(runtime_env={"env_vars": {"RETOOL_TEST": "here"}}, name="unused")
-    server = server.remote(replica_rank=1)
-    same = server._actor_id == named._actor_id
     busy = busy_server(sglang_server.MeasuredServer)
     few = sglang_server.actor_class(busy).options(max_concurrency=20).remote()
-    found["started of 100 in 20"] = controlled(few, 100)
+    found: dict[str, Any] = {"started of 100 in 20": controlled(few, 100)}
     paper = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ["train.prompts_per_step=96", "rollout.group_size=16"])
     many = sglang_server.actor_class(busy).options(max_concurrency=ours.requests_at_once(paper)).remote()
     found["started of 1536"] = controlled(many, 1536)
     found |= {"room": room_of(ours, paper), "behind": behind_requests(sglang_server)}
-    found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
     found |= {"seeds": seeds_of(ours), "answers": answers(sglang_server)}
     found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]
     with tempfile.TemporaryDirectory() as folder:
