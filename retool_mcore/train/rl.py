@@ -98,9 +98,6 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
         with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
             checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
             if unfinished:
-                from retool_mcore.verl.without_megatron import leave_out
-
-                leave_out()
                 from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
         for note in checks.result():
             _tell(note, console)

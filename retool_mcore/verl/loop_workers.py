@@ -12,16 +12,13 @@ from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.verl.agent_loop import sandbox_of
 from retool_mcore.verl.run_settings import settings_of_run
-from retool_mcore.verl.without_megatron import leave_out, put_off
-
-leave_out()
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +44,8 @@ class LoopWorker(_Worker):
             except SandboxUnavailable as error:  # each call opens it again, and counts as an outage if that fails
                 logger.warning("the sandbox could not be opened yet: %s", error)
 
-    def construct(self, config: Any, *settings: Any) -> None:
-        with put_off(config.actor_rollout_ref.model.external_lib):
-            super().__init__(config, *settings)
+    def construct(self, *settings: Any) -> None:
+        super().__init__(*settings)
 
 
 _created: list[tuple[Any, Any]] = []  # each worker with its warm-up

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError
 
-from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.token_means import LOSS_TOKENS
 
@@ -126,8 +125,7 @@ def measure_sglang() -> None:
     """Make verl start our servers instead of its own, in this process."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    with absent(MEGATRON):
-        RolloutReplicaRegistry.get(SGLANG.name)  # installs what verl's SGLang modules need before they can be imported
+    RolloutReplicaRegistry.get(SGLANG.name)  # installs what verl's SGLang modules need before they can be imported
     from retool_mcore.verl.sglang_replica import MeasuredReplica
 
     RolloutReplicaRegistry.register(SGLANG.name, lambda: MeasuredReplica)

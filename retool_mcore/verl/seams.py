@@ -35,12 +35,6 @@ SEAMS = (
         "verl's configuration names the classes of its workers",
     ),
     _verl(
-        f"{_TRAINER}_init_tokenizer",
-        (),
-        "the model's configuration would import Megatron into the driver before the workers start",
-        "verl imports model.external_lib in training workers alone",
-    ),
-    _verl(
         f"{_TRAINER}_init_dataloader",
         (),
         "the rows of validation files are marked as held out, and a curriculum orders those of training",

@@ -13,17 +13,14 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
-from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.sglang_server import MeasuredServer, actor_class
-
-with absent(MEGATRON):
-    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 RAY_CONCURRENCY = 1000  # Ray's own, if that many requests are enough
 GONE_PAUSE_S = 0.5

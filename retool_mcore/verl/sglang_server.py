@@ -17,13 +17,9 @@ import torch
 from sglang.srt.entrypoints.http_server import app
 from sglang.srt.utils.auth import add_api_key_middleware
 from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
-from retool_mcore.platforms.absent import MEGATRON, absent
 from retool_mcore.platforms.engine_key import engine_key
-from retool_mcore.verl.without_megatron import put_off
-
-with absent(MEGATRON):
-    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +56,6 @@ class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
 
     loop: asyncio.AbstractEventLoop  # that SGLang's server runs in
-
-    def __init__(self, config: Any, model_config: Any, *args: Any, **kwargs: Any) -> None:
-        with put_off(model_config.external_lib):
-            super().__init__(config, model_config, *args, **kwargs)
 
     wake_up = control(SGLangHttpServer.wake_up)
     sleep = control(SGLangHttpServer.sleep)

@@ -1,8 +1,7 @@
 """Which stage of verl's set-up a starting run is in, read off what verl's trainer logs."""
 
 import logging
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from retool_mcore.run.start import begin
@@ -21,14 +20,11 @@ BEGINS_DETACHED = BEGINS | {"reward loop manager initialized": "checkpoint", "al
 
 
 class StageLog(logging.Handler):
-    """Writes the stages of ``verl.trainer``'s set-up, which is one method without hooks.
+    """Writes the stages of ``verl.trainer``'s set-up, which is one method without hooks."""
 
-    ``beside_model`` is called in a thread while this process waits for the workers' model.
-    """
-
-    def __init__(self, run_dir: Path, begins: Mapping[str, str], beside_model: Callable[[], None]) -> None:
+    def __init__(self, run_dir: Path, begins: Mapping[str, str]) -> None:
         super().__init__(logging.INFO)
-        self._run_dir, self._begins, self._beside_model = run_dir, begins, beside_model
+        self._run_dir, self._begins = run_dir, begins
         self._seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -37,11 +33,9 @@ class StageLog(logging.Handler):
             if said.startswith(words) and stage not in self._seen:
                 self._seen.add(stage)
                 begin(self._run_dir, stage)
-                if stage == "model":
-                    threading.Thread(target=self._beside_model, daemon=True).start()
 
 
-def follow(run_dir: Path, *, detached_engines: bool, beside_model: Callable[[], None] = lambda: None) -> None:
+def follow(run_dir: Path, *, detached_engines: bool) -> None:
     """Write the stages of this process's trainer from here on; see ``StageLog``."""
     begins = BEGINS_DETACHED if detached_engines else BEGINS
-    logging.getLogger(TRAINER_LOG).addHandler(StageLog(run_dir, begins, beside_model))
+    logging.getLogger(TRAINER_LOG).addHandler(StageLog(run_dir, begins))

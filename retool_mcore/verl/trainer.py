@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
@@ -57,7 +55,6 @@ from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.token_means import mean_of_updates
 from retool_mcore.verl.unpadded import UnpaddedTrainer
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
-from retool_mcore.verl.without_megatron import put_off
 from retool_mcore.verl.workers import worker_class
 
 PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
@@ -132,11 +129,9 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
         platform = get_platform(self._run.run.platform)
-        self._external_lib = platform.training.external_lib
         start_stages.follow(
             self._run.run.dir,
             detached_engines=self._run.rollout.gpus > 0,
-            beside_model=partial(import_external_libs, self._external_lib),
         )
         self._starting = True
         self._saver = saving.Saver(self._run, self._write_checkpoint)
@@ -154,10 +149,6 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
             self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         loop_workers.create_workers(self._run)
-
-    def _init_tokenizer(self) -> None:
-        with put_off(self._external_lib):
-            super()._init_tokenizer()
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()

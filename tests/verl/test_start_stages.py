@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,20 +46,3 @@ def test_a_part_that_is_ready_begins_the_next_stage_once(tmp_path: Path):
 def test_engines_apart_are_started_when_all_else_is_there(tmp_path: Path):
     """Their start took 92 s on two H200, under the name of the agent loops."""
     assert stages_of(tmp_path, BEGINS, detached_engines=True) == ["model", "reward", "checkpoint", "engines"]
-
-
-def test_what_is_put_off_comes_once_when_the_workers_build_the_model(tmp_path: Path):
-    came = threading.Semaphore(0)
-    log = logging.getLogger(TRAINER_LOG)
-    before, log.level = log.level, logging.INFO
-    follow(tmp_path, detached_engines=False, beside_model=came.release)
-    try:
-        log.info("worker group kwargs: {}")
-        assert not came.acquire(blocking=False)
-        for group in ("actor", "critic"):
-            log.info("create worker group %s", group)
-        assert came.acquire(timeout=30)
-        assert not came.acquire(timeout=0.2)
-    finally:
-        log.removeHandler(log.handlers[-1])
-        log.level = before

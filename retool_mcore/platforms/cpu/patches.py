@@ -20,7 +20,6 @@ from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch, Seam
 from retool_mcore.platforms.prefills import PREFILL_PATCH
-from retool_mcore.platforms.sglang_plugin import DUMPER_SEAM
 from retool_mcore.platforms.versions import requirement
 
 CPU = torch.device("cpu")
@@ -335,7 +334,6 @@ SGLANG_PATCHES = (
 
 _BRIDGE = "mbridge.core.llm_bridge.LLMBridge."
 SEAMS = (
-    DUMPER_SEAM,
     Seam(
         target=f"{_BRIDGE}_build_base_config",
         parameters=("self", "text_config_key", "kwargs"),

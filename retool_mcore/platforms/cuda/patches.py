@@ -11,7 +11,6 @@ from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.prefills import PREFILL_PATCH
-from retool_mcore.platforms.sglang_plugin import DUMPER_SEAM
 from retool_mcore.platforms.versions import requirement
 
 PART_ELEMENTS = 1 << 28  # in one part of an optimizer step: 1 GiB for each float32 copy of a moment
@@ -118,7 +117,6 @@ SGLANG_PATCHES = (
 )
 
 SEAMS = (
-    DUMPER_SEAM,
     Seam(
         target="torch.cuda.memory._set_allocator_settings",
         parameters=("env",),
