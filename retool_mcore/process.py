@@ -5,14 +5,12 @@ import ctypes
 import errno
 import gc
 import io
-import multiprocessing
 import os
 import signal
 import socket
 import stat
 import sys
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn
@@ -34,21 +32,6 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:  # the parent died between the two calls
         os.kill(os.getpid(), how)
-
-
-def begin_beside(work: Callable[[], None]) -> None:
-    """Do ``work``, which can be pickled, in a process of its own, and do not wait for it.
-
-    It has this process's output, and ends with this process.
-    """
-    process = multiprocessing.get_context("spawn").Process(target=_beside, args=(work,), daemon=True)
-    process.start()
-    threading.Thread(target=process.join, daemon=True).start()  # or it stays, as a zombie
-
-
-def _beside(work: Callable[[], None]) -> None:
-    die_with_parent()
-    work()
 
 
 def leave_garbage() -> None:

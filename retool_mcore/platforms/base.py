@@ -6,12 +6,12 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from retool_mcore.config import EvaluationConfig, JobConfig, RlConfig, RunConfig
+from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
@@ -117,14 +117,6 @@ class Platform(ABC):
     @abstractmethod
     def rollout_engine_kwargs(self) -> dict[str, Any]:
         """Server settings for verl's rollout engine, beyond what verl itself sets."""
-
-    def ahead_of_engine(self, config: RlConfig) -> Callable[[], None] | None:
-        """What a process of its own may do before an engine starts, so that it starts faster.
-
-        It can be pickled, and where it fails only time is lost.
-        """
-        del config
-        return None
 
     def sglang_command(
         self,

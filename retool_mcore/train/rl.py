@@ -17,7 +17,7 @@ from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
-from retool_mcore.process import begin_beside, exit_on_sigterm, output_to, usual_exit_code
+from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
 from retool_mcore.run.closing import closing_lines
@@ -87,8 +87,6 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     unfinished = not has_ended(config, resume.step if resume is not None else 0)
     if resume is not None and unfinished:
         _tell(checkpoint.goes_on(resume), console)
-    if unfinished and config.cluster.nodes == 1 and (ahead := platform.ahead_of_engine(config)):
-        begin_beside(ahead)
     from retool_mcore.verl.ray_cluster import cluster
 
     with cluster(config, platform) if unfinished else nullcontext() as join:  # comes up beside what follows

@@ -6,8 +6,7 @@ mbridge leaves these kernels switched off.
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +185,6 @@ class Cuda(Platform):
         # Capturing SGLang's graphs of prefills takes a minute of each start. rollout.engine_args
         # can ask for them.
         return {"cuda_graph_backend_prefill": "disabled"}
-
-    def ahead_of_engine(self, config: RlConfig) -> Callable[[], None] | None:
-        from retool_mcore.platforms.cuda.kernels_ahead import compile_kernels, kernels_of
-
-        kernels = kernels_of(config)
-        return partial(compile_kernels, kernels) if kernels else None
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
         name = "CUDA_VISIBLE_DEVICES"
