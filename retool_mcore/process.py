@@ -3,7 +3,6 @@
 import atexit
 import ctypes
 import errno
-import gc
 import io
 import os
 import signal
@@ -32,23 +31,6 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:  # the parent died between the two calls
         os.kill(os.getpid(), how)
-
-
-def leave_garbage() -> None:
-    """Collect no garbage while modules are imported.
-
-    There is next to none, and each collection goes over all that was imported so far.
-    """
-    gc.disable()
-
-
-def collect_new_garbage() -> None:
-    """Collect garbage from now on, and never look at what is there already.
-
-    A full collection of all that a trainer imports takes 0.5 s, in the middle of a step.
-    """
-    gc.freeze()
-    gc.enable()
 
 
 def end_with_parent_if_asked() -> None:

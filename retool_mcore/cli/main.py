@@ -29,7 +29,6 @@ from retool_mcore.process import (
     bypass_proxy,
     end_with_parent_if_asked,
     heed_sigquit,
-    leave_garbage,
     open_closed_outputs,
 )
 from retool_mcore.run.folder import require_free
@@ -51,7 +50,6 @@ def _sft_rank(
     require_limits(run)
     if first and not early():
         begin_early("processes")  # of a launch script's torchrun
-    leave_garbage()
     with shown("sft") if first else nullcontext():
         from retool_mcore.run.ending import ignore_signals
         from retool_mcore.train import sft
@@ -99,7 +97,6 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     require_limits(run)
     require_free(run.run.dir)
     begin_early("checks")
-    leave_garbage()
     with shown("rl"):
         from retool_mcore.train import rl as trainer
 

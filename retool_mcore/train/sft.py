@@ -27,7 +27,7 @@ from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
-from retool_mcore.process import collect_new_garbage, die_with_parent, exit_on_sigterm, output_to
+from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.closing import closing_lines
@@ -221,7 +221,6 @@ def _set_up(
     """The model on its engine, and this rank's part of the data; ``console``: rank 0's."""
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
-    collect_new_garbage()
     tokenizer = tokenizer_of(config.model)
     check_protocols(config, tokenizer)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)

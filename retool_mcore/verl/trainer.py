@@ -31,7 +31,6 @@ from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.pickles import files_are_data
-from retool_mcore.process import collect_new_garbage
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import loop_workers, start_stages
@@ -173,7 +172,6 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         super().on_step_begin()
         if self._starting:
             start.begin(self._run.run.dir, "steps")
-            collect_new_garbage()
         self._saver.poll()
 
     def on_train_begin(self) -> None:

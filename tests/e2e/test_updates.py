@@ -18,7 +18,7 @@ from retool_mcore.platforms.stores import LATER_PORTS
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
 from tests.e2e.commands import argv_rl, succeed
-from tests.e2e.update_probe import IMPORTED, probe, read_garbage, read_updates
+from tests.e2e.update_probe import probe, read_updates
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,9 +85,6 @@ def test_each_update_learns_from_whole_groups_of_all_lengths_at_its_own_rate(
             assert part["lr"] == pytest.approx(rate(number, STEPS * updates), rel=1e-6)
     for step, row in enumerate(rows, start=1):
         assert row["lr"] == pytest.approx(rate(step * updates, STEPS * updates), rel=1e-6), "of the step's last update"
-    [driver] = read_garbage(tmp_path / "probe", "launch/rl.py")
-    assert driver.collected and driver.left_out > IMPORTED and not driver.full_before
-    assert all(left_out > IMPORTED for left_out in driver.in_full_collections), "all that was imported was looked at"
     if "async" not in settings[0]:  # there a batch is one update
         for step in range(1, STEPS + 1):
             of_step = seen[(step - 1) * updates : step * updates]

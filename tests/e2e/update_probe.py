@@ -4,21 +4,18 @@ optimizer update really saw.
 Hooks of torch alone: of the model's forward passes under gradient, the token ids, and of each
 optimizer step the settings that the optimizer holds. One file for each process under $UPDATE_PROBE,
 one line for each update: {"rank", "role", "rows": token ids of each sequence, "lr", "betas",
-"weight_decay", "port" of the ranks' store}. And at a process's end, of Python's garbage collection:
-``Garbage``.
+"weight_decay", "port" of the ranks' store, "frozen": objects that garbage collection skips}.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
-import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -50,37 +47,6 @@ def read_updates(folder: Path, role: str = "actor") -> list[list[dict[str, Any]]
         for number, update in enumerate(updates):
             found.setdefault(number, []).append(update)
     return [found[number] for number in sorted(found)]
-
-
-class Garbage(NamedTuple):
-    """Whether it was collected at a process's end, and objects that were left out: then, and in
-    each full collection since this module was imported. Before that there were ``full_before``.
-    """
-
-    collected: bool
-    left_out: int
-    in_full_collections: list[int]
-    full_before: int
-
-
-def read_garbage(folder: Path, script: str) -> list[Garbage]:
-    """Of each process of the script."""
-    rows = [json.loads(path.read_text()) for path in folder.glob("*.garbage")]
-    return [Garbage(*row[1:]) for row in rows if row[0].endswith(script)]
-
-
-_full: list[int] = []
-_before = gc.get_stats()[2]["collections"]
-
-
-def _see_collection(phase: str, info: dict[str, int]) -> None:
-    if phase == "start" and info["generation"] == 2:
-        _full.append(gc.get_freeze_count())
-
-
-def _tell_garbage() -> None:
-    row = [sys.argv[0], gc.isenabled(), gc.get_freeze_count(), _full, _before]
-    (Path(os.environ[FOLDER]) / f"{os.getpid()}.garbage").write_text(json.dumps(row))
 
 
 def _see_model(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
@@ -121,7 +87,7 @@ def _see_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     group = optimizer.param_groups[0]
     line = {"rank": int(os.environ.get("RANK", "0")), "role": role, "rows": _rows[role]}
     line |= {"lr": float(group["lr"]), "betas": list(group["betas"]), "weight_decay": group["weight_decay"]}
-    line["port"] = int(os.environ["MASTER_PORT"])
+    line |= {"port": int(os.environ["MASTER_PORT"]), "frozen": gc.get_freeze_count()}
     with open(Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
     _rows[role] = []
@@ -130,5 +96,3 @@ def _see_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 if os.environ.get(FOLDER):
     register_module_forward_pre_hook(_see_model)
     register_optimizer_step_pre_hook(_see_update)
-    gc.callbacks.append(_see_collection)
-    atexit.register(_tell_garbage)
