@@ -13,7 +13,7 @@ from typing import Any
 
 STAGES = {  # of RL
     "checks": "checking settings, data and sandbox; importing the trainer",
-    "ray": "waiting for Ray",
+    "ray": "starting Ray",
     "driver": "reading the data, while the transfer queue starts",
     "workers": "starting the workers' processes",
     "model": "building the model on Megatron",

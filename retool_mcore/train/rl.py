@@ -6,8 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 from rich.console import Console
@@ -87,21 +86,16 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     unfinished = not has_ended(config, resume.step if resume is not None else 0)
     if resume is not None and unfinished:
         _tell(checkpoint.goes_on(resume), console)
-    from retool_mcore.verl.ray_cluster import cluster
+    from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
 
-    with cluster(config, platform) if unfinished else nullcontext() as join:  # comes up beside what follows
-        from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
+    assert_loaded()
+    for note in (*check_data(config), *check_surroundings(config)):
+        _tell(note, console)
+    if unfinished:
+        from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
 
-        assert_loaded()
-        with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
-            checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
-            if unfinished:
-                from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
-        for note in checks.result():
-            _tell(note, console)
-        if join is not None:
-            with usual_exit_code(), Watchdog(config, console.file):
-                run(config, platform, resume.path if resume is not None else None, join)
+        with usual_exit_code(), Watchdog(config, console.file):
+            run(config, platform, resume.path if resume is not None else None)
 
 
 def has_ended(config: RlConfig, step: int) -> bool:

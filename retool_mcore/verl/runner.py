@@ -1,22 +1,23 @@
-"""Runs RL through verl: writes the settings into the run's folder, joins Ray, drives the steps."""
+"""Runs RL through verl: writes the settings into the run's folder, starts Ray, drives the steps."""
 
 from __future__ import annotations
 
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import ray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from retool_mcore.config import RlConfig
+from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.platforms.stores import MASTER_PORT_PATCH
-from retool_mcore.process import exit_on_sigterm
+from retool_mcore.process import exit_on_sigterm, without_hangups
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
@@ -24,8 +25,7 @@ from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with
 from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.keys.trainer import RAY_INIT
-from retool_mcore.verl.ray_cluster import Join
+from retool_mcore.verl.ray_cluster import ray_arguments
 from retool_mcore.verl.rl_metrics import measure_sglang
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
@@ -33,13 +33,16 @@ _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 class Driver(_TaskRunner):
-    """verl's task runner, in the process that joins Ray.
+    """verl's task runner, in the process that starts Ray.
 
     ``run_ppo`` would make it an actor, which imports all of the trainer once more. It has no
     devices: verl's nsys option reaches the workers, not this process.
     """
 
+    has_ray = False
+
     def run(self, config: DictConfig) -> None:
+        self.has_ray = True
         exit_on_sigterm()  # Ray has put its own handler there
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
@@ -56,34 +59,37 @@ class Driver(_TaskRunner):
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 
-def with_own_environment(joined: dict[str, Any], tree: DictConfig) -> DictConfig:
-    """What joins Ray, with the user's own runtime_env before ours; None is verl's default."""
-    own = OmegaConf.select(tree, f"{RAY_INIT}runtime_env") or {}
-    given = {"runtime_env": {name: value for name, value in own.items() if value is not None}}
-    return cast("DictConfig", OmegaConf.merge(joined, given))
-
-
-def run(config: RlConfig, platform: Platform, resume_from: Path | None, join: Join) -> None:
-    """Join Ray and run to ``train.steps``.
+def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
+    """Start or join Ray and run to ``train.steps``.
 
     Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
-    a worker raised it, and RunError when a process of the run died or failed.
+    a worker raised it, and RunError when Ray does not start or a process of the run died or failed.
     """
     tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
     write_environment(config.run.dir, platform)
+    with ray_arguments(config) as arguments:
+        with open_dict(tree):
+            tree.ray_kwargs.ray_init = {**tree.ray_kwargs.get("ray_init", {}), **arguments}
+        _run(config, tree)
+
+
+def _run(config: RlConfig, tree: DictConfig) -> None:
     begin(config.run.dir, "ray")
-    kills = MemoryKills()
+    kills, driver = MemoryKills(), Driver()
     try:
-        if joined := join():  # else RAY_ADDRESS names the cluster
-            tree.ray_kwargs.ray_init = with_own_environment(joined, tree)
-        run_ppo(tree, task_runner_class=Driver())
+        with without_hangups():  # Ray's processes would end before the driver has saved
+            run_ppo(tree, task_runner_class=driver)
     except BaseException as error:
         if isinstance(error, RayError):
             traceback.print_exception(error)  # to the run's log
         traceback.clear_frames(error.__traceback__)  # ends verl's bar, which has its last word in the log, too
-        told = with_memory(error_for_user(error, config) if isinstance(error, RayError) else error, kills)
+        told = error_for_user(error, config) if isinstance(error, RayError) else error
+        if isinstance(error, Exception) and config.cluster.nodes == 1 and not driver.has_ray:
+            log = config.run.dir / "logs" / "rl.log"
+            told = RunError(f"Ray did not start: {error} {log} has more. The same command tries again.")
+        told = with_memory(told, kills)
         if told is not error:
             raise told from error
         raise

@@ -126,8 +126,7 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
         assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
 
 
-def test_a_mistake_is_one_line_before_anything_joins_ray(task: Path, tmp_path: Path, mark: str):
-    """It is found while Ray starts, whose processes go with it."""
+def test_a_mistake_is_one_line_before_ray_starts(task: Path, tmp_path: Path, mark: str):
     done = run(argv_rl(*settings(task, tmp_path, "data.max_prompt_tokens=8")), mark)
     assert_nothing_left(mark, timeout_s=0.5)
     assert_one_error(done, "over data.max_prompt_tokens = 8")
@@ -138,10 +137,16 @@ def test_a_mistake_is_one_line_before_anything_joins_ray(task: Path, tmp_path: P
 def test_ctrl_c_while_ray_starts_leaves_nothing(task: Path, tmp_path: Path, mark: str):
     with started(argv_rl(*settings(task, tmp_path)), mark, on_terminal=True) as driver:
         wait_until(lambda: "raylet" in " ".join(marked_processes(mark).values()), "Ray starts", START_S)
-        assert not list(tmp_path.rglob("verl.yaml")), "beside the imports"
         press_ctrl_c(driver)
         assert driver.wait(timeout=60) == 130
         assert_nothing_left(mark, timeout_s=5)
+
+
+def test_a_ray_that_does_not_start_is_one_error(task: Path, tmp_path: Path, mark: str):
+    done = run(argv_rl(*settings(task, tmp_path, "verl_overrides.ray_kwargs.ray_init.num_cpus=-1")), mark)
+    assert_one_error(done, "Ray did not start: ")
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert_nothing_left(mark, timeout_s=5)
 
 
 @pytest.mark.parametrize(
