@@ -126,14 +126,12 @@ CALIBRATION = {
 }
 
 # Seconds from the command to the first step of RL of the 7B shape on two H200 with cold caches, by
-# the stage of run/start.py (perf/history.jsonl, 2026-11-23). Measured once, and not modelled. Ray
-# took 25.9 s, which begin with the checks since 57b3fb6.
+# the stage of run/start.py (perf/history.jsonl, 2026-11-23). Measured once, and not modelled.
 START_S = {
     "checks": 15.2,
-    "ray": 25.9 - 15.2,
+    "ray": 25.9,
     "driver": 24.5,
-    "workers": 2.5,
-    "model": 41.8,
+    "workers": 2.5 + 41.8,  # to start, and to build the model
     "engines": 94.8,
     "weights": 0.9,
 }

@@ -14,10 +14,8 @@ from typing import Any
 STAGES = {  # of RL
     "checks": "checking settings, data and sandbox; importing the trainer",
     "ray": "starting Ray",
-    "driver": "reading the data, while the transfer queue starts",
-    "workers": "starting the workers' processes",
-    "model": "building the model on Megatron",
-    "reward": "starting the reward's processes",
+    "driver": "starting the transfer queue, importing the engine, reading the data",
+    "workers": "starting the workers, which build the model on Megatron",
     "engines": "starting the rollout engines",
     "checkpoint": "loading a checkpoint, if there is one",
     "agent_loops": "starting the agent loops' processes",
@@ -29,7 +27,7 @@ SFT_STAGES = {
     "settings": "checking settings, model and data",
     "processes": "starting a process for each device, which imports the trainer",
     "data": "reading the data",
-    "model": STAGES["model"],
+    "model": "building the model on Megatron",
     "checkpoint": STAGES["checkpoint"],
     "update": "making the first update",
 }

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError
 
-from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.token_means import LOSS_TOKENS
 
 # Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
@@ -119,13 +118,3 @@ def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
     for name, counts in zip(("running", "queued"), zip(*found, strict=True), strict=True):
         out |= {f"engine/{name}/mean": sum(counts) / len(counts), f"engine/{name}/max": float(max(counts))}
     return out
-
-
-def measure_sglang() -> None:
-    """Make verl start our servers instead of its own, in this process."""
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
-
-    RolloutReplicaRegistry.get(SGLANG.name)  # installs what verl's SGLang modules need before they can be imported
-    from retool_mcore.verl.sglang_replica import MeasuredReplica
-
-    RolloutReplicaRegistry.register(SGLANG.name, lambda: MeasuredReplica)

@@ -11,6 +11,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
@@ -26,7 +27,7 @@ from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.ray_cluster import ray_arguments
-from retool_mcore.verl.rl_metrics import measure_sglang
+from retool_mcore.verl.run_settings import settings_of_run
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
@@ -44,11 +45,16 @@ class Driver(_TaskRunner):
     def run(self, config: DictConfig) -> None:
         self.has_ray = True
         exit_on_sigterm()  # Ray has put its own handler there
-        begin(Path(run_config_of(config)).parent, "driver")
-        if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
-            measure_sglang()
+        settings = settings_of_run(run_config_of(config))
+        self._run_dir = settings.run.dir
+        begin(self._run_dir, "driver")
+        register_engine(settings, config.actor_rollout_ref.rollout.name)
         MASTER_PORT_PATCH.apply()
         super().run(config)
+
+    def init_agent_loop_manager(self) -> None:
+        begin(self._run_dir, "agent_loops")
+        super().init_agent_loop_manager()
 
     def options(self, **_: Any) -> Driver:
         """As of a Ray actor class; see ``remote``."""
@@ -57,6 +63,22 @@ class Driver(_TaskRunner):
     def remote(self) -> Any:
         """What ``run_ppo`` asks of a Ray actor class: an object with ``run.remote(config)``."""
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
+
+
+def register_engine(config: RlConfig, name: str) -> None:
+    """Have verl start our SGLang servers instead of its own, and write when it starts engines."""
+    replica = RolloutReplicaRegistry.get(name)  # verl's SGLang modules cannot be imported before
+    if ENGINES[name].own_server:
+        from retool_mcore.verl.sglang_replica import MeasuredReplica
+
+        replica = MeasuredReplica
+
+    def load() -> type:
+        if not config.rollout.gpus:  # engines with their own devices start later: TrainerMixin._load_checkpoint
+            begin(config.run.dir, "engines")
+        return replica
+
+    RolloutReplicaRegistry.register(name, load)
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:

@@ -1,6 +1,6 @@
 """verl's SGLang replica with its own seed and a restart.
 
-Import it through ``rl_metrics.measure_sglang``, which first has verl install what its SGLang
+Import it through ``runner.register_engine``, which first has verl install what its SGLang
 modules need.
 """
 

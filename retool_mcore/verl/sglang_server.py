@@ -1,6 +1,6 @@
 """verl's SGLang server, which also reports its load and cache hits.
 
-Import it through ``rl_metrics.measure_sglang``, which first has verl install what its SGLang
+Import it through ``runner.register_engine``, which first has verl install what its SGLang
 modules need.
 """
 

@@ -33,7 +33,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import loop_workers, start_stages
+from retool_mcore.verl import loop_workers
 from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
@@ -128,10 +128,6 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
         platform = get_platform(self._run.run.platform)
-        start_stages.follow(
-            self._run.run.dir,
-            detached_engines=self._run.rollout.gpus > 0,
-        )
         self._starting = True
         self._saver = saving.Saver(self._run, self._write_checkpoint)
         self.updates_of_a_batch = self._run.train.updates_per_step
@@ -278,6 +274,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
     def _load_checkpoint(self) -> None:
+        start.begin(self._run.run.dir, "checkpoint")
         saved = checkpoint.find_resume(self._run)
         if saved is not None and not saved.has_random_states_of(self._run):
             for group in self._saved_groups():
@@ -287,6 +284,8 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         clear_orphans()
         self.prompts_restored()
         self.resume_best(saved.step if saved is not None else 0)
+        if self._run.rollout.gpus:  # engines with their own devices; runner.py begins the stage of the others
+            start.begin(self._run.run.dir, "engines")
 
     def _saved_groups(self) -> list[Any]:
         return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
@@ -325,7 +324,6 @@ class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateA
         # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
-        start.begin(self._run.run.dir, "agent_loops")
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """With one update per step, compute directly; verl would copy the weights for nothing.

@@ -31,7 +31,7 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: d
     monkeypatch.setattr(module.checkpoint, "find_resume", lambda run: saved if step else None)
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", step))
     trainer = trainer_of(tmp_path, *words)
-    trainer._run.run.dir.mkdir(parents=True)
+    trainer._run.run.dir.mkdir(parents=True, exist_ok=True)
     trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})
     trainer._load_checkpoint()
     return trainer
@@ -78,6 +78,35 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     trainer.fit(None)
     assert (trainer._run.run.dir / alive.FILE).is_file()
     assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ((), ["engines", "checkpoint", "agent_loops"]),
+        (("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1"), ["checkpoint", "engines", "agent_loops"]),
+    ],
+)
+def test_engines_with_their_own_devices_start_after_the_checkpoint(
+    words: tuple[str, ...], stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The stages that test_rl.py sees in a whole start, as verl comes to them in each mode."""
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from retool_mcore.run.start import begun
+    from retool_mcore.verl import runner
+
+    monkeypatch.setattr(RolloutReplicaRegistry, "_registry", {"vllm": lambda: object})
+    monkeypatch.setattr(runner._TaskRunner, "init_agent_loop_manager", lambda self: None)
+    run = trainer_of(tmp_path, *words)._run
+    runner.register_engine(run, "vllm")
+    run.run.dir.mkdir(parents=True)
+    assert RolloutReplicaRegistry.get("vllm") is object
+    resumed(tmp_path, monkeypatch, 0, {}, *words)
+    driver = runner.Driver()
+    driver._run_dir = run.run.dir
+    driver.init_agent_loop_manager()
+    assert [stage for stage, _ in begun(run.run.dir)] == stages
 
 
 @pytest.mark.parametrize(("step", "rows"), [(1, [0]), (7, [])])
