@@ -175,7 +175,7 @@ trap 'exit 143' TERM
 
 # start_sandbox CONFIG [section.key=value ...]: one service for all of this node; the same path on
 # every node, so that one setting names it. It is started again when it dies or stands still.
-# SANDBOX_OPTIONS="--metrics-port 9090 --host 10.0.0.1" shows its health and metrics to a monitor.
+# SANDBOX_OPTIONS adds options to its command. `curl --unix-socket` reads /health and /metrics.
 # Sets SANDBOX_URL, and IN_SANDBOX: settings that are the service's from here on, not the run's.
 start_sandbox() {
   local folder=${SANDBOX_DIR:-/tmp/retool-sandboxes-$(id -u)}/$RUN level workers python modules

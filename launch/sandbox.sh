@@ -2,7 +2,7 @@
 # The code sandbox of one node, any hardware. Prints its URL when it answers, serves until stopped,
 # then stops it. A server that ends before that is started again.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
-#                          [--processes N] [--metrics-port P] [--drain-s S] [--python PATH] [--preload MODULE ...]
+#                          [--processes N] [--drain-s S] [--python PATH] [--preload MODULE ...]
 # To run something beside it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
 set -euo pipefail
 : "${PYTHON:=python}"

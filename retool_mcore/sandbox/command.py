@@ -1,7 +1,6 @@
 """``retool sandbox serve``: the sandbox as a service of this node."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -44,9 +43,6 @@ def serve(
     drain_s: Annotated[
         int, typer.Option(min=0, help="seconds that calls in flight get to end when it is stopped")
     ] = 10,
-    metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="of --host: /health and /metrics beside --socket")
-    ] = None,
     python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
     preload: Annotated[list[str] | None, typer.Option(help="module of the warm image; may be given repeatedly")] = None,
     processes: Annotated[int | None, typer.Option(help="share the workers; each is replaced when it is lost")] = None,
@@ -61,7 +57,7 @@ def serve(
     try:
         token = read_token(token_file)
         if inherited:
-            listeners, url = inherit(inherited), ""
+            listener, url = inherit(int(inherited)), ""
         else:
             if socket_path is None and token is None and not is_loopback(host):
                 logger.warning(
@@ -69,18 +65,17 @@ def serve(
                     "Give --token-file, or listen on 127.0.0.1 or a --socket.", host,
                 )  # fmt: skip
             listener, url = _listen(host, port, socket_path)
-            listeners = [listener, *([_listen(host, metrics_port, None)[0]] if metrics_port is not None else [])]
             if processes is not None:
                 workers = workers or len(os.sched_getaffinity(0))
                 arguments = sys.argv[sys.argv.index("serve") + 1 :]
-                plan = ServerPlan(arguments, listeners, processes, workers, sessions, drain_s)
+                plan = ServerPlan(arguments, listener, processes, workers, sessions, drain_s)
                 raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
         interpreter = Interpreter(python, tuple(preload or ()))
         sandbox = LocalSandbox(
             min_level=min_level, workers=workers, sessions=sessions, session_wait_s=SERVER_WAIT_S,
             interpreter=interpreter,
         )  # fmt: skip
-        asyncio.run(_serve(sandbox, listeners, url, token, drain_s=drain_s, is_replacement=again))
+        asyncio.run(_serve(sandbox, listener, url, token, drain_s=drain_s, is_replacement=again))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -113,37 +108,34 @@ async def _ping(url: str, min_level: Level) -> str:
 
 async def _serve(
     sandbox: LocalSandbox,
-    listeners: list[socket.socket],
+    listener: socket.socket,
     url: str,
     token: str | None,
     *,
     drain_s: int,
     is_replacement: bool,
 ) -> None:
-    """Serve at the first of ``listeners``; at the second, health and metrics alone.
+    """Serve at ``listener``.
 
-    Without a URL the listeners are shared with others, and the parent is told instead of a user.
+    Without a URL other processes share the listener, and this one reports to the parent.
     """
     # Here and not above: `retool` imports this file for every command, and these import FastAPI.
     import uvicorn
 
     from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
-    from retool_mcore.sandbox.observe import MonitoringOnly
     from retool_mcore.sandbox.processes import serve_and_tell
     from retool_mcore.sandbox.server import MAX_PENDING, create_app
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
-    with contextlib.ExitStack() as stack:
-        for listener in listeners:
-            stack.enter_context(listener)
+    with listener:
         async with sandbox:
             descriptors = raise_descriptor_limit()
             connections = Connections(connection_limit(descriptors, executions=sandbox.workers + sandbox.num_sessions))
             pending = min(MAX_PENDING, connections.limit * 7 // 8)
             app = create_app(sandbox, token=token, max_pending=pending, is_replacement=is_replacement)
             config = uvicorn.Config(
-                MonitoringOnly(app, listeners[1].getsockname()[1]) if len(listeners) > 1 else app,
+                app,
                 http=cast("type[asyncio.Protocol]", connections.protocol),
                 access_log=False,
                 log_level="warning",
@@ -152,9 +144,9 @@ async def _serve(
             )
             if url:
                 typer.echo(url)
-                await GuardedServer(config).serve(sockets=listeners)
+                await GuardedServer(config).serve(sockets=[listener])
             else:
-                await serve_and_tell(config, listeners)
+                await serve_and_tell(config, listener)
 
 
 def _stop(number: int, _: object) -> None:

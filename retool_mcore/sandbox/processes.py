@@ -1,7 +1,7 @@
 """Several server processes behind one address, kept up.
 
 One process of Python forks, feeds and reads executions for about one core; more of them share the
-listening sockets. Each takes one waiting connection at a time, so that the one that is busy takes
+listening socket. Each takes one waiting connection at a time, so that the one that is busy takes
 fewer. A process that ends, or whose loop stands still, is replaced. Their metrics are added up in
 files, by prometheus_client itself.
 """
@@ -44,7 +44,7 @@ class ServerPlan:
     """What is started: the command's own arguments, shared out."""
 
     arguments: Sequence[str]
-    listeners: Sequence[socket.socket]
+    listener: socket.socket
     processes: int
     workers: int
     sessions: int
@@ -62,7 +62,7 @@ class ServerPlan:
     def command(self, number: int, *, again: bool) -> list[str]:
         """Process ``number``. Options that are given twice count as given last."""
         workers = self.workers // self.processes + (number < self.workers % self.processes)
-        inherited = ",".join(str(listener.fileno()) for listener in self.listeners)
+        inherited = str(self.listener.fileno())
         options = ["--workers", str(workers), "--inherited", inherited, *(["--again"] if again else [])]
         return [sys.executable, "-m", "retool_mcore.sandbox", "serve", *self.arguments, *options]
 
@@ -111,7 +111,7 @@ class Processes:
             *self._plan.command(number, again=again),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=[listener.fileno() for listener in self._plan.listeners],
+            pass_fds=[self._plan.listener.fileno()],
             env={**os.environ, METRICS_ENV: self._metrics_dir},
         )
         self._live[number] = process
@@ -175,28 +175,27 @@ def _set_once(future: asyncio.Future[int], value: int) -> None:
 # ------------------------------------------------------------- in each of them
 
 
-def inherit(fds: str) -> list[socket.socket]:
-    """The sockets that the parent listens on. This process ends with the parent."""
+def inherit(fd: int) -> socket.socket:
+    """The socket that the parent listens on. This process ends with the parent."""
     die_with_parent(signal.SIGTERM)
-    return [socket.socket(fileno=int(fd)) for fd in fds.split(",")]
+    return socket.socket(fileno=fd)
 
 
-async def serve_and_tell(config: uvicorn.Config, listeners: list[socket.socket]) -> None:
+async def serve_and_tell(config: uvicorn.Config, listener: socket.socket) -> None:
     """Serve until stopped, and tell the parent: ready, then that the loop turns."""
     config.backlog = 1  # as many connections are taken at a time; the rest is for the others
     server = uvicorn.Server(config)
-    telling = asyncio.ensure_future(_tell(server, listeners))
+    telling = asyncio.ensure_future(_tell(server, listener))
     try:
-        await server.serve(sockets=listeners)
+        await server.serve(sockets=[listener])
     finally:
         telling.cancel()
 
 
-async def _tell(server: uvicorn.Server, listeners: list[socket.socket]) -> None:
+async def _tell(server: uvicorn.Server, listener: socket.socket) -> None:
     while not server.started:
         await asyncio.sleep(0.02)
-    for listener in listeners:
-        listener.listen(_BACKLOG)  # the queue itself stays long
+    listener.listen(_BACKLOG)  # the queue itself stays long
     os.write(1, _READY)
     while True:
         await asyncio.sleep(_BEAT_S)

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.rollout.server import free_port
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.cgroup import CgroupTree
 from retool_mcore.sandbox.health import Health
@@ -62,23 +61,6 @@ async def test_health_is_about_executions_and_comes_back():
         assert (status, body["status"], body["reason"]) == (503, "failing", "no process can be had")
         broken.spawn = works  # type: ignore[method-assign]
         assert (await health.report())[0] == 200
-
-
-def test_a_port_beside_the_socket_shows_health_and_metrics_and_runs_nothing(tmp_path: Path):
-    port = free_port()
-    server, url = start("--socket", str(tmp_path / "s"), "--workers", "1", "--metrics-port", str(port))
-    try:
-        assert httpx.get(f"http://127.0.0.1:{port}/health").json()["status"] == "ok"
-        with httpx.Client(transport=httpx.HTTPTransport(uds=url.removeprefix("unix://"))) as http:
-            answer = http.post("http://s/run_code", json={"code": "1", "language": "python"})
-            assert answer.json()["status"] == "Success"
-        assert 'executions_total{status="finished"} 1.0' in httpx.get(f"http://127.0.0.1:{port}/metrics").text
-        for path in ("run_code", "v1/sessions/a", "docs"):
-            answer = httpx.request("POST", f"http://127.0.0.1:{port}/{path}", json={"code": "1", "language": "python"})
-            assert answer.status_code == 404 and "only GET" in answer.text
-    finally:
-        server.terminate()
-        server.communicate(timeout=300)
 
 
 def test_a_server_that_is_stopped_waits_for_calls_only_so_long():
@@ -144,15 +126,12 @@ def post(url: str, code: str) -> str:
     ],
 )
 def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals, told_as: str):
-    port = free_port()
-    options = ("--port", "0", "--workers", "2", "--processes", "2", "--metrics-port", str(port), "--drain-s", "1")
-    server, url = start(*options)
+    server, url = start("--port", "0", "--workers", "2", "--processes", "2", "--drain-s", "1")
     try:
         pids = children_of(server.pid, "--inherited")
         assert len(pids) == 2
         assert {post(url, "print(6 * 7)") for _ in range(20)} == {"42\n"}
         assert value(url, 'retool_sandbox_executions_total{status="finished"}') == 20
-        assert value(f"http://127.0.0.1:{port}", "retool_sandbox_executions_total") == 20
         assert value(url, "retool_sandbox_info") == 1
         os.kill(pids[0], blow)
         until(lambda: post(url, "print(6 * 7)") == "42\n", limit_s=60)  # the other goes on
@@ -185,12 +164,11 @@ def test_processes_end_with_their_parent():
         (["--workers", "2", "--processes", "3"], "processes = 3 is not one of 1 to workers = 2"),
         (["--workers", "2", "--processes", "0"], "processes = 0 is not one of 1 to workers = 2"),
         (["--workers", "2", "--processes", "2", "--sessions", "4"], "a session lives in one process"),
-        (["--workers", "2", "--processes", "2", "--min-level", "gvisor"], "does not give the sandbox level 'gvisor'"),
+        (["--workers", "2", "--processes", "2", "--python", "/nowhere/python"], "python' cannot be started"),
     ],
 )
 def test_processes_that_cannot_be_had_are_told_once(options: list[str], message: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", *options]
-    environment = {**os.environ, "PATH": "/nowhere"}  # no runsc
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2 and done.stderr.count(message) == 1
     assert "Traceback" not in done.stderr
