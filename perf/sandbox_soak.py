@@ -110,10 +110,7 @@ def memory_mb() -> dict[str, float]:
 
 
 async def settled() -> State:
-    """The state once two looks a second apart agree.
-
-    At level gvisor, containers that wait for their code come and go.
-    """
+    """The state once two looks a second apart agree."""
     state = observe()
     for _ in range(20):
         await asyncio.sleep(1)

@@ -202,10 +202,10 @@ class SandboxSettings(Section):
     where: list[str] = Field(default=["local"], min_length=1)
     """["local"]: in processes of the run; or URLs that speak SandboxFusion's protocol."""
 
-    min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "namespaces"
+    min_level: Literal["namespaces", "landlock", "rlimits"] = "namespaces"
     """The weakest isolation to accept, strongest first here; see sandbox/README.md.
 
-    Less is an error at start. The strongest that works is taken, but "gvisor" only if asked for.
+    Less is an error at start. The strongest that works is taken.
     """
 
     python: str = ""

@@ -37,7 +37,6 @@ class Level(StrEnum):
     RLIMITS = "rlimits"
     LANDLOCK = "landlock"
     NAMESPACES = "namespaces"
-    GVISOR = "gvisor"
 
     @property
     def rank(self) -> int:

@@ -62,6 +62,12 @@ def visible_paths() -> list[str]:
     return [path for path in sorted(paths) if not any(path.startswith(other + "/") for other in paths)]
 
 
+def library_prefixes() -> list[str]:
+    """The libraries' directories under every name they have. Tracebacks leave out their frames."""
+    paths = [*python_paths(), sysconfig.get_path("stdlib")]
+    return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})
+
+
 def path_under_tmp() -> str | None:
     """A directory of Python's under /tmp, where executions have a directory of their own."""
     return next((path for path in visible_paths() if path.startswith("/tmp/")), None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox import gvisor, kernel, orphans, zygote
+from retool_mcore.sandbox import kernel, orphans, zygote
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.priority import lower_priority
@@ -90,11 +90,6 @@ class WarmImage:
     def light(self) -> bool:
         """Whether numpy and sympy are absent."""
         return self._light
-
-    @property
-    def in_containers(self) -> bool:
-        """Whether each child is a container (gvisor); its first process reports the code's end."""
-        return self._level == Level.GVISOR
 
     @property
     def child_is_init(self) -> bool:
@@ -181,7 +176,6 @@ class WarmImage:
             "root": str(root),
             "seccomp": self._filter(),
             "landlock_abi": kernel.landlock_abi() if self._level == Level.LANDLOCK else 0,
-            "runsc": gvisor.find_runsc() if self._level == Level.GVISOR else "",
         }
 
     def _filter(self) -> bytes:

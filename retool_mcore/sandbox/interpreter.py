@@ -26,8 +26,8 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
-        "__init__", "confine", "guardian", "gvisor", "habits", "imports", "inside", "kernel", "packages", "paths",
-        "pools", "reach", "runner", "seccomp", "tracebacks", "uids", "zygote",
+        "__init__", "confine", "guardian", "habits", "imports", "kernel", "packages", "paths", "pools", "reach",
+        "runner", "seccomp", "tracebacks", "uids", "zygote",
     )),
 )  # fmt: skip
 

@@ -7,18 +7,14 @@ all of them.
 import os
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import gvisor
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.process import ChildProcess
 from retool_mcore.sandbox.slots import WorkerSlot
 
-LOCAL_LEVELS = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
+LOCAL_LEVELS = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 
 _HINTS = {
-    Level.GVISOR: "install gVisor's runsc so that it is found in PATH (gvisor.dev, or the Debian package runsc), of "
-    "2022-12 or newer, and libseccomp2; the kernel and any container around it must let runsc use unshare, mount, "
-    "pivot_root and ptrace; as an ordinary user it needs unprivileged user namespaces, as the level namespaces does",
     Level.NAMESPACES: "allow unprivileged user namespaces: sysctl user.max_user_namespaces=15000, "
     "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04), kernel.unprivileged_userns_clone=1 (Debian); "
     "in Docker, --security-opt seccomp=unconfined --security-opt apparmor=unconfined (or --cap-add SYS_ADMIN), "
@@ -31,14 +27,6 @@ _HINTS = {
 # What each level must refuse. The probe tries the lines inside the sandbox, and fails at the first
 # one that is not refused.
 _ATTACKS = {
-    Level.GVISOR: """
-        refused("open", lambda: open("/etc/passwd"))
-        refused("write", lambda: open("/usr/lib/probe", "w"))
-        refused("socket", lambda: socket.socket())
-        refused("unshare", lambda: libc_call("unshare", 0x10000000))
-        assert {line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]} <= {"lo"}, "network namespace"
-        assert (os.uname().release, os.uname().version) != HOST, "the kernel that answers is the host's"
-    """,
     Level.NAMESPACES: """
         refused("open", lambda: open("/etc/passwd"))
         refused("write", lambda: open("/usr/lib/probe", "w"))
@@ -83,15 +71,8 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
         await image.start()
         slot.prepare(memory_limit_mb=256)
         await _probe(image, level, slot)
-        if level == Level.GVISOR and (path := image.path_under_tmp):
-            raise SandboxUnavailable(
-                f"Python's {path} lies under /tmp, where a container has a directory of its own: what is installed "
-                "there could not be imported. Install Python elsewhere"
-            )
-    except SandboxUnavailable as error:
+    except SandboxUnavailable:
         await image.close()
-        if level == Level.GVISOR and slot.directory is not None and (words := gvisor.startup_errors(slot.directory)):
-            raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
         slot.clean()
@@ -99,8 +80,7 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
 
 
 async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
-    host = f"HOST = {(os.uname().release, os.uname().version)!r}\n"
-    code = _PROBE + host + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
+    code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
     process = await ChildProcess.spawn(image, slot)
     try:
         turn = await process.run(ExecRequest(code=code), session=False)

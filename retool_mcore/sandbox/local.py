@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
 _WORKERS_PER_ZYGOTE = 16
-_WAITING_MEMORY_MB = 1024  # of a container that waits for its request, where a cgroup bounds it
 _LEAST_SECOND_RUN_S = 0.001  # a limit must be positive
 
 
@@ -40,7 +39,7 @@ class LocalSandbox(Sandbox):
         self,
         *,
         min_level: Level = Level.NAMESPACES,
-        max_level: Level = Level.GVISOR,
+        max_level: Level = Level.NAMESPACES,
         workers: int | None = None,
         sessions: int = 0,
         session_wait_s: float = WAIT_S,
@@ -66,7 +65,6 @@ class LocalSandbox(Sandbox):
         self._light: list[WarmImage] = []
         self._full: list[WarmImage] = []
         self._slots: deque[WorkerSlot] = deque()
-        self.spares: dict[WorkerSlot, ChildProcess] = {}  # containers that wait for their first execution
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._returning = set[asyncio.Task[None]]()
@@ -134,10 +132,7 @@ class LocalSandbox(Sandbox):
         num_zygotes = -(-self._workers // _WORKERS_PER_ZYGOTE)
         more_light = [self._image(level, light=True, number=number) for number in range(1, num_zygotes)]
         self._light = [first_light, *more_light]
-        if level == Level.GVISOR:
-            self._full = self._light  # every container imports what its code names
-        else:
-            self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
+        self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
         await asyncio.gather(*(image.start() for image in (*more_light, *self._full)))
         for number in range(self._workers + self._num_sessions):
             self._slots.append(self._make_slot(level, number))
@@ -152,8 +147,6 @@ class LocalSandbox(Sandbox):
         for level in levels.LOCAL_LEVELS:
             if level.rank > self._max_level.rank or level.rank < self._min_level.rank:
                 continue
-            if level == Level.GVISOR and self._min_level != Level.GVISOR:
-                continue  # costs many times more per execution: only for those who ask for it (README.md)
             slot = self._make_slot(level, -1)
             try:
                 image = self._image(level, light=True, number=0)
@@ -172,7 +165,7 @@ class LocalSandbox(Sandbox):
         directory = self._state.path / f"{'light' if light else 'full'}-{number}"
         return WarmImage(
             level=level,
-            light=light and level != Level.GVISOR,
+            light=light,
             state_dir=directory,
             interpreter=self._interpreter,
             on_death=self._zygote_died,
@@ -238,12 +231,10 @@ class LocalSandbox(Sandbox):
             self._running.release()
             raise SandboxUnavailable("the sandbox was closed.")
         queue_s = time.monotonic() - asked
-        slot = self._take_slot()
+        slot = self._slots.popleft()
         try:
             heavy = self._may_import_heavy(request.code)
             result = await self._run_in_budget(request, self._full if heavy else self._light, slot)
-            if self._level == Level.GVISOR:
-                await self._leave_spare(slot)
         finally:
             if slot.removals:  # the caller has its result; the worker is free when all is deleted
                 self._returning.add(task := asyncio.ensure_future(slot.cleaned()))
@@ -275,7 +266,8 @@ class LocalSandbox(Sandbox):
         image = min(images, key=lambda image: image.num_running)
         kills_before = slot.oom_kills()
         try:
-            process = await self._child(image, slot, request.memory_limit_mb)
+            slot.prepare(request.memory_limit_mb)
+            process = await ChildProcess.spawn(image, slot)
             try:
                 turn = await process.run(request, session=False)
             finally:
@@ -284,50 +276,6 @@ class LocalSandbox(Sandbox):
             slot.clean()
         result = self._result(turn, out_of_memory=slot.oom_kills() > kills_before)
         return result, turn.needs_full and image.light
-
-    def _take_slot(self) -> WorkerSlot:
-        """The free slot whose container has waited longest, or any free slot if none has one.
-
-        Reusing these slots keeps the number of waiting containers at most that of the workers.
-        """
-        slot = next((slot for slot in self._slots if slot in self.spares), self._slots[0])
-        self._slots.remove(slot)
-        return slot
-
-    async def _child(self, image: WarmImage, slot: WorkerSlot, memory_limit_mb: int) -> ChildProcess:
-        """A fresh child: the one that waits at this slot, else one made now."""
-        spare = self.spares.pop(slot, None)
-        if spare is not None and spare.alive:
-            slot.limit(memory_limit_mb)
-            return spare
-        if spare is not None:
-            await spare.close()
-            slot.clean()
-        slot.prepare(memory_limit_mb)
-        return await ChildProcess.spawn(image, slot)
-
-    async def _leave_spare(self, slot: WorkerSlot) -> None:
-        """Start the next container at this slot, so that it starts while nobody waits for it.
-
-        The container has seen no request, and runs only one. Starting it earlier would make two
-        containers share one worker's CPU.
-        """
-        if self._closed:
-            return
-        image = min(self._full, key=lambda image: image.num_running)
-        try:
-            slot.prepare(_WAITING_MEMORY_MB)
-            spare = await ChildProcess.spawn(image, slot)
-        except SandboxUnavailable as error:
-            logger.warning("no container could be started ahead: %s", error)
-            slot.clean()
-        except asyncio.CancelledError:
-            slot.clean()
-            raise
-        else:
-            self.spares[slot] = spare
-            if self._closed:
-                await spare.close()
 
     async def _run_in_session(self, request: ExecRequest, name: str, asked: float) -> ExecResult:
         """Run in the session's own child.
@@ -342,10 +290,11 @@ class LocalSandbox(Sandbox):
             queue_s = time.monotonic() - asked
             restarted, started = entry.lost, entry.process is None
             if entry.process is None:
-                slot = self._take_slot()
+                slot = self._slots.popleft()
                 entry.own(slot, give_back=self._slots.append)
                 image = min(self._full, key=lambda image: image.num_running)
-                entry.process = await self._child(image, slot, request.memory_limit_mb)
+                slot.prepare(request.memory_limit_mb)
+                entry.process = await ChildProcess.spawn(image, slot)
             turn = await entry.process.run(request, session=True)
             result = self._result(turn, out_of_memory=False)
             return replace(result, queue_s=queue_s, session_restarted=restarted, session_started=started)
@@ -381,10 +330,7 @@ class LocalSandbox(Sandbox):
     async def _release(self) -> None:
         if self._sessions is not None:
             await self._sessions.close()
-        await asyncio.gather(*(spare.close() for spare in self.spares.values()))
-        self.spares.clear()
-        images = {*self._light, *self._full}
-        await asyncio.gather(*(image.close() for image in images))
+        await asyncio.gather(*(image.close() for image in (*self._light, *self._full)))
         if self._returning:
             await asyncio.wait(self._returning)
         for slot in self._slots:

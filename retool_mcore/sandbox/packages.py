@@ -1,7 +1,7 @@
 """Which packages the warm images hold, and which ones code must ask the full image for.
 
-The full image has what mathematics needs, and what ``sandbox.preload`` names. Runs in the zygote
-and in containers, on the interpreter that the model's code gets.
+The full image has what mathematics needs, and what ``sandbox.preload`` names. Runs in the zygote,
+on the interpreter that the model's code gets.
 """
 
 import ast
@@ -60,11 +60,6 @@ def import_defaults(*, light: bool) -> list[str]:
     if (numpy := sys.modules.get("numpy")) and (sympy := sys.modules.get("sympy")):
         _warm_up(numpy, sympy)
     return sorted(missing)
-
-
-def missing_defaults() -> list[str]:
-    """The packages for mathematics that are not installed; nothing is imported."""
-    return sorted({name.partition(".")[0] for name in _FULL.split() if not _is_installed(name)})
 
 
 def import_preload(names: Sequence[str], count_threads: Callable[[], int]) -> None:

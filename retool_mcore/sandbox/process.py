@@ -17,14 +17,13 @@ import time
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import freeze, gvisor, runner
+from retool_mcore.sandbox import freeze, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
 from retool_mcore.sandbox.images import Child, Exit, WarmImage
 from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
 from retool_mcore.sandbox.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
-_CONTAINER_SETUP_TIMEOUT_S = 120.0  # the container starts and imports the libraries that the code names
 _END_TIMEOUT_S = 10.0
 _READ_BYTES = 64 << 10
 # A child's control frames other than files fit into this; more is an attack and is cut off.
@@ -119,11 +118,6 @@ class ChildProcess:
         """Whether the child still runs."""
         return not self.child.exit.done()
 
-    @property
-    def has_code(self) -> bool:
-        """Whether its code has begun, or could not."""
-        return self._ready.done()
-
     # ------------------------------------------------------------- one turn
 
     async def run(self, request: ExecRequest, *, session: bool) -> CellEnd:
@@ -138,12 +132,11 @@ class ChildProcess:
         self._thaw()
         sending = asyncio.ensure_future(self._send(request, session=session))
         try:
-            limit_s = _CONTAINER_SETUP_TIMEOUT_S if self.image.in_containers else _SETUP_TIMEOUT_S
             try:
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout(_SETUP_TIMEOUT_S):
                     await self._ready
             except TimeoutError:
-                raise SandboxUnavailable(f"a child was not ready after {limit_s:.0f} s") from None
+                raise SandboxUnavailable(f"a child was not ready after {_SETUP_TIMEOUT_S:.0f} s") from None
             started = time.monotonic()
             timed_out = not (await asyncio.wait((self._turn,), timeout=request.run_timeout_s))[0]
             run_s = time.monotonic() - started
@@ -164,7 +157,7 @@ class ChildProcess:
             request,
             run_s,
             cpu_s=exit_.cpu_s,
-            return_code=None if timed_out else self._code_of(exit_),
+            return_code=None if timed_out else os.waitstatus_to_exitcode(exit_.status),
             timed_out=timed_out,
             needs_full=ended_as == runner.NEEDS_FULL,
         )
@@ -172,10 +165,9 @@ class ChildProcess:
     def _freeze(self) -> float:
         """Stop a session's processes until its next cell. Returns the CPU seconds of this one.
 
-        What ran between the frame that ended the cell and the stop is among them. A container is
-        not stopped: signals do not reach the processes of gVisor's kernel one by one.
+        What ran between the frame that ended the cell and the stop is among them.
         """
-        if self.image.in_containers or not (root := freeze.pid_of(self.child.pidfd)):
+        if not (root := freeze.pid_of(self.child.pidfd)):
             return 0.0
         used_s = freeze.stop(root, with_root=self.image.child_is_init)
         cpu_s, self._used_s = max(0.0, used_s - self._used_s), used_s
@@ -190,8 +182,7 @@ class ChildProcess:
         self._turn = self._loop.create_future()
         self._cell += 1
         # The frames that may end this turn; the code can forge any, so others are ignored.
-        self._endings = {runner.ENDED} if self.image.in_containers else set[bytes]()
-        self._endings |= {runner.DONE} if session else set[bytes]()
+        self._endings = {runner.DONE} if session else set[bytes]()
         self._endings |= {runner.NEEDS_FULL} if self.image.light else set[bytes]()
         self._return_code = None
         self._frames = _Frames(
@@ -241,17 +232,6 @@ class ChildProcess:
             stderr=self._outputs[self._streams[1]].text(),
             files={names[index]: content for index, content in self._frames.files if index < len(names)},
         )
-
-    def _code_of(self, exit_: Exit) -> int:
-        """The code's return code.
-
-        A container's first process reports it; if the report did not arrive, runsc's status tells.
-        """
-        if not self.image.in_containers:
-            return os.waitstatus_to_exitcode(exit_.status)
-        if self._return_code is not None:
-            return self._return_code
-        return gvisor.return_code(exit_.status)
 
     # --------------------------------------------------------------- events
 
@@ -338,10 +318,7 @@ class ChildProcess:
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
         self._frames.num_more -= 1
         if not self._ready.done():
-            if kind == runner.ENDED and self.image.in_containers:  # it died while it parsed the code
-                self._ready.set_result(None)
-                self._on_frame(kind, payload)
-            elif kind == runner.READY:
+            if kind == runner.READY:
                 self._ready.set_result(None)
             elif kind == runner.SETUP_ERROR:
                 reason = payload.decode(errors="replace")
@@ -358,9 +335,7 @@ class ChildProcess:
             if cell == self._cell:  # else an earlier cell's, whose end was forged before it ended
                 self._return_code = return_code
                 self._turn.set_result(kind)
-        elif kind in self._endings and not self._turn.done():
-            if kind != runner.NEEDS_FULL and len(payload) == 4:
-                (self._return_code,) = struct.unpack("=i", payload)
+        elif kind == runner.NEEDS_FULL and kind in self._endings and not self._turn.done():
             self._turn.set_result(kind)
 
     def _forget(self, fd: int) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Kept free above the code's own limit so that a MemoryError can still be reported.
 _REPORT_BYTES = 64 << 20
 
-READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
+READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE = b"R", b"E", b"H", b"N", b"D"
 _MAX_CORES = 8
 _CO_COROUTINE = 0x80  # as in inspect, which is slow to import
 _leave = os._exit  # the code may replace it
@@ -121,8 +121,6 @@ class CellRunner:
         for number in itertools.count(1):
             request = read_request(self._control)
             session: bool = request["session"]
-            if self._cells == 0:
-                self.prepare(request)
             self._limit(request["memory_limit_mb"], request["run_timeout_s"])
             self._open_stdin(request["stdin"])
             filename = f"cell_{self._cells + 1}.py" if session else "main.py"
@@ -138,9 +136,6 @@ class CellRunner:
             send_frame(self._control, DONE, CELL_END.pack(return_code, number))
 
         raise AssertionError("the count of cells has no end")
-
-    def prepare(self, request: dict[str, Any]) -> None:
-        """A hook between the first request's arrival and its limits. Here it does nothing."""
 
     def _become_main(self) -> None:
         sys.modules["__main__"] = self._module

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 class WorkerSlot:
     """One place to execute at, used by one execution (or session) at a time.
 
-    ``uid`` is set where this process is root, but not at gvisor, where runsc gives up root itself;
-    ``directory`` at every level but namespaces.
+    ``uid`` is set where this process is root; ``directory`` at every level but namespaces.
     """
 
     uid: int | None = None
@@ -44,13 +43,17 @@ class WorkerSlot:
         """
         cgroup = state.cgroups.slot(number) if state.cgroups else None
         cgroup_fd = cgroup.open() if cgroup else None
-        uid = state.uids.of(number) if os.geteuid() == 0 and level != Level.GVISOR else None
+        uid = state.uids.of(number) if os.geteuid() == 0 else None
         directory = None if level == Level.NAMESPACES else state.path / f"slot{number}"
         return cls(uid=uid, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
         """Set the limit, make the directory for the next execution. Raises SandboxUnavailable."""
-        self.limit(memory_limit_mb)
+        try:
+            if self.cgroup is not None:
+                self.cgroup.limit(memory_limit_mb)
+        except OSError as error:
+            raise SandboxUnavailable(f"the memory limit of a slot could not be set: {error}") from error
         try:
             if self.directory is not None:
                 if not remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
@@ -60,14 +63,6 @@ class WorkerSlot:
                     os.chown(self.directory, self.uid, self.uid)
         except OSError as error:
             raise SandboxUnavailable(f"a slot could not be prepared: {error}") from error
-
-    def limit(self, memory_limit_mb: int) -> None:
-        """Bound the next execution's memory, if there is a cgroup. Raises SandboxUnavailable."""
-        try:
-            if self.cgroup is not None:
-                self.cgroup.limit(memory_limit_mb)
-        except OSError as error:
-            raise SandboxUnavailable(f"the memory limit of a slot could not be set: {error}") from error
 
     def clean(self) -> None:
         """Delete what the execution left in its directory. Never raises for what that is.

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import confine, guardian, gvisor, kernel, packages, paths, pools, reach, runner, tracebacks
+from retool_mcore.sandbox import confine, guardian, kernel, packages, paths, pools, reach, runner, tracebacks
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
@@ -48,7 +48,6 @@ class Zygote:
         self._light: bool = config["light"]
         self._seccomp: bytes = config["seccomp"]
         self._root: str = config["root"]
-        self._runsc: str = config["runsc"]
         self._landlock_abi: int = config["landlock_abi"]
         self._preload: list[str] = config["preload"]
         self._heavy = packages.heavy_packages(self._preload)
@@ -62,7 +61,7 @@ class Zygote:
         self._tasks = (0.0, 0)
         self._task_fd = self._statm_fd = self._maps_fd = -1
         self._mapped_bytes = 0
-        self.hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
+        self.hidden = (os.path.dirname(os.path.realpath(__file__)), *confine.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote, import the image, tell the supervisor.
@@ -74,14 +73,6 @@ class Zygote:
         # An editable install may add a finder for its sources: keep only Python's own three
         # finders.
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
-        if self._level == "gvisor":
-            kernel.adopt_orphans()
-            packages.require_installed(self._preload)
-            self._root = gvisor.write_bundle(self._root, self.hidden, self._seccomp, self._heavy)
-            missing = packages.missing_defaults()
-            facts = {"runsc": self._runsc, "path_under_tmp": confine.path_under_tmp(), "missing": missing}
-            self._channel.send(READY + json.dumps(facts).encode())
-            return
         self._path_under_tmp = confine.path_under_tmp()
         if self._level == "namespaces":
             self._become_init()
@@ -221,8 +212,7 @@ class Zygote:
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
             return _fork_into(lambda: self._run_in_namespaces(fds, cgroup, uid if self._own_uids else None))
-        counts_others = uid is None and self._level != "gvisor"  # a container counts only its own tasks
-        processes = confine.MAX_PROCESSES + (self._other_tasks() if counts_others else 0)
+        processes = confine.MAX_PROCESSES + (self._other_tasks() if uid is None else 0)
         return _fork_into(lambda: self._guard(fds, cgroup, uid, processes))
 
     def _run_in_namespaces(self, fds: list[int], cgroup: int | None, uid: int | None) -> None:
@@ -250,8 +240,6 @@ class Zygote:
     def _run_guarded(self, fds: list[int], uid: int | None, processes: int) -> None:
         confine.reset_signals()
         os.setsid()
-        if self._level == "gvisor":
-            gvisor.become_container(self._runsc, self._root, fds)
         os.fchdir(fds[-1])
         control = _take_fds(fds)
 

@@ -146,7 +146,7 @@ def test_what_the_image_copies_and_calls_is_there():
         if "apt-get install" in line:
             assert "--no-install-recommends" in line and "rm -rf /var/lib/apt/lists/*" in line
     installed = next(line for line in reversed(of("RUN")) if "apt-get install" in line)
-    assert {"libseccomp2", "runsc", "wget"} <= set(installed.split())
+    assert {"libseccomp2", "wget"} <= set(installed.split())
 
 
 def test_the_image_has_the_python_and_cuda_of_the_constraints():
@@ -350,7 +350,7 @@ def test_the_sandbox_of_each_pod_is_the_one_that_the_run_asks():
         options = dict(zip(box["command"][2::2], box["command"][3::2], strict=True))
         assert box["command"][:2] == ["bash", "launch/sandbox.sh"] and box["workingDir"] == image_home()
         assert options["--socket"] == path and int(options["--workers"]) == config["sandbox"]["workers"]
-        assert options["--min-level"] in {"gvisor", "namespaces", "landlock"}
+        assert options["--min-level"] in {"namespaces", "landlock"}
         assert box["startupProbe"]["exec"]["command"][-1] == url
         folder = str(Path(path).parent)
         shared = [{mount["mountPath"]: mount["name"] for mount in found["volumeMounts"]} for found in (ray, box)]

@@ -17,18 +17,6 @@ from tests.sandbox.sandbox_helpers import LEVELS, open_at
 SECRET = "a secret of the training process"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in gVisor containers are long ones: each execution starts a kernel, and runsc is on few
-    machines.
-    """
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        values = {str(value) for value in callspec.params.values()} if callspec is not None else set[str]()
-        if values & {"gvisor", "container"} or "containers" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.long)
-
-
 @pytest.fixture(scope="session", params=LEVELS, ids=str)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
     """One sandbox per level, shared by all tests: each of them also shows that the ones before left
@@ -41,7 +29,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]
 
 @pytest.fixture(scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
-    """The strongest level below gvisor, for tests that are not about levels."""
+    """The strongest level of this machine, for tests that are not about levels."""
     async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1) as opened:
         yield opened
 
@@ -49,23 +37,6 @@ async def strongest() -> AsyncIterator[LocalSandbox]:
 @pytest.fixture(scope="session")
 async def landlock() -> AsyncIterator[LocalSandbox]:
     async with await open_at(Level.LANDLOCK, workers=2) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
-async def containers() -> AsyncIterator[LocalSandbox]:
-    """gvisor, for tests of what is its alone."""
-    async with await open_at(Level.GVISOR, workers=2) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session", params=["forked", "container"])
-async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
-    """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one,
-    alone in a container.
-    """
-    forked = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
-    async with forked if request.param == "forked" else await open_at(Level.GVISOR, workers=2, sessions=2) as opened:
         yield opened
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -12,13 +11,11 @@ from typing import Any, Self
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import guardian
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.process import ChildProcess
 
 ROOT = Path(__file__).resolve().parents[2]
-LEVELS = [Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
+LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
 
 
 # The functions of Python that lead /tmp to the working directory at landlock, as they were: what an
@@ -100,47 +97,11 @@ async def open_at(level: Level, **options: Any) -> LocalSandbox:
     return sandbox
 
 
-def containers_of(sandbox: LocalSandbox) -> list[int]:
-    """Pids of all that runsc runs for ``sandbox``, by the directories that only this one uses.
-
-    Without the containers that wait for their first execution.
-    """
-    spares = [_pid_of(spare.child.pidfd) for spare in sandbox.spares.values()]
-    waiting = {pid for spare in spares for pid in (spare, *guardian.descendants(spare))}
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes()
-                if (
-                    int(entry.name) not in waiting
-                    and b"runsc" in command
-                    and str(sandbox.state_dir).encode() in command
-                ):
-                    found.append(int(entry.name))
-    return found
-
-
-def _pid_of(pidfd: int) -> int:
-    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-
-
-async def until_running(sandbox: LocalSandbox, name: str, count: int) -> None:
-    """Wait for ``count`` executions that gave themselves ``name``. What is called so in a
-    container, no host sees.
-    """
+async def until_running(name: str, count: int) -> None:
+    """Wait for ``count`` executions that gave themselves ``name``."""
     async with asyncio.timeout(60):
-        while sandbox.level != Level.GVISOR and len(processes_named(name)) < count:
+        while len(processes_named(name)) < count:
             await asyncio.sleep(0.02)
-        while sandbox.level == Level.GVISOR and _num_ready() < count:
-            await asyncio.sleep(0.02)
-
-
-def _num_ready() -> int:
-    """Children of this process that have been given to their code."""
-    children = [thing for thing in gc.get_objects() if isinstance(thing, ChildProcess)]
-    return sum(child.alive and child.has_code for child in children)
 
 
 def children_of(parent: int, marker: str) -> list[int]:

@@ -1,6 +1,6 @@
 """The table of retool_mcore/sandbox/README.md: each cell is an attack that was tried.
 
-    python -m tests.sandbox.table     # as root, with runsc installed: tries all, writes the table
+    python -m tests.sandbox.table     # as root: tries all, writes the table
 
 Every attack runs at every level twice: for a trainer that is root, whose executions have uids of
 their own, and for one that is an ordinary user. A level or user that cannot be had here is an error
@@ -129,7 +129,7 @@ def _between_neighbours() -> list[Attack]:
 def _reaching_out(host: Path, port: int) -> list[Attack]:
     """Files, processes and the network outside of an execution."""
     parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
-    zero_ns = os.stat("/dev/zero").st_mtime_ns  # a container has a node of its own, and an oom_score_adj
+    zero_ns = os.stat("/dev/zero").st_mtime_ns
     before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
 
     def unchanged(_: ExecResult) -> bool:
@@ -151,7 +151,7 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
         Attack(
             "becoming the last to be killed for memory, where the trainer lacks CAP_SYS_RESOURCE",
             tried("open('/proc/self/oom_score_adj', 'w').write('0')"),
-            lambda result: result.level == Level.GVISOR or (says_refused(result) and result.level != Level.RLIMITS),
+            lambda result: says_refused(result) and result.level != Level.RLIMITS,
         ),
         Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
         Attack(
@@ -254,7 +254,7 @@ done += [1] if os.wait()[1] else []
 _LOAD = """
 try: print("done" if float(open("/proc/loadavg").read().split()[0]) > 0 else "refused")
 except OSError: print("refused")
-"""  # gVisor's own load is always 0
+"""
 _SAME_DISK = """
 def size(path):
     try: return os.statvfs(path).f_blocks * os.statvfs(path).f_frsize
@@ -303,7 +303,7 @@ async def facts(level: Level) -> dict[str, bool]:
 
 
 async def _ready(neighbour: asyncio.Future[ExecResult], limit_s: float) -> None:
-    """Until the neighbour says so, or for ``limit_s``: names in a container are not seen here."""
+    """Wait until the neighbour says so, at most ``limit_s``."""
     end_s = time.monotonic() + limit_s
     while not neighbour.done() and time.monotonic() < end_s and not processes_named(READY):
         await asyncio.sleep(0.01)

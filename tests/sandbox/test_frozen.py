@@ -7,8 +7,6 @@ import pytest
 from retool_mcore.sandbox.base import Level
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
-LEVELS_THAT_FORK = [level for level in LEVELS if level != Level.GVISOR]
-
 # A cell's end, as runner.py sends it, and then 60 s of work; `n` counts its rounds.
 FORGE = """
 import os, struct, threading, time
@@ -31,7 +29,7 @@ else:
 DONE = "import os, struct, time\nos.write(3, struct.pack('=cIii', b'D', 8, 0, {cell}))\n"
 
 
-@pytest.mark.parametrize("level", LEVELS_THAT_FORK)
+@pytest.mark.parametrize("level", LEVELS)
 async def test_nothing_of_a_session_runs_between_its_cells(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         assert (await sandbox.execute(FORGE.format(forked=False), session="t")).ok
@@ -47,7 +45,7 @@ async def test_nothing_of_a_session_runs_between_its_cells(level: Level):
         assert int((await sandbox.execute("len(open('rounds').read())", session="f")).stdout) - before <= 3
 
 
-@pytest.mark.parametrize("level", LEVELS_THAT_FORK)
+@pytest.mark.parametrize("level", LEVELS)
 async def test_a_forged_end_of_a_cell_gains_no_time(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         work = "deadline = time.process_time() + 1.0\nwhile time.process_time() < deadline: pass\nprint('worked')"
@@ -62,7 +60,7 @@ async def test_a_forged_end_of_a_cell_gains_no_time(level: Level):
         assert (await sandbox.execute("1", session="t", run_timeout_s=0.5)).status == "time_limit"
 
 
-@pytest.mark.parametrize("level", LEVELS_THAT_FORK)
+@pytest.mark.parametrize("level", LEVELS)
 async def test_a_session_tells_the_cpu_time_of_each_cell(level: Level):
     work = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass"
     async with await open_at(level, workers=1, sessions=1) as sandbox:
@@ -70,7 +68,7 @@ async def test_a_session_tells_the_cpu_time_of_each_cell(level: Level):
     assert found[0] >= 0.3 and found[1] < 0.15 and found[2] >= 0.15
 
 
-@pytest.mark.parametrize("level", LEVELS_THAT_FORK)
+@pytest.mark.parametrize("level", LEVELS)
 async def test_asking_for_the_full_image_gives_no_second_time_limit(level: Level):
     ask = "import os, struct, time\ntime.sleep(2.5)\nos.write(3, struct.pack('=cI', b'H', 0))\ntime.sleep(60)"
     async with await open_at(level, workers=1) as sandbox:

@@ -68,8 +68,8 @@ async def test_a_habit_is_understood_at_every_level(sandbox: LocalSandbox, code:
 
 
 @pytest.mark.parametrize("code", ["%time sum([20, 22])", "%timeit -n 10 -r 3 sum([20, 22])", "%%time\nx = 42\nx"])
-async def test_a_timed_line_or_cell_echoes_and_tells_the_time(interpreter: LocalSandbox, code: str):
-    lines = (await interpreter.execute(code)).stdout.splitlines()
+async def test_a_timed_line_or_cell_echoes_and_tells_the_time(strongest: LocalSandbox, code: str):
+    lines = (await strongest.execute(code)).stdout.splitlines()
     assert lines[0] == "42"
     assert lines[1].startswith("Wall time: ")
     assert len(lines) == 2
@@ -129,15 +129,15 @@ async def test_a_progress_line_keeps_its_last_state(sandbox: LocalSandbox):
     assert (await sandbox.execute(code)).stdout == "29999 of 30000\nx\r\ny\n"
 
 
-async def test_a_figure_is_one_line_of_text(interpreter: LocalSandbox):
+async def test_a_figure_is_one_line_of_text(strongest: LocalSandbox):
     pytest.importorskip("matplotlib", reason="the extra `sandbox` is not installed")
     code = "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\nplt.show()\nfig, ax = plt.subplots(1, 2)\n"
     line = "<Figure size 640x480 with {} Axes>\n"
-    shown = await interpreter.execute(code + "fig.show()\nfig", run_timeout_s=60)
+    shown = await strongest.execute(code + "fig.show()\nfig", run_timeout_s=60)
     assert (shown.stdout, shown.stderr) == (line.format(1) + 2 * line.format(2), "")
-    script = await interpreter.execute(code + "fig", run_timeout_s=60, notebook=False)
+    script = await strongest.execute(code + "fig", run_timeout_s=60, notebook=False)
     assert script.stdout == ""
-    import_only = await interpreter.execute("import sys, numpy\n'matplotlib' in sys.modules")
+    import_only = await strongest.execute("import sys, numpy\n'matplotlib' in sys.modules")
     assert import_only.stdout == "False\n"
 
 

@@ -223,14 +223,13 @@ async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, p
         hidden = await sandbox.execute(
             "import sys\nprint('warm' in sys.modules)\n__import__('wa' + 'rm')", notebook=False
         )
-        assert is_there(hidden) == (level != Level.GVISOR)  # a container imports what the text names
+        assert is_there(hidden)
         files = (
             "import warm, os, tempfile\nos.path.exists(warm.CACHE), tempfile.gettempdir() == os.getcwd(), os.listdir()"
         )
         seen = await sandbox.execute(files)
-        kept = level in (Level.GVISOR, Level.RLIMITS)  # in its own container; among the host's files
-        own = ["cache"] if level == Level.GVISOR else []
-        assert seen.stdout == f"({kept}, True, {own})\n", seen.stderr
+        kept = level == Level.RLIMITS  # among the host's files
+        assert seen.stdout == f"({kept}, True, [])\n", seen.stderr
         for zygote in zygotes_of(python) if level == Level.NAMESPACES else ():
             (inside,) = children_of(zygote, python)
             assert " /box " not in Path(f"/proc/{inside}/mountinfo").read_text(), "memory that nobody can reach"
@@ -269,11 +268,9 @@ NOT_PRELOADED = {
     "leaves": ("SystemExit: not here",),
     "threads": ("importing 'threads' leaves 1 threads running",),
 }
-# A container is not forked, so nothing is imported before it starts: only what is missing matters.
 REFUSALS = [
     *((Level.NAMESPACES, name) for name in NOT_PRELOADED),
     *((level, name) for level in (Level.LANDLOCK, Level.RLIMITS) for name in ("warm.absent", "leaves")),
-    *((Level.GVISOR, name) for name in ("sklearn", "warm.absent")),
 ]
 
 

@@ -64,7 +64,7 @@ def test_the_weakest_level_is_loud():
 
 
 def test_levels_are_ordered():
-    ranks = [level.rank for level in (Level.NONE, Level.RLIMITS, Level.LANDLOCK, Level.NAMESPACES, Level.GVISOR)]
+    ranks = [level.rank for level in (Level.NONE, Level.RLIMITS, Level.LANDLOCK, Level.NAMESPACES)]
     assert ranks == sorted(ranks)
 
 
@@ -147,7 +147,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
-@pytest.mark.parametrize("level", ["gvisor", "namespaces", "landlock", "rlimits"])
+@pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
 def test_works_as_an_ordinary_user(level: str, ordinary_user: OrdinaryUser):
     """Under another uid, with a Python that it may execute, which root's own need not be."""
     result = ordinary_user.run(ORDINARY, level)

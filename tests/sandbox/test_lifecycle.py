@@ -82,7 +82,7 @@ async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, mo
     name = f"rt-close-{os.getpid() % 10_000}"
     code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0); time.sleep(60)"
     calls = [asyncio.ensure_future(sandbox.execute(code)) for _ in range(4)]
-    await until_running(sandbox, name, 2)
+    await until_running(name, 2)
     await sandbox.close()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, SandboxUnavailable) for outcome in outcomes)
@@ -110,7 +110,7 @@ async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
     await asyncio.gather(*(sandbox.execute(code, run_timeout_s=0.2) for code in codes))
     await asyncio.sleep(0.05)
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(1 if sandbox.level == Level.GVISOR else 3):
+    for _ in range(3):
         await asyncio.gather(*(sandbox.execute(code, run_timeout_s=0.2) for code in codes * 2))
     await asyncio.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -136,32 +136,32 @@ async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_p
 # ----------------------------------------------------------------- sessions
 
 
-async def test_definitions_survive_within_a_session_and_only_there(interpreter: LocalSandbox):
-    assert (await interpreter.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
-    assert (await interpreter.execute("int(x.sum())", session="one")).stdout == "3\n"
-    assert "NameError" in (await interpreter.execute("x", session="two")).stderr
-    assert "NameError" in (await interpreter.execute("x")).stderr
-    await interpreter.end_session("one")
-    assert "NameError" in (await interpreter.execute("x", session="one")).stderr
-    await interpreter.end_session("one")
-    await interpreter.end_session("two")
+async def test_definitions_survive_within_a_session_and_only_there(strongest: LocalSandbox):
+    assert (await strongest.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
+    assert (await strongest.execute("int(x.sum())", session="one")).stdout == "3\n"
+    assert "NameError" in (await strongest.execute("x", session="two")).stderr
+    assert "NameError" in (await strongest.execute("x")).stderr
+    await strongest.end_session("one")
+    assert "NameError" in (await strongest.execute("x", session="one")).stderr
+    await strongest.end_session("one")
+    await strongest.end_session("two")
 
 
-async def test_a_session_keeps_the_output_of_its_cells_apart(interpreter: LocalSandbox):
-    outputs = [(await interpreter.execute(f"print({n}); 1 / {n}", session="cells")).text for n in range(3)]
+async def test_a_session_keeps_the_output_of_its_cells_apart(strongest: LocalSandbox):
+    outputs = [(await strongest.execute(f"print({n}); 1 / {n}", session="cells")).text for n in range(3)]
     assert outputs[0].startswith("0\nTraceback") and 'File "cell_1.py", line 1' in outputs[0]
     assert outputs[1:] == ["1\n1.0", "2\n0.5"]
-    await interpreter.end_session("cells")
+    await strongest.end_session("cells")
 
 
-async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(interpreter: LocalSandbox):
-    await interpreter.execute("x = 1", session="slow")
-    assert (await interpreter.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
-    result = await interpreter.execute("'x' in globals()", session="slow")
+async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(strongest: LocalSandbox):
+    await strongest.execute("x = 1", session="slow")
+    assert (await strongest.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
+    result = await strongest.execute("'x' in globals()", session="slow")
     assert result.session_restarted
     assert result.text == "False\n[the interpreter was restarted before this code: earlier definitions are gone]"
-    assert not (await interpreter.execute("1", session="slow")).session_restarted
-    await interpreter.end_session("slow")
+    assert not (await strongest.execute("1", session="slow")).session_restarted
+    await strongest.end_session("slow")
 
 
 async def test_sessions_are_off_by_default(sandbox: LocalSandbox):

@@ -68,13 +68,13 @@ async def test_the_last_expression_is_echoed(strongest: LocalSandbox, code: str,
         ),
     ],
 )
-async def test_a_traceback_names_the_models_lines_only(interpreter: LocalSandbox, code: str, stderr: str):
-    result = await interpreter.execute(code)
+async def test_a_traceback_names_the_models_lines_only(strongest: LocalSandbox, code: str, stderr: str):
+    result = await strongest.execute(code)
     assert (result.stderr, result.return_code) == (stderr, 1)
 
 
-async def test_a_deep_traceback_is_short(interpreter: LocalSandbox):
-    result = await interpreter.execute("def f(n): return f(n + 1)\nf(0)")
+async def test_a_deep_traceback_is_short(strongest: LocalSandbox):
+    result = await strongest.execute("def f(n): return f(n + 1)\nf(0)")
     assert "[Previous line repeated" in result.stderr
     assert len(result.stderr) < 600
 
@@ -90,20 +90,20 @@ async def test_a_deep_traceback_is_short(interpreter: LocalSandbox):
         ("raise KeyboardInterrupt", 1, None),
     ],
 )
-async def test_exits(interpreter: LocalSandbox, code: str, return_code: int, stderr: str | None):
-    result = await interpreter.execute(code)
+async def test_exits(strongest: LocalSandbox, code: str, return_code: int, stderr: str | None):
+    result = await strongest.execute(code)
     assert result.return_code == return_code
     assert stderr is None or result.stderr == stderr
 
 
-async def test_threads_are_waited_for_and_exit_handlers_run(interpreter: LocalSandbox):
+async def test_threads_are_waited_for_and_exit_handlers_run(strongest: LocalSandbox):
     code = """
 import atexit, threading, time
 atexit.register(lambda: print("handler"))
 threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
 print("main")
 """
-    assert (await interpreter.execute(code)).stdout == "main\nthread\nhandler\n"
+    assert (await strongest.execute(code)).stdout == "main\nthread\nhandler\n"
 
 
 # A library of the full image, reached in ways that the text does not show.
@@ -132,7 +132,7 @@ async def test_the_light_image_does_not_pay_for_numpy(strongest: LocalSandbox):
     assert (await strongest.execute("import math\n" + code)).stdout == "[]\n"
 
 
-async def test_what_mathematics_traces_use_is_there(interpreter: LocalSandbox):
+async def test_what_mathematics_traces_use_is_there(strongest: LocalSandbox):
     code = """
 import cmath, collections, decimal, fractions, functools, heapq, itertools, math, mpmath, random, statistics
 import numpy as np, scipy.optimize, scipy.integrate, scipy.special, scipy.linalg, sympy as sp
@@ -141,28 +141,28 @@ print(sp.integrate(sp.exp(-x**2), (x, -sp.oo, sp.oo)), round(scipy.optimize.bren
 mpmath.mp.dps = 20
 +mpmath.pi
 """
-    assert (await interpreter.execute(code)).stdout == "sqrt(pi) 1.570796\nmpf('3.141592653589793238462')\n"
+    assert (await strongest.execute(code)).stdout == "sqrt(pi) 1.570796\nmpf('3.141592653589793238462')\n"
 
 
-async def test_files_go_in_and_come_out(interpreter: LocalSandbox):
+async def test_files_go_in_and_come_out(strongest: LocalSandbox):
     code = "data = open('in/a.bin', 'rb').read()\nopen('out.bin', 'wb').write(data[::-1])"
     files = {"in/a.bin": bytes(range(256)), "module.py": b"y = 7"}
-    result = await interpreter.execute(code, files=files, fetch_files=["out.bin", "absent", "in"])
+    result = await strongest.execute(code, files=files, fetch_files=["out.bin", "absent", "in"])
     assert dict(result.files) == {"out.bin": bytes(range(255, -1, -1))}
-    assert (await interpreter.execute("import module; module.y", files=files)).stdout == "7\n"
+    assert (await strongest.execute("import module; module.y", files=files)).stdout == "7\n"
 
 
-async def test_files_that_exclude_each_other_are_told(interpreter: LocalSandbox):
-    result = await interpreter.execute("print('ran')", files={"a": b"", "a/b": b""})
+async def test_files_that_exclude_each_other_are_told(strongest: LocalSandbox):
+    result = await strongest.execute("print('ran')", files={"a": b"", "a/b": b""})
     assert (result.return_code, result.stdout) == (1, "")
     assert result.stderr == "the file 'a/b' could not be laid out: File exists\n"
 
 
-async def test_a_large_input_and_a_large_file_arrive_whole(interpreter: LocalSandbox):
+async def test_a_large_input_and_a_large_file_arrive_whole(strongest: LocalSandbox):
     big = "é" * 3_000_000
-    result = await interpreter.execute("import sys\nlen(sys.stdin.read())", stdin=big)
+    result = await strongest.execute("import sys\nlen(sys.stdin.read())", stdin=big)
     assert result.stdout == "3000000\n"
-    result = await interpreter.execute("open('f', 'wb').write(bytes(20 << 20))", fetch_files=["f"])
+    result = await strongest.execute("open('f', 'wb').write(bytes(20 << 20))", fetch_files=["f"])
     assert len(result.files["f"]) == 20 << 20
     code = f"x = {'1' * 500!r}\n" * 4_000 + "len(x)"  # 2 MB of source
-    assert (await interpreter.execute(code)).stdout == "500\n"
+    assert (await strongest.execute(code)).stdout == "500\n"

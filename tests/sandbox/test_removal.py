@@ -123,8 +123,7 @@ async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, c
         assert (await sandbox.execute("import os; os.listdir('.')")).stdout == "[]\n"
     await all_deleted(sandbox)
     slots = [slot.directory for slot in sandbox._slots if slot.directory is not None]  # pyright: ignore[reportPrivateUsage]
-    if sandbox.level != Level.GVISOR:  # there the next container waits in it
-        assert [path for path in slots if path.exists()] == []
+    assert [path for path in slots if path.exists()] == []
     assert list(sandbox.state_dir.glob("left-*")) == []
 
 

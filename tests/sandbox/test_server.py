@@ -232,11 +232,6 @@ def test_an_answer_tells_that_its_session_was_restarted(url: str):
     httpx.delete(f"{url}/v1/sessions/r")
 
 
-async def test_a_level_below_the_minimum_is_refused_at_once(url: str):
-    with pytest.raises(ConfigError, match="below min_level = 'gvisor'"):
-        await open_sandbox(url, min_level="gvisor").execute("1")
-
-
 async def test_several_urls_share_the_load_and_survive_the_loss_of_one(url: str, tmp_path: Path):
     other, other_url = start("--socket", str(tmp_path / "sandbox.sock"), "--workers", "2")
     try:

@@ -13,8 +13,6 @@ from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
 from tests.sandbox.sandbox_helpers import LEVELS, open_at, start
 
-NOT_CONTAINERS = [level for level in LEVELS if level != Level.GVISOR]
-
 
 async def _trajectory(sandbox: LocalSandbox, name: str, cells: int = 3) -> list[ExecResult]:
     results = [await sandbox.execute("n = 0", session=name)]
@@ -24,7 +22,7 @@ async def _trajectory(sandbox: LocalSandbox, name: str, cells: int = 3) -> list[
     return results
 
 
-@pytest.mark.parametrize("level", NOT_CONTAINERS)
+@pytest.mark.parametrize("level", LEVELS)
 async def test_more_trajectories_than_sessions_wait_and_lose_nothing(level: Level):
     opened = await open_at(level, workers=2, sessions=2)
     async with opened as sandbox:

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import last_line
 
@@ -14,16 +13,16 @@ WHY = "programs cannot be run here; use Python"
 
 
 @pytest.mark.parametrize("notebook", [True, False])
-async def test_a_byte_order_mark_is_skipped(interpreter: LocalSandbox, notebook: bool):
-    result = await interpreter.execute("\ufeff# -*- coding: utf-8 -*-\nprint(1 / 0)", notebook=notebook)
+async def test_a_byte_order_mark_is_skipped(strongest: LocalSandbox, notebook: bool):
+    result = await strongest.execute("\ufeff# -*- coding: utf-8 -*-\nprint(1 / 0)", notebook=notebook)
     assert "ZeroDivisionError" in result.stderr and "line 2" in result.stderr
-    assert (await interpreter.execute("\ufeffprint(6 * 7)", notebook=notebook)).stdout == "42\n"
-    twice = await interpreter.execute("\ufeff\ufeffprint(6 * 7)", notebook=notebook)
+    assert (await strongest.execute("\ufeffprint(6 * 7)", notebook=notebook)).stdout == "42\n"
+    twice = await strongest.execute("\ufeff\ufeffprint(6 * 7)", notebook=notebook)
     assert "SyntaxError" in twice.stderr, "one mark stands at a file's beginning"
 
 
-async def test_os_system_tells_why_it_is_refused(interpreter: LocalSandbox):
-    result = await interpreter.execute("import os\nprint(os.system('ls -l'), os.system(b'pip install torch'))")
+async def test_os_system_tells_why_it_is_refused(strongest: LocalSandbox):
+    result = await strongest.execute("import os\nprint(os.system('ls -l'), os.system(b'pip install torch'))")
     assert result.stdout == "32512 32512\n"
     first, second = result.stderr.splitlines()
     assert first == f"[os.system('ls -l') was not run: {WHY}]"
@@ -41,8 +40,8 @@ async def test_os_system_tells_why_it_is_refused(interpreter: LocalSandbox):
         "asyncio.run(asyncio.create_subprocess_exec('ls', '-l'))",
     ],
 )
-async def test_subprocess_tells_why_it_is_refused(interpreter: LocalSandbox, call: str):
-    result = await interpreter.execute(f"import asyncio, os, subprocess\n{call}")
+async def test_subprocess_tells_why_it_is_refused(strongest: LocalSandbox, call: str):
+    result = await strongest.execute(f"import asyncio, os, subprocess\n{call}")
     assert last_line(result.stderr) == f"PermissionError: [Errno 1] {WHY}: 'ls -l'"
 
 
@@ -61,9 +60,9 @@ FAILS = {
 
 
 @pytest.mark.parametrize("code", FAILS.values(), ids=FAILS)
-async def test_no_traceback_has_a_path_of_the_host(interpreter: LocalSandbox, code: str):
+async def test_no_traceback_has_a_path_of_the_host(strongest: LocalSandbox, code: str):
     """``json`` fails in a file of its own, below which only the code's lines are to stand."""
-    result = await interpreter.execute(f"import json\ndef fail(): json.loads('x')\n{code}")
+    result = await strongest.execute(f"import json\ndef fail(): json.loads('x')\n{code}")
     assert 'File "main.py", line 2, in fail' in result.stderr
     assert "JSONDecodeError: Expecting value" in result.stderr
     for path in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), "/proc/self/fd", "retool"):
@@ -71,20 +70,19 @@ async def test_no_traceback_has_a_path_of_the_host(interpreter: LocalSandbox, co
     assert ".py" not in result.stderr.replace("main.py", "")
 
 
-async def test_a_thread_that_leaves_by_system_exit_is_silent(interpreter: LocalSandbox):
+async def test_a_thread_that_leaves_by_system_exit_is_silent(strongest: LocalSandbox):
     code = "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()"
-    result = await interpreter.execute(code)
+    result = await strongest.execute(code)
     assert (result.return_code, result.stderr) == (0, "")
 
 
-async def test_what_a_thread_prints_after_its_cell_comes_with_the_next(interpreter: LocalSandbox):
-    """At gvisor, whose processes are not stopped between cells, it is dropped."""
+async def test_what_a_thread_prints_after_its_cell_comes_with_the_next(strongest: LocalSandbox):
     code = (
         "import threading, time\ndef late():\n  time.sleep(0.3)\n  print('late')\nthreading.Thread(target=late).start()"
     )
-    first = await interpreter.execute(code, session="late")
+    first = await strongest.execute(code, session="late")
     await asyncio.sleep(0.6)
-    second = await interpreter.execute("time.sleep(0.6)\nprint('second')", session="late")
-    await interpreter.end_session("late")
+    second = await strongest.execute("time.sleep(0.6)\nprint('second')", session="late")
+    await strongest.end_session("late")
     assert "late" not in first.stdout
-    assert second.stdout == ("second\n" if interpreter.level == Level.GVISOR else "late\nsecond\n")
+    assert second.stdout == "late\nsecond\n"
