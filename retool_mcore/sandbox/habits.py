@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 from retool_mcore.sandbox.imports import change_on_import
+from retool_mcore.sandbox.programs import NOT_RUN
 
 # What a program may want to install and may find: told when it tries to.
 _PACKAGES = "numpy scipy sympy mpmath pandas matplotlib sklearn networkx gmpy2 shapely ortools z3"
@@ -251,7 +252,7 @@ def _line_magic(kind: str, rest: str) -> None:
     """Do what a ``%`` or ``!`` line can do here: nothing, or one line that says why not."""
     name = rest.partition(" ")[0]
     if kind == "!" or _INSTALLERS.match(rest):
-        reason = why_not_run(rest)
+        reason = _why_not_run(rest)
     elif name in _SILENT or name in ("time", "timeit"):
         return
     else:
@@ -259,10 +260,10 @@ def _line_magic(kind: str, rest: str) -> None:
     sys.stderr.write(f"[{kind}{rest[:100]} was not run: {reason}]\n")
 
 
-def why_not_run(command: str) -> str:
+def _why_not_run(command: str) -> str:
     """Why a program is not run, in words for whoever wrote ``command``."""
     if not _INSTALLERS.match(command):
-        return "programs cannot be run here; use Python"
+        return NOT_RUN
     present = ", ".join(name for name in _PACKAGES.split() if _is_installed(name))
     return f"packages cannot be installed here; these are there: {present}"
 

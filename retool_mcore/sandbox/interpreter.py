@@ -26,7 +26,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
-        "__init__", "confine", "guardian", "habits", "imports", "kernel", "packages", "paths", "pools", "reach",
+        "__init__", "confine", "guardian", "habits", "imports", "kernel", "packages", "paths", "programs", "reach",
         "runner", "seccomp", "tracebacks", "uids", "zygote",
     )),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Tracebacks of the model's code show its own lines and the error: nothing of ours or the host's.
 
 This holds for every traceback that Python's ``traceback`` writes: of the cell, of its threads and
-pools, of asyncio and logging, of destructors. A convenience: code may take it back.
+processes, of asyncio and logging, of destructors. A convenience: code may take it back.
 """
 
 import contextlib

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import confine, guardian, kernel, packages, paths, pools, reach, runner, tracebacks
+from retool_mcore.sandbox import confine, guardian, kernel, packages, paths, programs, reach, runner, tracebacks
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
@@ -86,9 +86,8 @@ class Zygote:
             if os.geteuid() == 0:
                 self._num_library_fds, self._led_out = reach.by_descriptors(_LIBRARY_FD_BASE)
         if self._level != "rlimits":
-            pools.without_programs_and_sockets()
+            programs.say_what_is_not_offered(semaphores=self._level == "namespaces")
         if self._level == "landlock":
-            pools.without_shared_directory()
             paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
@@ -257,7 +256,7 @@ class Zygote:
         try:
             confine_self()
             if self._level != "namespaces":
-                paths.box = pools.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+                paths.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return

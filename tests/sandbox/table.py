@@ -116,7 +116,7 @@ def _using_up(host: Path) -> list[Attack]:
 def _between_neighbours() -> list[Attack]:
     """What the kernel counts by user or keeps by file: taken by one, missed by another."""
     neighbours = (
-        ("a neighbour takes all descriptors in flight: managers and pools go on", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
+        ("a neighbour takes all descriptors in flight", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
         ("a neighbour takes all timers and queued signals", _MANY_TIMERS, _ONE_TIMER),
         ("locks on library files are seen by neighbours", _LOCK + "lock()\n", _LOCK + "missed(lock)"),
     )

@@ -82,7 +82,8 @@ async def test_code_sees_the_packages_of_the_other_python_and_none_of_ours(level
             assert await imports(sandbox, ours) == f"ModuleNotFoundError: No module named '{ours}'"
         failing = await sandbox.execute("import json\njson.loads('{')")
         assert "File" in failing.stderr and "retool" not in failing.stderr and "json/" not in failing.stderr
-        assert (await sandbox.execute(POOL, run_timeout_s=60)).stdout == "[1] [2]\n"
+        pools = await sandbox.execute(POOL, run_timeout_s=60)
+        assert pools.stdout == "[1] [2]\n" or (level == Level.LANDLOCK and "locks do not work here" in pools.stderr)
 
 
 async def test_nothing_beside_our_own_package_is_seen_either(

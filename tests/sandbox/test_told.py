@@ -1,4 +1,4 @@
-"""What the code, and so the model, is told: why a program does not run, and nothing of the host."""
+"""What the model sees of its code: no path of the host in a traceback, no byte order mark."""
 
 import asyncio
 import os
@@ -7,9 +7,6 @@ import sys
 import pytest
 
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import last_line
-
-WHY = "programs cannot be run here; use Python"
 
 
 @pytest.mark.parametrize("notebook", [True, False])
@@ -19,30 +16,6 @@ async def test_a_byte_order_mark_is_skipped(strongest: LocalSandbox, notebook: b
     assert (await strongest.execute("\ufeffprint(6 * 7)", notebook=notebook)).stdout == "42\n"
     twice = await strongest.execute("\ufeff\ufeffprint(6 * 7)", notebook=notebook)
     assert "SyntaxError" in twice.stderr, "one mark stands at a file's beginning"
-
-
-async def test_os_system_tells_why_it_is_refused(strongest: LocalSandbox):
-    result = await strongest.execute("import os\nprint(os.system('ls -l'), os.system(b'pip install torch'))")
-    assert result.stdout == "32512 32512\n"
-    first, second = result.stderr.splitlines()
-    assert first == f"[os.system('ls -l') was not run: {WHY}]"
-    assert second.startswith("[os.system('pip install torch') was not run: packages cannot be installed here; these")
-    assert "numpy" in second
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "subprocess.run(['ls', '-l'])",
-        "subprocess.check_output('ls -l', shell=True)",
-        "subprocess.Popen(['ls', '-l'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)",
-        "os.popen('ls -l')",
-        "asyncio.run(asyncio.create_subprocess_exec('ls', '-l'))",
-    ],
-)
-async def test_subprocess_tells_why_it_is_refused(strongest: LocalSandbox, call: str):
-    result = await strongest.execute(f"import asyncio, os, subprocess\n{call}")
-    assert last_line(result.stderr) == f"PermissionError: [Errno 1] {WHY}: 'ls -l'"
 
 
 FAILS = {

@@ -1,0 +1,145 @@
+"""Threads, pools and programs: what works at which level, and the one line where it does not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from retool_mcore.sandbox import runner
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import last_line
+
+SIMULATED = """
+import multiprocessing.context as context
+context._default_context._default_context = context._concrete_contexts["forkserver"]  # as from Python 3.14 on
+from retool_mcore.sandbox import programs
+programs.say_what_is_not_offered(semaphores=True)
+import multiprocessing
+print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.__name__)
+"""
+
+
+def test_a_fork_is_the_default_whatever_pythons_own_is():
+    done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, check=True)
+    assert done.stdout == "fork ForkProcess\n"
+
+
+async def test_sixteen_threads_at_the_default_memory_limit(sandbox: LocalSandbox):
+    code = """
+import threading
+barrier = threading.Barrier(17)
+def work():
+    x = [0] * 100_000
+    barrier.wait()
+threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
+for t in threads: t.start()
+barrier.wait()
+for t in threads: t.join()
+print("all")
+"""
+    result = await sandbox.execute(code)
+    assert (result.stdout, result.stderr) == ("all\n", "")
+
+
+WHY = "programs cannot be run here; use Python"
+# Code, its output where it works, and the line where it does not.
+PROGRAMS = {
+    "a process": (
+        "import multiprocessing as m\na, b = m.Pipe()\np = m.Process(target=lambda: b.send(5)); p.start()\n"
+        "print(a.recv()); p.join()",
+        "5\n",
+        "",
+    ),
+    "a pool": (
+        "import multiprocessing\nwith multiprocessing.Pool() as pool:\n    print(pool.map(abs, [-1, 2]))",
+        "[1, 2]\n",
+        "pools, queues and locks do not work here",
+    ),
+    "a pool of 32": (
+        "import multiprocessing as m\nwith m.Pool(32) as p: print(sum(p.map(abs, range(99))))",
+        "4851\n",
+        "pools, queues and locks do not work here",
+    ),
+    "an executor": (
+        "from concurrent.futures import ProcessPoolExecutor as Pool\nwith Pool() as p: print(list(p.map(abs, [-1])))",
+        "[1]\n",
+        "pools, queues and locks do not work here",
+    ),
+    "a queue": (
+        "import multiprocessing as m\nq = m.Queue()\np = m.Process(target=lambda: q.put(5)); p.start()\n"
+        "print(q.get()); p.join()",
+        "5\n",
+        "pools, queues and locks do not work here",
+    ),
+    "a manager": (
+        "import multiprocessing as m\nwith m.Manager() as g: print(dict(g.dict({1: 2})))",
+        "{1: 2}\n",
+        "managers do not work here",
+    ),
+    "a shared value": (
+        "import multiprocessing as m\nprint(m.RawValue('i', 7).value)",
+        "7\n",
+        "shared values, arrays and barriers do not work here",
+    ),
+    "shared memory": (
+        "from multiprocessing import shared_memory as s\nm = s.SharedMemory(create=True, size=9)\nprint(m.size > 8)\n"
+        "m.close(); m.unlink()",
+        "True\n",
+        "blocks of shared memory do not work here",
+    ),
+    "spawn": (
+        "import multiprocessing as m\nprint(m.get_context('spawn').Pool)",
+        None,
+        "start method spawn does not work here; use fork",
+    ),
+    "forkserver": (
+        "import multiprocessing as m\nm.set_start_method('forkserver', force=True)\nprint(m.get_start_method())",
+        "forkserver\n",
+        "start method forkserver does not work here; use fork",
+    ),
+    "subprocess": (
+        "import subprocess\nprint(subprocess.run(['true']).returncode)",
+        "0\n",
+        WHY,
+    ),
+    "a shell": ("import subprocess\nprint(subprocess.check_output('echo 1', shell=True))", "b'1\\n'\n", WHY),
+    "popen": ("import os\nprint(os.popen('echo 1').read())", "1\n\n", WHY),
+    "asyncio": (
+        "import asyncio\nprint((await (await asyncio.create_subprocess_exec('true')).wait()))",
+        "0\n",
+        WHY,
+    ),
+}
+BY_FORK = ("a process", "a pool", "a pool of 32", "an executor", "a queue")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_a_program_works_or_says_in_one_line_that_it_does_not(program: str, sandbox: LocalSandbox):
+    """At rlimits all of it works, at namespaces what forks, and at landlock only a process."""
+    code, expected, line = PROGRAMS[program]
+    works = sandbox.level == Level.RLIMITS or program == "a process"
+    works = works or (sandbox.level == Level.NAMESPACES and program in BY_FORK)
+    result = await sandbox.execute(code, run_timeout_s=60)
+    if works:
+        assert result.stderr == "" and result.stdout == (expected or result.stdout)
+    else:
+        assert last_line(result.stderr).startswith("PermissionError: [Errno 1] ") and line in last_line(result.stderr)
+        assert result.stderr.count("Error") == 1 and result.stdout == ""
+
+
+async def test_os_system_says_that_it_runs_nothing_and_the_code_goes_on(sandbox: LocalSandbox):
+    result = await sandbox.execute("import os\nprint(os.system('exit 3'), os.system(b'exit 4'))")
+    if sandbox.level == Level.RLIMITS:
+        assert (result.stdout, result.stderr) == (f"{3 << 8} {4 << 8}\n", "")
+    else:
+        assert result.stdout == "32512 32512\n"
+        assert result.stderr == "".join(f"[os.system('exit {n}') was not run: {WHY}]\n" for n in (3, 4))
+
+
+async def test_a_large_node_is_told_as_a_small_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    assert runner.cores_told() == 8
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert runner.cores_told() == 2
