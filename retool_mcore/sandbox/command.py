@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -122,29 +122,28 @@ async def _serve(
     # Here and not above: `retool` imports this file for every command, and these import FastAPI.
     import uvicorn
 
-    from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
     from retool_mcore.sandbox.processes import serve_and_tell
-    from retool_mcore.sandbox.server import MAX_PENDING, create_app
+    from retool_mcore.sandbox.server import MAX_PENDING, connection_limit, create_app, raise_descriptor_limit
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
     with listener:
         async with sandbox:
-            descriptors = raise_descriptor_limit()
-            connections = Connections(connection_limit(descriptors, executions=sandbox.workers + sandbox.num_sessions))
-            pending = min(MAX_PENDING, connections.limit * 7 // 8)
+            limit = connection_limit(raise_descriptor_limit(), executions=sandbox.workers + sandbox.num_sessions)
+            pending = min(MAX_PENDING, limit * 7 // 8)
             app = create_app(sandbox, token=token, max_pending=pending, is_replacement=is_replacement)
             config = uvicorn.Config(
                 app,
-                http=cast("type[asyncio.Protocol]", connections.protocol),
+                http="h11",
                 access_log=False,
                 log_level="warning",
+                limit_concurrency=limit,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=drain_s,
             )
             if url:
                 typer.echo(url)
-                await GuardedServer(config).serve(sockets=[listener])
+                await uvicorn.Server(config).serve(sockets=[listener])
             else:
                 await serve_and_tell(config, listener)
 

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import os
+import resource
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ from retool_mcore.sandbox.wire import (
 MAX_BODY_BYTES = 48 << 20
 BODY_TIMEOUT_S = 30.0
 MAX_PENDING = 4096
+MAX_CONNECTIONS = 5120
+_MAX_DESCRIPTORS = 1 << 20
 _PIECE_BYTES = 3 << 18  # of a file in an answer; a multiple of 3, so that the pieces join as base64
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -114,6 +117,22 @@ class Metrics:
         self.queue_s.observe(result.queue_s)
         self.cpu_s.inc(result.cpu_s)
         self.dropped_bytes.inc(result.stdout_dropped_bytes + result.stderr_dropped_bytes)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit on open files to the hard one. Returns the limit now in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return _MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def connection_limit(descriptors: int, *, executions: int) -> int:
+    """How many connections ``descriptors`` open files allow beside ``executions`` at a time."""
+    per_execution = 16  # two pipes, a socket pair, a pidfd, a directory, and as many again while it starts
+    return max(16, min(MAX_CONNECTIONS, descriptors - 128 - per_execution * executions))
 
 
 def create_app(
