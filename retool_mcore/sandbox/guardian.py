@@ -2,7 +2,7 @@
 
 It adopts the orphans of its tree (``kernel.adopt_orphans``), so no double fork escapes it. At level
 rlimits an ordinary user's code can kill it first: its tree then falls to the zygote
-(``end_strays``), and where the code killed that too, ``orphans.py`` finds it.
+(``end_strays``). Nobody ends what the code leaves after it has killed the zygote too.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox import kernel, orphans, zygote
+from retool_mcore.sandbox import kernel, zygote
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.priority import lower_priority
@@ -279,12 +279,6 @@ class WarmImage:
             self._process.kill()  # the outer of the two processes; the inner one dies with it
             self._process.wait()
             self._process = None
-            self._end_orphans()
-
-    def _end_orphans(self) -> None:
-        """Where the code may have killed guardian and zygote: end what it left to init."""
-        if self._level == Level.RLIMITS and os.geteuid() != 0 and (count := orphans.end_orphans()):
-            logger.warning("%d processes of executions outlived their zygote and were killed", count)
 
     def kill(self, pidfd: int) -> None:
         """End a child and all it started.
