@@ -1,9 +1,8 @@
 """The sandbox behind one or several SandboxFusion-compatible URLs.
 
-Each call goes to the least busy server that is well (``fleet.py``). It is a race of legs: one at
-first; another when the first one's server goes silent, or when a leg failed. The first result wins.
-Code may thus run twice, which no caller can see, because executions share nothing. The calls of a
-session do, so they have one leg, at the server that holds the session.
+Each call goes to the least busy server that is well (``fleet.py``), and to another one when that
+fails. Code may thus run twice, which no caller can see, because executions share nothing. The calls
+of a session do, so they have one try, at the server that holds the session.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _CONNECT_TIMEOUT_S = 5.0
 # How much longer than the run timeout an answer may take: the wait in the server's queue and the
 # start of the code. Silence of the server is noticed long before (``node.py``).
 _QUEUE_ALLOWANCE_S = 120.0
-_MAX_LEGS = 3  # of one call at the same time
 _PAUSE_S = (0.3, 5.0)  # before another try where there is no other server: first, longest
 _BUSY_S = (0.2, 1.0, 30.0)  # what a server's Retry-After may ask for: least, where it is absent, most
 
@@ -86,13 +84,49 @@ class RemoteSandbox(Sandbox):
         body = _pack(request)
         await self.open()
         if session is None:
-            race = _Race(self._fleet, body, request.run_timeout_s, attempts=self._attempts)
-            return await race.run()
-        result = await _Race(self._fleet, body, request.run_timeout_s, attempts=1, only=self._holder(session)).run()
+            return await self._call(body, request.run_timeout_s, attempts=self._attempts)
+        result = await self._call(body, request.run_timeout_s, attempts=1, only=self._holder(session))
         # A server that was restarted does not know what it has lost.
         lost = result.session_started and session in self._answered
         self._answered.add(session)
         return replace(result, session_restarted=True) if lost else result
+
+    async def _call(self, body: bytes, run_timeout_s: float, *, attempts: int, only: Node | None = None) -> ExecResult:
+        """Try until there is a result. Raises ConfigError, SandboxUnavailable."""
+        tried: set[Node] = set()
+        failures, busy_since = 0, 0.0
+        while True:
+            leg = _Leg(run_timeout_s)
+            node = await self._fleet.acquire(leg, only=only, avoid=tried, urgent=bool(tried))
+            tried.add(node)
+            try:
+                return await self._try(node, leg, body)
+            except _Busy as error:
+                busy_since = busy_since or time.monotonic()
+                failure: Exception = error
+            except SandboxUnavailable as error:
+                failure = error
+            # A server that asks to be spared, or was not reached, is out for now: that is no try.
+            is_no_try = isinstance(failure, (_Busy, _NotReached))
+            failures += not is_no_try or only is not None
+            too_long = isinstance(failure, _Busy) and time.monotonic() - busy_since > _QUEUE_ALLOWANCE_S
+            if failures >= attempts or too_long:
+                raise SandboxUnavailable(str(failure)) from failure
+            if not is_no_try and not self._fleet.alternative(tried):
+                await asyncio.sleep(random.uniform(0, min(_PAUSE_S[0] * 2**failures, _PAUSE_S[1])))
+
+    async def _try(self, node: Node, leg: _Leg, body: bytes) -> ExecResult:
+        """One try at ``node``, until that is given up."""
+        post = asyncio.ensure_future(_post(node, body, leg.run_timeout_s))
+        try:
+            await asyncio.wait((post, leg.abandoned), return_when=asyncio.FIRST_COMPLETED)
+            if not post.done():
+                raise SandboxUnavailable(leg.abandoned.result())
+            return post.result()
+        finally:
+            post.cancel()
+            await asyncio.wait((post,))
+            self._fleet.release(leg, node)
 
     def _holder(self, session: str) -> Node:
         """The server that a session's definitions live on."""
@@ -121,110 +155,17 @@ class _NotReached(SandboxUnavailable):
     """No connection: the server has not seen the call."""
 
 
-class _Race:
-    """One call, at one server or at several."""
-
-    def __init__(
-        self, fleet: Fleet, body: bytes, run_timeout_s: float, *, attempts: int, only: Node | None = None
-    ) -> None:
-        self.fleet, self.body, self.run_timeout_s, self.only = fleet, body, run_timeout_s, only
-        self.tried: set[Node] = set()
-        self._attempts = attempts
-        self._failures = 0
-        self._busy_since: float | None = None
-        self._legs: set[_Try] = set()
-        self._result: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
-
-    async def run(self) -> ExecResult:
-        """The first result. Raises ConfigError, SandboxUnavailable."""
-        self._start()
-        try:
-            return await self._result
-        finally:
-            legs, self._legs = self._legs, set()
-            for leg in legs:
-                leg.task.cancel()
-            if legs:
-                await asyncio.wait([leg.task for leg in legs])
-
-    def _start(self, *, pause_s: float = 0.0, beside: bool = False, again: bool = False) -> None:
-        leg = _Try(self, pause_s=pause_s, beside=beside, again=again)
-        self._legs.add(leg)
-        leg.task.add_done_callback(lambda task: self._ended(leg, task))
-
-    def doubted(self) -> None:
-        """A leg's server has gone silent: run elsewhere too, unless another leg is well."""
-        if self._result.done() or self.only is not None or len(self._legs) >= _MAX_LEGS:
-            return
-        if all(leg.doubtful for leg in self._legs):
-            self._start(beside=True, again=True)
-
-    def _ended(self, leg: _Try, task: asyncio.Task[ExecResult]) -> None:
-        self._legs.discard(leg)
-        if task.cancelled():
-            error: BaseException | None = SandboxUnavailable(leg.reason or "the call was cancelled.")
-        else:
-            error = task.exception()
-        if self._result.done():
-            return
-        if error is None:
-            self._result.set_result(task.result())
-        elif not isinstance(error, (SandboxUnavailable, _Busy)):
-            self._result.set_exception(error)
-        else:
-            self._failed(leg, error)
-
-    def _failed(self, leg: _Try, error: SandboxUnavailable | _Busy) -> None:
-        # A server that asks to be spared, or was not reached, is out for now: that is no try.
-        self._failures += not isinstance(error, (_Busy, _NotReached)) or self.only is not None
-        if isinstance(error, _Busy):
-            self._busy_since = self._busy_since or time.monotonic()
-            leg.gave_up = time.monotonic() - self._busy_since > _QUEUE_ALLOWANCE_S
-        if self._failures >= self._attempts or leg.gave_up:
-            if not self._legs:
-                self._result.set_exception(SandboxUnavailable(str(error)) if isinstance(error, _Busy) else error)
-        elif all(other.doubtful for other in self._legs):
-            elsewhere = isinstance(error, (_Busy, _NotReached)) or self.fleet.alternative(self.tried)
-            longest_s = min(_PAUSE_S[0] * 2**self._failures, _PAUSE_S[1])
-            self._start(pause_s=0.0 if elsewhere else random.uniform(0, longest_s), again=True)
-
-
-class _Try:
+class _Leg:
     """One try of a call at one server: what ``node.InFlightCall`` asks for."""
 
-    def __init__(self, race: _Race, *, pause_s: float, beside: bool, again: bool) -> None:
-        self.run_timeout_s = race.run_timeout_s
-        self.doubtful = False
-        self.gave_up = False  # no server has taken it for too long
-        self.reason = ""
-        self._race = race
-        self.task = asyncio.ensure_future(self._run(pause_s, beside=beside, again=again))
-
-    def doubt(self) -> None:
-        """See ``node.InFlightCall``."""
-        if not self.doubtful:
-            self.doubtful = True
-            self._race.doubted()
+    def __init__(self, run_timeout_s: float) -> None:
+        self.run_timeout_s = run_timeout_s
+        self.abandoned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def abandon(self, reason: str) -> None:
         """See ``node.InFlightCall``."""
-        self.reason = reason
-        self.task.cancel()
-
-    async def _run(self, pause_s: float, *, beside: bool, again: bool) -> ExecResult:
-        race = self._race
-        if pause_s:
-            await asyncio.sleep(pause_s)
-        try:
-            node = await race.fleet.acquire(self, only=race.only, avoid=race.tried, strict=beside, urgent=again)
-        except SandboxUnavailable:
-            self.gave_up = True
-            raise
-        race.tried.add(node)
-        try:
-            return await _post(node, race.body, self.run_timeout_s)
-        finally:
-            race.fleet.release(self, node)
+        if not self.abandoned.done():
+            self.abandoned.set_result(reason)
 
 
 async def _post(node: Node, body: bytes, run_timeout_s: float) -> ExecResult:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 _STALL_S = 0.25  # a tick later than this by so much: this process was busy, so no server is to blame
-# A server that is silent for this long is given up, also where there is no other.
+# Calls at a server that is silent for this long are started again, at another one if there is one.
 _LOST_S = 10.0
 # While no server is admitted, calls wait this long before they are an outage to their caller.
 _OUTAGE_S = 10.0
@@ -34,7 +34,6 @@ class _Waiter:
     future: asyncio.Future[Node]
     only: Node | None
     avoid: Set[Node]
-    strict: bool
     since: float = field(default_factory=time.monotonic)
 
 
@@ -110,19 +109,18 @@ class Fleet:
         *,
         only: Node | None = None,
         avoid: Set[Node] = frozenset(),
-        strict: bool = False,
         urgent: bool,
     ) -> Node:
         """A server that has taken ``leg``; the caller must ``release`` it.
 
-        ``avoid`` is a preference where servers besides these are admitted, and a rule if
-        ``strict``. ``urgent`` calls, which a server had already, go before others.
+        ``avoid`` is a preference where servers besides these are admitted. ``urgent`` calls, which
+        a server had already, go before others.
 
         Raises SandboxUnavailable when no server is admitted for some time.
         """
         if self._closed:
             raise SandboxUnavailable("the sandbox was closed.")
-        waiter = _Waiter(leg, asyncio.get_running_loop().create_future(), only, avoid, strict)
+        waiter = _Waiter(leg, asyncio.get_running_loop().create_future(), only, avoid)
         if urgent:
             self._waiters.appendleft(waiter)
         else:
@@ -168,7 +166,7 @@ class Fleet:
         if waiter.only is not None:
             return waiter.only if waiter.only in free else None
         wanted = [node for node in free if node not in waiter.avoid]
-        if not wanted and not waiter.strict and not self.alternative(waiter.avoid):
+        if not wanted and not self.alternative(waiter.avoid):
             wanted = list(free)
         # Ties by lot: the runs' processes must not all begin with the first URL.
         return min(wanted, key=lambda node: (len(node.legs), random.random())) if wanted else None
@@ -185,53 +183,37 @@ class Fleet:
             before = now
             for node in self.nodes:
                 if node.due(now):
-                    node.start_ping().add_done_callback(lambda _, node=node: self._asked(node))
+                    node.start_ping().add_done_callback(lambda _: self._hand_out())
                 self._look_after(node, now)
             self._fail_waiters(now)
             self._hand_out()  # a rest may have ended
             await asyncio.sleep(_TICK_S)
 
-    def _asked(self, node: Node) -> None:
-        if node.admitted:
-            self._hand_out()
-        else:
-            self._doubt(node)
-
     def _look_after(self, node: Node, now: float) -> None:
         if node.stuck(now):
             node.rest("it answers pings, but no calls")
-            self._doubt(node)
+            if self.alternative({node}):
+                self._abandon_calls(node, f"the sandbox at {node.url} answers pings, but no calls.")
         if node.legs and node.silent_s(now) > _LOST_S and now - node.stalled_at > _LOST_S:
             node.put_out(f"the sandbox at {node.url} has been silent for {_LOST_S:.0f} s.")
-            for leg in list(node.legs):
-                leg.abandon(node.reason)
+            self._abandon_calls(node, node.reason)
+
+    def _abandon_calls(self, node: Node, reason: str) -> None:
+        for leg in list(node.legs):
+            leg.abandon(reason)
 
     @property
     def _half_without_one(self) -> bool:
         return 2 * (sum(node.admitted for node in self.nodes) - 1) >= len(self.nodes)
 
-    def _doubt(self, node: Node) -> None:
-        """Have the calls of a silent server started elsewhere too.
-
-        Not where most servers are silent: that is overload, and twice the calls would make it
-        worse.
-        """
-        if 2 * sum(node.admitted for node in self.nodes) < len(self.nodes):
-            return
-        for leg in list(node.legs):
-            leg.doubt()
-
     def _fail_waiters(self, now: float) -> None:
         for waiter in list(self._waiters):
-            for_it = (
-                [waiter.only] if waiter.only else [n for n in self.nodes if not (waiter.strict and n in waiter.avoid)]
-            )
+            for_it = [waiter.only] if waiter.only else self.nodes
             if any(node.admitted for node in for_it):
                 waiter.since = now
             elif now - waiter.since > _OUTAGE_S and not waiter.future.done():
-                reason = for_it[0].reason if for_it else "there is no other"
                 count = f"none of {len(for_it)} sandboxes answers: " if len(for_it) > 1 else ""
-                waiter.future.set_exception(SandboxUnavailable(count + reason))
+                waiter.future.set_exception(SandboxUnavailable(count + for_it[0].reason))
         self._waiters = deque(waiter for waiter in self._waiters if not waiter.future.done())
 
     # -------------------------------------------------------------- closing

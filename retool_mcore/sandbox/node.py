@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # Stays below the 5 s after which uvicorn, SandboxFusion's server, closes an idle connection.
 _KEEP_ALIVE_S = 4.0
 # A node that calls wait for and that has said nothing for _SILENT_S is asked for a sign of life. It
-# has _PING_TIMEOUT_S for that: so its calls are started elsewhere within a second of its hanging.
+# gets no more calls unless it answers within _PING_TIMEOUT_S.
 _SILENT_S = 0.4
 _PING_TIMEOUT_S = 0.5
 # A server that starts listens before it can answer.
@@ -39,16 +39,12 @@ _NO_ANSWER_ALLOWANCE_S = 15.0
 
 
 class InFlightCall(Protocol):
-    """A call in flight at a node."""
+    """A call in flight at a node, or one that waits for a node."""
 
     run_timeout_s: float
 
-    def doubt(self) -> None:
-        """The node has gone silent: be started elsewhere as well."""
-        ...
-
     def abandon(self, reason: str) -> None:
-        """The node will not answer: end."""
+        """The node will not answer: be started elsewhere."""
         ...
 
 
