@@ -34,7 +34,6 @@ from scipy.stats import t as students_t
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.config.base import is_table
-from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.99
@@ -123,7 +122,7 @@ def require_comparable(head: dict[str, Any], base: dict[str, Any], changed: tupl
 
 def _differing(head: dict[str, Any], base: dict[str, Any], part: str) -> dict[str, tuple[Any, Any]]:
     """What differs in a part of the provenance, of the keys that both records have."""
-    ours, theirs = (_by_key(under_todays_names(record["provenance"].get(part, {}))) for record in (head, base))
+    ours, theirs = (_by_key(record["provenance"].get(part, {})) for record in (head, base))
     return {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
 
 

@@ -7,11 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from retool_mcore.config.old_names import CHANGED, MOVED
-
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run, which is a folder's and a tracker's, too
 PATTERNS = {NAME: 'letters, digits, ".", "_" and "-" alone, the first a letter or a digit'}
-OTHER_KINDS = ("list_type", "dict_type", "int_type", "float_type")  # pydantic's words for a value of another kind
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
@@ -20,11 +17,7 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         value = json.dumps(item["input"], default=str)[:80]
-        if where in MOVED and item["type"] == "extra_forbidden":
-            lines.append(f"{where} is now {MOVED[where]}")
-        elif where in CHANGED and item["type"] in OTHER_KINDS:
-            lines.append(f"{where} = {value}: it is now {CHANGED[where]}")
-        elif item["type"] == "extra_forbidden":
+        if item["type"] == "extra_forbidden":
             lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
         elif item["type"] == "missing":
             lines.append(f"{where} is missing")

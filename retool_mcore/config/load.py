@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from retool_mcore.config.evaluation import EvaluationConfig
 from retool_mcore.config.explain import explain
-from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.config.rl import RlConfig
 from retool_mcore.config.sft import SftConfig
-from retool_mcore.config.shared import CONFIG_FILE, JobConfig
+from retool_mcore.config.shared import JobConfig
 from retool_mcore.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
@@ -24,13 +23,11 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
     """Read a TOML run file, apply ``section.key=value`` overrides and validate it.
 
     The values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words
-    are strings. A run's own config.toml may be of an earlier version, with that one's names. Raises
-    ConfigError naming the file, the key, the value and the rule.
+    are strings. Raises ConfigError naming the file, the key, the value and the rule.
     """
     tree = _read(path)
     _require_kind(kind, tree, path)
-    recorded = os.path.basename(path) == CONFIG_FILE
-    return build_config(kind, under_todays_names(tree) if recorded else tree, str(path), overrides)
+    return build_config(kind, tree, str(path), overrides)
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.base import is_table
-from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
 from retool_mcore.run.environment import read_environment
@@ -136,7 +135,7 @@ def _settings(path: Path) -> dict[str, Any]:
         )
         raise DataError(f"{path} is not a run's folder: {what}.{f' Name one of these: {inside}' if inside else ''}")
     try:
-        settings = under_todays_names(tomllib.loads(file.read_text(encoding="utf-8")))
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read as a run's settings: {error}") from error
     run, train = settings.get("run"), settings.get("train")

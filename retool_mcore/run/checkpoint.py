@@ -31,7 +31,6 @@ from rich.console import Console
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.config.lora import Lora
-from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run import checksums, prolong
 from retool_mcore.run.notes import tell
@@ -136,8 +135,8 @@ def read_state(path: Path) -> Saved:
         return Saved(
             step=int(state["step"]),
             path=path,
-            identity=under_todays_names(state["identity"]),
-            settings=under_todays_names(state.get("settings", {})),
+            identity=state["identity"],
+            settings=state.get("settings", {}),
             layout={size: int((LATER_SIZES | state["layout"])[size]) for size in LAYOUT},
             reshardable=bool(state["reshardable"]),
             files=state.get("files", {}),

@@ -196,32 +196,6 @@ def test_what_differs_on_purpose_is_named(tmp_path: Path):
     assert compare(tmp_path, made, "--changed", "model.fp8").exit_code == 0
 
 
-OLD_NAMES = {
-    "optim": {"beta1": 0.9, "beta2": 0.999},
-    "experts": {"load_balancing": "none", "aux_loss_coef": 0.0, "router_dtype": "float32"},
-}
-
-
-@pytest.mark.parametrize(
-    ("betas", "balancing", "code", "said"),
-    [
-        ([0.9, 0.999], {}, 0, "no difference"),
-        ([0.9, 0.95], {}, 2, "optim.betas is [0.9, 0.95], the baseline's is [0.9, 0.999]"),
-        ([0.9, 0.999], {"aux_loss": 0.1}, 2, "experts.load_balancing is {'aux_loss': 0.1}, the baseline's is {}"),
-    ],
-)
-def test_a_baseline_with_older_names_is_compared_under_todays(
-    betas: list[float], balancing: dict[str, float], code: int, said: str, tmp_path: Path
-):
-    now = {"optim": {"betas": betas}, "experts": {"load_balancing": balancing}}
-    for name, settings in (("head", now), ("base", OLD_NAMES)):
-        made = record()
-        made["provenance"]["settings"] = settings
-        (tmp_path / f"{name}.json").write_text(json.dumps(made))
-    done = run_compare(str(tmp_path / "head.json"), str(tmp_path / "base.json"))
-    assert done.exit_code == code and said in (done.stdout + done.stderr).replace("\n", " ")
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
 def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
     done = run_compare(str(path))

@@ -20,7 +20,7 @@ def write_run(folder: Path, *, rows: Sequence[dict[str, Any]] = (), kind: str = 
         "model": {"path": "models/start"},
     }
     if kind == "rl":
-        settings["rollout"] = {"tool": True}
+        settings["rollout"] = {"tools": ["code_interpreter"]}
     for name, table in sections.items():
         settings[name] = {**settings.get(name, {}), **table}
     (folder / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")

@@ -26,7 +26,7 @@ def whole(root: Path) -> list[Path]:
     start = f"{root}/sft/export"
     runs = [
         write_run(root / "tool_rl", model={"path": start}),
-        write_run(root / "text_rl", model={"path": start}, rollout={"tool": False}),
+        write_run(root / "text_rl", model={"path": start}, rollout={"tools": []}),
         write_run(root / "sft", kind="sft", model={"path": f"{root}/base"}),
     ]
     (root / "problems.jsonl").write_text(

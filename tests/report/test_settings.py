@@ -26,9 +26,9 @@ def test_a_default_that_is_another_keys_value_is_compared_with_that(tmp_path: Pa
 
 
 def test_a_key_of_another_version_is_shown_as_unknown(tmp_path: Path):
-    run = read_run(write_run(tmp_path / "run", model={"bridge": "megatron"}))
+    run = read_run(write_run(tmp_path / "run", model={"attic": "megatron"}))
     found = {setting.key: setting for setting in changed_settings([run])}
-    assert found["model.bridge"].default == UNKNOWN and found["model.bridge"].values == ('"megatron"',)
+    assert found["model.attic"].default == UNKNOWN and found["model.attic"].values == ('"megatron"',)
 
 
 def test_raw_keys_of_verl_are_shown(tmp_path: Path):
@@ -37,8 +37,8 @@ def test_raw_keys_of_verl_are_shown(tmp_path: Path):
 
 
 def test_of_two_runs_a_key_stands_there_if_one_changes_it(tmp_path: Path):
-    one = read_run(write_run(tmp_path / "one", optim={"lr": 1e-3, "beta1": 0.9}))
-    two = read_run(write_run(tmp_path / "two", kind="sft", optim={"lr": 1e-3, "beta1": 0.8}))
+    one = read_run(write_run(tmp_path / "one", optim={"lr": 1e-3, "betas": [0.9, 0.999]}))
+    two = read_run(write_run(tmp_path / "two", kind="sft", optim={"lr": 1e-3, "betas": [0.8, 0.999]}))
     found = {setting.key: setting for setting in changed_settings([one, two])}
     assert found["optim.betas"].values == ("[0.9, 0.999]", "[0.8, 0.999]") and found["optim.betas"].differs_between_runs
     assert not found["optim.lr"].differs_between_runs
