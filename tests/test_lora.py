@@ -105,17 +105,6 @@ def test_adapters_belong_to_their_run(tmp_path: Path, changed: str):
         checkpoint.find_resume(run_in(tmp_path, RANK, changed))
 
 
-def test_a_checkpoint_from_before_there_were_adapters_goes_on_without(tmp_path: Path):
-    save(run_in(tmp_path), 5)
-    [state] = tmp_path.glob("*/checkpoints/*/state.json")
-    told = json.loads(state.read_text())
-    del told["identity"]["lora"]
-    state.write_text(json.dumps(told))
-    assert checkpoint.find_resume(run_in(tmp_path)) is not None
-    with pytest.raises(CheckpointError, match=r"lora\.rank was 0, now 8"):
-        checkpoint.find_resume(run_in(tmp_path, RANK))
-
-
 Q, NORM, BIAS = "model.layers.0.self_attn.q_proj", "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"
 
 

@@ -43,12 +43,7 @@ LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
 UNSET = "(not set)"
-# Keys of identity() that came later, with the value that runs before them had; and such sizes.
-ADDED = {"data.curriculum": "off"} | {f"lora.{key}": value for key, value in Lora().model_dump().items()}
-# Keys of identity() that came later and had no one value: not judged where they are not recorded.
-LATER = ("mini_batch_prompts", "critic.warmup_steps")
 PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that say where a run is, not what
-LATER_SIZES = {"etp": 0}
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,10 @@ class Saved:
     step: int
     path: Path
     identity: dict[str, Any]
-    settings: dict[str, Any]  # all of the run's; {} in a checkpoint from before they were kept
+    settings: dict[str, Any]  # all of the run's
     layout: dict[str, int]
     reshardable: bool
-    files: dict[str, Any]  # sizes and checksums; {} in a checkpoint from before they were kept
+    files: dict[str, Any]  # sizes and checksums
 
     def has_random_states_of(self, config: RunConfig) -> bool:
         """Whether ``config`` has the tp and pp sizes that the random states were saved for.
@@ -127,7 +122,7 @@ def read_state(path: Path) -> Saved:
     """The checkpoint in ``path``. Raises Damaged, or CheckpointError for one of a newer release."""
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-        if int(state.get("version", 1)) > VERSION:
+        if int(state["version"]) > VERSION:
             raise CheckpointError(
                 f"{path} was written by a newer release: its state has version {state['version']}, and this one reads "
                 f"up to {VERSION}. Install that release, or set another run.name."
@@ -136,10 +131,10 @@ def read_state(path: Path) -> Saved:
             step=int(state["step"]),
             path=path,
             identity=state["identity"],
-            settings=state.get("settings", {}),
-            layout={size: int((LATER_SIZES | state["layout"])[size]) for size in LAYOUT},
+            settings=state["settings"],
+            layout={size: int(state["layout"][size]) for size in LAYOUT},
             reshardable=bool(state["reshardable"]),
-            files=state.get("files", {}),
+            files=state["files"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(
@@ -235,24 +230,21 @@ def goes_on(saved: Saved) -> str:
 
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
     """Print one line that names every setting that differs from the checkpoint's."""
-    if saved.settings:
-        before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
-        keys = [key for key in {**now, **before} if key not in PLACES and now.get(key, UNSET) != before.get(key, UNSET)]
-        changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
-    else:
-        changed = [words for key, words in _changes(saved, config) if key in FREE]
-    if (before := saved.identity.get("steps")) and before == saved.step < config.num_steps:
+    before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
+    keys = [key for key in {**now, **before} if key not in PLACES and now.get(key, UNSET) != before.get(key, UNSET)]
+    changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
+    if (steps := saved.identity.get("steps")) and steps == saved.step < config.num_steps:
         changed.append(prolong.words(config))
     if changed := [words for words in changed if words]:
         tell(console, f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}")
 
 
 def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
-    before, now = ADDED | leaves(saved.identity), leaves(identity(config))
+    before, now = leaves(saved.identity), leaves(identity(config))
     return [
         (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
         for key, value in now.items()
-        if before.get(key, NOT_RECORDED) != value and (key in before or key not in LATER)
+        if before.get(key, NOT_RECORDED) != value
     ]
 
 

@@ -166,17 +166,6 @@ def test_the_checksum_sees_every_piece_of_a_file(tmp_path: Path, monkeypatch: py
     assert len(seen) == 8, "two pieces that change places are seen, too"
 
 
-def test_a_checkpoint_from_before_checksums_is_resumed_from(tmp_path: Path):
-    config = run_in(tmp_path)
-    save(config, 50)
-    path = saving.step_folder(config, 50) / STATE_FILE
-    state = json.loads(path.read_text())
-    assert len(state.pop("files")) == 7 and state.pop("version") == 2
-    path.write_text(json.dumps(state))
-    assert checkpoint.require_whole(config) == []
-    assert steps(config) == [50]
-
-
 def test_a_checkpoint_of_a_newer_release_is_refused_and_left_where_it_is(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50, 100)

@@ -1,6 +1,5 @@
 """What a resume refuses because the saved schedule would not fit it, and that it names the rest."""
 
-import json
 from io import StringIO
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from rich.console import Console
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import checkpoint, saving
+from retool_mcore.run import checkpoint
 from tests.run.test_checkpoint_files import PPO, RL_7B, run_in, save
 
 COSINE = ("optim.schedule=cosine",)
@@ -68,21 +67,6 @@ def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
     for key, (old, new) in changes.items():
         assert f"{key} was {old}, now {new}" in told.getvalue()
     assert told.getvalue().count(" was ") == len(changes)
-
-
-def test_a_checkpoint_from_before_all_settings_were_kept_still_resumes(tmp_path: Path):
-    here = f"run.root={tmp_path}"
-    save(load_config(RlConfig, RL_7B, [here, *COSINE]), 50)
-    path = saving.step_folder(load_config(RlConfig, RL_7B, [here]), 50) / "state.json"
-    state = json.loads(path.read_text())
-    del state["settings"], state["identity"]["mini_batch_prompts"]
-    path.write_text(json.dumps(state))
-    config = load_config(RlConfig, RL_7B, [here, *COSINE, "train.mini_batch_prompts=32", "optim.lr=5e-7"])
-    told = StringIO()
-    found = checkpoint.find_resume(config)
-    assert found is not None
-    checkpoint.tell_changed_settings(found, config, Console(file=told))
-    assert told.getvalue().count(" was ") == 1 and "optim.lr was 1e-06, now 5e-07" in told.getvalue()
 
 
 CONSTANT = ("optim.schedule=constant", "optim.warmup_fraction=0.1")
