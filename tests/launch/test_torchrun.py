@@ -97,3 +97,18 @@ def test_an_agent_that_heard_nothing_ends_as_its_ranks_that_were_asked_elsewhere
         rank.send_signal(signal.SIGTERM)
 
     assert end(monkeypatch, rank_alone) == 143
+
+
+def test_a_rank_that_the_kernel_killed_is_one_error_and_may_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    def kill() -> None:
+        import psutil
+
+        [rank] = [child for child in psutil.Process().children() if child.cmdline()[-1:] == ["deaf"]]
+        rank.kill()
+
+    assert end(monkeypatch, kill, "deaf") == 3
+    assert capfd.readouterr().err == (
+        "error: rank 0 of this node was ended by SIGKILL, probably for lack of memory: see dmesg.\n"
+    )
