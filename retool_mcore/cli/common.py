@@ -13,9 +13,10 @@ import tomllib
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
 from typer.core import TyperGroup
 
 from retool_mcore.cli import tell_of_end
@@ -23,11 +24,8 @@ from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
 from retool_mcore.process import forget_closed_terminal, left_by
 from retool_mcore.run.ending import Ended
-from retool_mcore.run.full_disk import refused_write
-from retool_mcore.run.lines import folded
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from retool_mcore.run.folder import refused_write
+from retool_mcore.run.status import print_text
 
 Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
@@ -124,8 +122,8 @@ def _told(error: BaseException) -> int | None:
 
 
 def tell(text: str, *, err: bool = False) -> None:
-    """Print lines for a reader: on a terminal they are folded between words."""
-    typer.echo(folded(text, sys.stderr if err else sys.stdout), err=err)
+    """Print lines for a reader; a terminal wraps them between words."""
+    print_text(Console(stderr=err), text)
 
 
 def tell_of_machine(error: OSError) -> None:
@@ -205,14 +203,11 @@ def template_args_of(text: str) -> dict[str, Any]:
 
 def wide_console() -> Console:
     """A console for tables: as wide as the terminal; in a log, wide enough for a table."""
-    from rich.console import Console
-
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
 
 
 def with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:
     """What ``run`` returns; it calls what it is given for each of ``total`` rows, for a bar."""
-    from rich.console import Console
     from rich.progress import Progress
 
     with Progress(transient=True, disable=not Console().is_interactive) as progress:

@@ -18,7 +18,7 @@ from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, gua
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.process import exit_on_sigterm
-from retool_mcore.run.notes import notes_on
+from retool_mcore.run.status import notes_on
 
 if TYPE_CHECKING:
     from retool_mcore.evaluate.cases import Case

@@ -8,6 +8,7 @@ from typing import IO, Annotated, cast
 
 import typer
 from pydantic import BaseModel
+from rich.console import Console
 
 from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
 from retool_mcore.config import RunConfig, load_run
@@ -15,7 +16,7 @@ from retool_mcore.config.explain import nearest
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.findings import Check, Finding
-from retool_mcore.run.lines import folded
+from retool_mcore.run.status import print_text
 
 app = typer.Typer()
 
@@ -55,7 +56,7 @@ def preflight(
 
 def _tell(terminal: IO[str], verbose: bool, finding: Finding) -> None:
     if verbose or finding.severity != "ok":
-        typer.echo(folded(str(finding), terminal), file=terminal)
+        print_text(Console(file=terminal), str(finding))
 
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:

@@ -33,8 +33,7 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.run.folder import lock_run
-from retool_mcore.run.temporary import own_tmpdir
+from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.trackers import Trackers, check_trackers
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox

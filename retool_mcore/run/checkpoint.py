@@ -23,6 +23,7 @@ not as they were written is damaged: a start moves it aside and goes on from the
 import json
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import checksums, prolong
-from retool_mcore.run.notes import tell
+from retool_mcore.run import checksums
+from retool_mcore.run.status import print_text
 from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
 
 VERSION = 2  # of state.json; a higher one was written by a newer release
@@ -210,10 +211,10 @@ def find_resume(config: RunConfig) -> Saved | None:
     changed = {key: words for key, words in _changes(saved, config) if key not in FREE}
     before = saved.identity.get("steps")
     if "steps" in changed and isinstance(before, int):
-        if not (refused := prolong.refuses(config, saved.step, before, saved.path)):
+        if not (refused := _refused_steps(config, saved, before)):
             del changed["steps"]
         elif len(changed) == 1:
-            raise CheckpointError(f"{saved.path} cannot go on to another step: {refused}.")
+            raise CheckpointError(f"{saved.path} cannot continue to another number of steps: {refused}")
     if changed:
         raise CheckpointError(
             f"{saved.path} belongs to a different run: {'; '.join(changed.values())}. Restore the setting, or start a "
@@ -221,6 +222,40 @@ def find_resume(config: RunConfig) -> Saved | None:
         )
     _check_layout(saved, config)
     return saved
+
+
+def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
+    """Why a run of ``before`` steps may not continue to another number of steps; "" if it may.
+
+    Its earlier rates must stay what they were. The steps after the end of a schedule have the rate
+    at which it ended.
+    """
+    o, now = config.optim, config.num_steps
+    if o.schedule == "constant":
+        rising = ceil(o.warmup_fraction * max(before, now))
+        if saved.step >= rising:
+            return ""
+        why = (
+            f"the warm-up of {o.warmup_fraction:g} of all steps is not over at step {saved.step}. First continue with "
+            f"train.steps = {before} beyond step {rising}"
+        )
+    elif saved.step < before:
+        why = (
+            f'optim.schedule = "{o.schedule}" spans all steps, so the rates of the first {saved.step} would have been '
+            f"different. First continue with train.steps = {before} to its end; more steps then have the rate "
+            "optim.min_lr"
+        )
+    elif not o.min_lr:
+        why = (
+            "the schedule has ended at optim.min_lr = 0, at which nothing is learnt. Set optim.min_lr to the rate of "
+            "the further steps"
+        )
+    else:
+        return ""
+    return (
+        f"train.steps was {before}, now {now}: {why}. Or start a new run from these weights: retool export "
+        f"{saved.path} --to FOLDER, model.path = FOLDER and another run.name."
+    )
 
 
 def goes_on(saved: Saved) -> str:
@@ -233,10 +268,13 @@ def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> 
     before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
     keys = [key for key in {**now, **before} if key not in PLACES and now.get(key, UNSET) != before.get(key, UNSET)]
     changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
-    if (steps := saved.identity.get("steps")) and steps == saved.step < config.num_steps:
-        changed.append(prolong.words(config))
-    if changed := [words for words in changed if words]:
-        tell(console, f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}")
+    scheduled = config.optim.schedule != "constant"
+    if scheduled and saved.identity.get("steps") == saved.step < config.num_steps:
+        changed += [f"the schedule has ended, and the rate stays at optim.min_lr = {config.optim.min_lr:g}"]
+    if changed:
+        print_text(
+            console, f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
+        )
 
 
 def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:

@@ -3,22 +3,26 @@
 The bridge writes Hugging Face weights into every checkpoint. An export finds them, checks that they
 are whole, and copies them to where the user wants them. It needs no process group and no second
 copy of the model in memory. A run with adapters has only these in its checkpoints; the export adds
-them to the base's weights, file by file.
+them to the base's weights, file by file. A run that ends exports its model and prints what it made.
 """
 
 import json
 import os
+import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.adapter import CONFIG, is_adapter, merge
 from retool_mcore.model.files import dtype_of_weights, read_config
 from retool_mcore.run import checksums
 from retool_mcore.run.best import BEST_FILE, read_best
 from retool_mcore.run.checkpoint import complete_checkpoints, read_state
-from retool_mcore.run.full_disk import explain_full_disk
+from retool_mcore.run.folder import explain_full_disk
+from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 _WEIGHTS = Path("actor", "model", "huggingface")
@@ -89,6 +93,39 @@ def export_at_end(config: RunConfig) -> None:
     """
     if config.checkpoint.export:
         export(config.run.dir, config.run.dir / "export", "best" if config.best.metric else "newest")
+
+
+def closing_lines(config: RunConfig) -> Iterator[str]:
+    """What a run that has ended has made, how good it is, and which commands come next."""
+    run = config.run.dir
+    best = read_best(run) if config.best.metric else None
+    which = f": {best.words()}" if best is not None else ""
+    saved = complete_checkpoints(run / "checkpoints")
+    made = run / "export"
+    if config.checkpoint.export and made.is_dir():
+        yield f"exported {made}{which or f', of step {saved[-1].step}' if saved else ''}"
+    elif saved:
+        yield f"saved {saved[-1].path}{which}"
+    metrics = run / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    for row in [row for row in rows if "val/accuracy" in row or "val_loss" in row][-1:]:
+        if "val_loss" in row:
+            value = f"val_loss {row['val_loss']:.4f}"
+        else:
+            low, high = row.get("val/accuracy/low"), row.get("val/accuracy/high")
+            interval = "" if low is None or high is None else f" (95 %: {low:.3f} to {high:.3f})"
+            value = f"accuracy {row['val/accuracy']:.3f}{interval}"
+        yield f"validation at step {int(row['step'])}: {value}"
+    folder, report, view, model, source, scores = (
+        shlex.quote(str(path))
+        for path in (run, run / "report.html", run / "view.html", made, run / CONFIG_FILE, run / "eval")
+    )
+    yield f"next: retool report {folder} --out {report}"
+    yield f"      retool view {folder} --out {view}"
+    if config.checkpoint.export and isinstance(config, RlConfig):
+        yield f"      retool eval {source} --model {model} --out {scores}"
+    elif config.checkpoint.export:
+        yield f"      retool rl CONFIG model.path={model}"
 
 
 def keeps_nothing(config: RunConfig) -> str:

@@ -1,20 +1,29 @@
-"""A run's folder has one writer, and a file in it is whole or absent."""
+"""A run's folder has one writer, its files are whole or absent, and its TMPDIR goes with it."""
 
 import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Generator
+import zlib
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO
 
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 
 ASKED_S = 0.05  # a look at the lock takes microseconds
 ENDING_S = 3.0
+QUIET_WITHIN_S = 5.0
+LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # a socket's path has at most 107 characters
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # by default in TMPDIR, but compiled kernels outlive a run
+# What errors of a refused write say: shutil.Error holds no errno, and PyTorch's archive writer says
+# only that it is at an unexpected position.
+REFUSED_WRITES = {os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+REFUSED_WRITES["unexpected pos"] = errno.ENOSPC
 
 
 def lock_run(run_dir: Path, another: str = "set another run.name") -> IO[str]:
@@ -106,3 +115,65 @@ def write_whole(path: Path, text: str) -> None:
     """Write ``text`` to ``path``, or leave ``path`` as it was. Raises OSError."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def refused_write(error: BaseException | None) -> int:
+    """The errno of a full disk or a file size limit in ``error`` or one of its causes; else 0."""
+    while error is not None:
+        for text, number in REFUSED_WRITES.items():
+            if text in str(error):
+                return number
+        error = error.__cause__ or error.__context__
+    return 0
+
+
+def is_full(error: BaseException) -> bool:
+    return refused_write(error) in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
+    """Turn the error of a full disk into CheckpointError; ``remedy`` says what to do."""
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise CheckpointError(f"no space is left for {folder}. {remedy}") from error
+
+
+@contextlib.contextmanager
+def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = lambda folder: True) -> Generator[None]:
+    """Give this process and its children a TMPDIR of their own, which is removed afterwards.
+
+    wandb, verl, SGLang and killed processes leave files there. The name depends on ``run_dir`` and
+    ``part``, so the next start removes what a killed one has left. ``clean`` is called with the
+    folder until it returns True, before the removal. TMPDIR stays as it is where the path would be
+    too long for sockets, and where another user made the folder.
+    """
+    parent = tempfile.gettempdir()
+    folder = Path(parent, f"retool-{os.getuid()}-{zlib.crc32(str(run_dir.resolve()).encode())}{part}")
+    remove_when_quiet(folder, clean)
+    if len(os.fsencode(folder)) > LONGEST_TMPDIR or os.path.lexists(folder):
+        yield
+        return
+    folder.mkdir(mode=0o711)  # the sandbox's processes enter it under other uids
+    before = {name: os.environ.get(name) for name in ("TMPDIR", KERNELS)}
+    os.environ.setdefault(KERNELS, f"{parent}/torchinductor_{os.getuid()}")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = parent
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        remove_when_quiet(folder, clean)
+
+
+def remove_when_quiet(folder: Path, clean: Callable[[Path], bool] = lambda folder: True) -> None:
+    """Remove a folder into which processes that are ending may still write."""
+    end_s = time.monotonic() + QUIET_WITHIN_S
+    while folder.exists() and time.monotonic() < end_s:
+        if clean(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05 if folder.exists() else 0)

@@ -17,8 +17,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.run import checksums
 from retool_mcore.run.best import read_best
 from retool_mcore.run.checkpoint import VERSION, complete_checkpoints, identity, layout, read_state
-from retool_mcore.run.folder import write_whole
-from retool_mcore.run.full_disk import explain_full_disk, is_full
+from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
 from retool_mcore.run.step_folders import STATE_FILE, SUMS, remove, set_aside, step_folders
 
 FULL = "Nothing of it is left; the checkpoint before it is kept. Free some, then run the same command again."

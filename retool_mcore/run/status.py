@@ -1,13 +1,14 @@
-"""What a command is doing before it has a bar.
+"""What a command prints for its user: text, notes, and what it is doing before it has a bar.
 
-On a terminal it is a line that counts seconds. Elsewhere a stage is a line, once it has lasted: a
-mistake that is found at once is one line then, the error.
+On a terminal a stage is a line that counts seconds. Elsewhere a stage is a line, once it has
+lasted: a mistake that is found at once is one line then, the error.
 """
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -19,6 +20,31 @@ from retool_mcore.run import start
 from retool_mcore.run.start import WORDS, Mark
 
 LASTED_S = 5.0  # imports take as long on a machine that does other things, too
+
+notes = logging.getLogger(__name__)  # for code that has no terminal, such as a tracker
+
+
+def print_text(console: Console, text: str) -> None:
+    """Print ``text`` as it is; only a terminal wraps it, between words."""
+    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=not console.file.isatty())
+
+
+def print_commands(console: Console, lines: Iterable[str]) -> None:
+    """Print lines to copy, which nothing wraps."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+@contextmanager
+def notes_on(console: Console, of: logging.Logger = notes) -> Generator[None]:
+    """Print warnings of the logger ``of`` on ``console``, above its progress bar if it has one."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: print_text(console, f"note: {record.getMessage()}")
+    of.addHandler(handler)
+    try:
+        yield
+    finally:
+        of.removeHandler(handler)
 
 
 def tell_stage(console: Console, at_s: float, words: str) -> None:

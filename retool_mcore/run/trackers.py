@@ -1,39 +1,37 @@
-"""Where a run's numbers go beside ``metrics.jsonl``: the libraries that ``run.trackers`` names.
+"""Writes a run's numbers to the libraries of ``run.trackers``, in addition to ``metrics.jsonl``.
 
-Each is imported only when it is asked for, and keeps its files in a folder of its name in the run's
-folder. There ``retool.json`` holds the id of the library's run and the last step written to it: a
-run that resumes continues that one, and one that starts at its first step begins another. Only
-TensorBoard can forget a step. The other libraries hold what they were given, so a step that is
-repeated after a resume is not written to them again: they show its first numbers, ``metrics.jsonl``
-and TensorBoard its last. What Weights & Biases was given and a kill kept from its files is given to
-it again, from ``metrics.jsonl``.
+Each library is imported only if it is named, and keeps its files in a folder of its name in the
+run's folder. ``retool.json`` there holds the id of the library's run and the last step written, so
+a resumed run continues it. Only TensorBoard can forget a step. The others get each step once and
+show the first numbers of a step that a resumed run repeats. What a kill kept from wandb's files is
+written again from ``metrics.jsonl``. With ``rollout.tracked_trajectories`` a step also has
+trajectories; a kill may lose the newest.
 
-With ``rollout.tracked_trajectories`` a step's row has trajectories beside it: a table in Weights &
-Biases and MLflow, texts in SwanLab and TensorBoard. A kill that takes a table takes it for good;
-``trajectories/`` has the rows.
-
-A library that fails, at the start or later, is told once and left alone for the rest of the run.
+A library that fails is reported once and not used for the rest of the run.
 """
 
+import configparser
 import importlib
 import importlib.util
 import json
 import logging
+import netrc
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from retool_mcore.config import JobConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.folder import write_whole
-from retool_mcore.run.notes import notes
-from retool_mcore.run.wandb_files import lacks_key, steps_on_disk
+from retool_mcore.run.status import notes
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +40,8 @@ TRAJECTORIES = "trajectories"  # the table's name, where a library names one
 FAILED = "The tracker %s failed and is switched off; the run goes on."
 TOLD = "the tracker {} failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It said: {}"
 LOGIN_WAIT_S = 30.0  # a prompt goes to a log, where nobody sees it
+BLOCK_BYTES, HEADER_BYTES = 32768, 7  # of LevelDB's log format, in which wandb writes; its own header has 7 bytes, too
+WHOLE, LAST = 1, 4  # kinds of a record's parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +192,30 @@ class Wandb(_Library):
         self._run.finish()
 
 
+def steps_on_disk(folder: Path, run_id: str) -> set[int]:
+    """The steps in the ``*.wandb`` files of all starts of a run below ``folder``."""
+    record: Any = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    found = (record.FromString(raw) for path in folder.glob(f"*/run-{run_id}.wandb") for raw in _records(path))
+    return {each.history.step.num for each in found if each.HasField("history")}
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """The whole records of a ``*.wandb`` file, up to one that a kill cut short."""
+    raw, at, parts = path.read_bytes(), HEADER_BYTES, b""
+    while at + HEADER_BYTES <= len(raw):
+        if (room := BLOCK_BYTES - at % BLOCK_BYTES) < HEADER_BYTES:
+            at += room
+            continue
+        length, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
+        at += HEADER_BYTES + length
+        if at > len(raw) or kind == 0:
+            return
+        parts += raw[at - length : at]
+        if kind in (WHOLE, LAST):
+            yield parts
+            parts = b""
+
+
 class SwanLab(_Library):
     """SwanLab, in ``swanlab/``.
 
@@ -303,12 +327,29 @@ def check_trackers(config: JobConfig) -> None:
                 f'{config.source}: run.trackers names "{name}", which is not installed. Install it with '
                 f"pip install 'retool_mcore[{extra}]', or leave it out"
             )
-    if "wandb" in config.run.trackers and lacks_key(os.environ, Path.home()):
+    if "wandb" in config.run.trackers and _lacks_wandb_key(os.environ, Path.home()):
         raise ConfigError(
             f'{config.source}: run.trackers names "wandb", and no key for its server is found (WANDB_API_KEY, '
             "~/.netrc). Run `wandb login`; or set WANDB_MODE=offline, which keeps its files in the run's folder for "
             "`wandb sync`."
         )
+
+
+def _lacks_wandb_key(environ: Mapping[str, str], home: Path) -> bool:
+    """Whether wandb would send to a server without a key in WANDB_API_KEY or ``~/.netrc``."""
+    settings = configparser.ConfigParser(interpolation=None)  # of `wandb offline` and `wandb login --host`
+    with suppress(configparser.Error):
+        settings.read([home / ".config" / "wandb" / "settings", Path("wandb", "settings")])
+    mode = environ.get("WANDB_MODE", settings.get("default", "mode", fallback=""))
+    names = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")
+    if mode in ("offline", "dryrun", "disabled") or any(environ.get(name) for name in names):
+        return False
+    url = environ.get("WANDB_BASE_URL") or settings.get("default", "base_url", fallback="https://api.wandb.ai")
+    for path in (Path(environ.get("NETRC") or home / ".netrc").expanduser(), home / "_netrc"):
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(path).authenticators(urlsplit(url).netloc):
+                return False
+    return True
 
 
 class Trackers:
@@ -323,13 +364,8 @@ class Trackers:
         resumed_step: int,
         rows: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        start = Start(
-            name=name or config.run.name,
-            folder=folder,
-            config=config.model_dump(),
-            resumed_step=resumed_step,
-            rows=rows,
-        )
+        name = name or config.run.name
+        start = Start(name=name, folder=folder, config=config.model_dump(), resumed_step=resumed_step, rows=rows)
         self._open: dict[str, Tracker] = {}
         for library in dict.fromkeys(config.run.trackers):
             try:

@@ -19,17 +19,13 @@ from retool_mcore.preflight.start import check_data, check_run, check_surroundin
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
-from retool_mcore.run.closing import closing_lines
 from retool_mcore.run.ending import Ended
-from retool_mcore.run.export import export_at_end, keeps_nothing
-from retool_mcore.run.folder import lock_run
-from retool_mcore.run.leftovers import end_leftovers
+from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
+from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on, show_commands, tell
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
-from retool_mcore.run.status import shown
-from retool_mcore.run.temporary import own_tmpdir
+from retool_mcore.run.status import notes_on, print_commands, print_text, shown
 from retool_mcore.sandbox.state import remove_stale
 from retool_mcore.train.watchdog import Watchdog
 
@@ -70,13 +66,12 @@ def train(config: RlConfig) -> None:
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
             _tell(f"note: {best.words()}", console)
         export_at_end(config)
-        show_commands(console, closing_lines(config))
+        print_commands(console, closing_lines(config))
 
 
 def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     """From the checks to the last step; a run that has ended is only checked."""
-    for note in (end_leftovers(config.run.dir), keeps_nothing(config)):
-        _tell(note, console)
+    _tell(keeps_nothing(config), console)
     platform.activate()
     for note in checkpoint.require_whole(config):
         _tell(note, console)
@@ -108,7 +103,7 @@ def has_ended(config: RlConfig, step: int) -> bool:
 def _tell(note: str, console: Console) -> None:
     if note:
         logger.warning(note)  # to the run's log
-        tell(console, note)
+        print_text(console, note)
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:

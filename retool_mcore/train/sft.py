@@ -30,17 +30,15 @@ from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
-from retool_mcore.run.closing import closing_lines
 from retool_mcore.run.ending import Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
-from retool_mcore.run.export import export_at_end, keeps_nothing
+from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
+from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on, show_commands, tell
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
-from retool_mcore.run.status import shown
-from retool_mcore.run.temporary import own_tmpdir
+from retool_mcore.run.status import notes_on, print_commands, print_text, shown
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
@@ -116,7 +114,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     if rank == 0:
         exit_on_sigterm()  # nothing half exported stays
         export_at_end(config)
-        show_commands(console, closing_lines(config))
+        print_commands(console, closing_lines(config))
 
 
 def _begins(config: SftConfig, rank: int, stage: str) -> None:
@@ -156,7 +154,7 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
 
 def _tell(note: str, console: Console) -> None:
     if note:
-        tell(console, note)
+        print_text(console, note)
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, report: Reporter | None = None) -> None:

@@ -84,7 +84,7 @@ LOADED = ("optimizer", "num_steps", "lr_decay_steps", "lr_warmup_steps", "wd_inc
 def _own_schedule(engine: Any) -> Iterator[None]:
     """Keep the run file's rates during a load, which would silently overwrite them.
 
-    The span stays the checkpoint's: more steps begin no other schedule (run/prolong.py).
+    The span stays the checkpoint's: more steps begin no other schedule (run/checkpoint.py).
 
     Megatron stores the schedule's values twice: in the schedule, and as the bounds of each
     parameter group. The bounds take precedence and are saved with the optimizer. Megatron's own

@@ -12,7 +12,6 @@ from ray.exceptions import RayError, RayTaskError
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ReToolError, RunError
 from retool_mcore.run import checkpoint
-from retool_mcore.run.memory_kills import MemoryKills
 
 LAST_LINES = 8
 TAIL_BYTES = 1 << 20
@@ -43,15 +42,10 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
         what, lines = f"{_name(found)} died", last_lines(log, int(found["pid"]))
     told = "".join(f"\n  {line}" for line in lines)
     told = f"Its last lines:{told}\n" if told else ""
+    if what.endswith(" died"):
+        told = f"If it ran out of memory, dmesg shows the kill. {told}"
     what = f"{what}, and {why}" if why else what
     return RunError(f"{what}. {told}The log is {log}. {_remedy_for_resume(config)}")
-
-
-def with_memory(error: BaseException, kills: MemoryKills) -> BaseException:
-    """``error``, or where processes were killed beside it a RunError that says so, too."""
-    if isinstance(error, RunError) and (words := kills.words()):
-        return RunError(f"{error} {words}")
-    return error
 
 
 def _name(found: re.Match[str]) -> str:

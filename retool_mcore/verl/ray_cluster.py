@@ -9,7 +9,7 @@ from typing import Any
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.run.temporary import remove_when_quiet
+from retool_mcore.run.folder import remove_when_quiet
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.platforms.stores import MASTER_PORT_PATCH
 from retool_mcore.process import exit_on_sigterm, without_hangups
 from retool_mcore.run.environment import write_environment
-from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
-from retool_mcore.verl.failure import error_for_user, with_memory
+from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.ray_cluster import ray_arguments
@@ -99,7 +98,7 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
 
 def _run(config: RlConfig, tree: DictConfig) -> None:
     begin(config.run.dir, "ray")
-    kills, driver = MemoryKills(), Driver()
+    driver = Driver()
     try:
         with without_hangups():  # Ray's processes would end before the driver has saved
             run_ppo(tree, task_runner_class=driver)
@@ -107,13 +106,11 @@ def _run(config: RlConfig, tree: DictConfig) -> None:
         if isinstance(error, RayError):
             traceback.print_exception(error)  # to the run's log
         traceback.clear_frames(error.__traceback__)  # ends verl's bar, which has its last word in the log, too
-        told = error_for_user(error, config) if isinstance(error, RayError) else error
+        if isinstance(error, RayError):
+            raise error_for_user(error, config) from error
         if isinstance(error, Exception) and config.cluster.nodes == 1 and not driver.has_ray:
             log = config.run.dir / "logs" / "rl.log"
-            told = RunError(f"Ray did not start: {error} {log} has more. The same command tries again.")
-        told = with_memory(told, kills)
-        if told is not error:
-            raise told from error
+            raise RunError(f"Ray did not start: {error} {log} has more. The same command tries again.") from error
         raise
     finally:
         ray.shutdown()

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.run import checkpoint, saving, step_folders
-from retool_mcore.run.export import export, export_at_end, find_weights, keeps_nothing
+from retool_mcore.run.export import closing_lines, export, export_at_end, find_weights, keeps_nothing
 from retool_mcore.run.step_folders import STATE_FILE
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
@@ -301,3 +301,23 @@ def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"model\.safetensors are missing or corrupt"):
         export(config.run.dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_last_lines_of_a_run_name_its_model_its_validation_and_the_next_commands(tmp_path: Path):
+    best = ("best.metric=val/accuracy", "validation.every=12", "checkpoint.every_steps=12")
+    config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", [f"run.root={tmp_path}/a b", *best])
+    save(config, 24)  # type: ignore[arg-type]
+    run = config.run.dir
+    (run / "export").mkdir()
+    values = [{"step": 12, "value": 0.75}, {"step": 24, "value": 0.5}]
+    rule = {"metric": "val/accuracy", "mode": "max", "patience": 0, "min_delta": 0.0}
+    (run / "best.json").write_text(json.dumps({**rule, "values": values}))
+    row = {"step": 24, "val/accuracy": 0.5, "val/accuracy/low": 0.4, "val/accuracy/high": 0.6}
+    (run / "metrics.jsonl").write_text(f'{json.dumps(row)}\n{{"step": 25}}\n')
+    assert list(closing_lines(config)) == [
+        f"exported {run}/export: best val/accuracy 0.75 at step 12, not bettered in 1 validation",
+        "validation at step 24: accuracy 0.500 (95 %: 0.400 to 0.600)",
+        f"next: retool report '{run}' --out '{run}/report.html'",
+        f"      retool view '{run}' --out '{run}/view.html'",
+        f"      retool eval '{run}/config.toml' --model '{run}/export' --out '{run}/eval'",
+    ]

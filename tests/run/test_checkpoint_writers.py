@@ -4,14 +4,21 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run.full_disk import explain_full_disk
+from retool_mcore.run import saving
+from retool_mcore.run.export import export
+from retool_mcore.run.folder import explain_full_disk
 from retool_mcore.verl.async_save import Writer, explain_failed_write
+from tests.run.test_checkpoint_files import run_in, steps
 
 
 @pytest.mark.parametrize(
@@ -78,3 +85,40 @@ def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):
 def test_another_error_of_a_writer_stays_what_it_is(tmp_path: Path):
     with pytest.raises(KeyError), explain_full_disk(tmp_path, "Free some."):
         raise KeyError("a bug")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def write_model(folder: str, step: int) -> None:
+    """2 MiB. PyTorch writes 8 more for step 100; its error does not name the disk."""
+    model = Path(folder) / "model" / "huggingface"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    save_file({"a": torch.zeros(1 << 19)}, model / "model.safetensors")
+    if step > 50:
+        torch.save({"moment": torch.ones(2 << 20)}, model / "optimizer")
+
+
+def test_a_checkpoint_and_an_export_that_find_no_room_are_one_error_and_give_it_back(small_disk: Path):
+    config = run_in(small_disk)
+    with saving.Saver(config, write_model) as saver:
+        saver.save(50)
+    left = os.statvfs(small_disk).f_bavail
+    said = r"no space is left for .*global_step_100\. Nothing of it is left; the checkpoint before it is kept\. Free"
+    with pytest.raises(CheckpointError, match=said), saving.Saver(config, write_model) as saver:
+        saver.save(100)
+    assert os.statvfs(small_disk).f_bavail == left and steps(config) == [50]
+    (small_disk / "other").write_bytes(bytes(1 << 19))
+    with pytest.raises(CheckpointError, match=r"no space is left for .*/out\. Nothing was left there\. Free some, or"):
+        export(config.run.dir, small_disk / "out")
+    assert sorted(path.name for path in small_disk.iterdir()) == ["other", "sft_tiny_cpu"]

@@ -5,13 +5,16 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.run.folder import is_locked, lock_run, replacing, require_free, write_whole
+from retool_mcore.run.folder import is_locked, lock_run, own_tmpdir, replacing, require_free, write_whole
+from retool_mcore.sandbox.state import remove_stale
 
 
 def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
@@ -85,3 +88,26 @@ def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path):
     with lock_run(tmp_path):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_what_processes_of_a_run_leave_in_tmpdir_goes_with_it_or_with_its_next_start(tmp_path: Path, monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as parent:  # short enough for sockets below it
+        monkeypatch.setenv("TMPDIR", parent)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        killed = "import os; from pathlib import Path; from retool_mcore.run.folder import own_tmpdir\n"
+        killed += "from retool_mcore.sandbox.state import StateDirectory\n"
+        killed += f"with own_tmpdir(Path({str(tmp_path)!r})): StateDirectory.create(); os._exit(9)"
+        assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
+        (folder,) = Path(parent).iterdir()
+        (box,) = folder.iterdir()
+        cgroup = Path((box / "cgroup").read_text()) if (box / "cgroup").exists() else None
+        with own_tmpdir(tmp_path, clean=partial(remove_stale, young_s=0)):
+            assert not box.exists() and (cgroup is None or not cgroup.exists())
+            child = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
+            made = Path(subprocess.check_output(child, text=True).strip())
+            assert made.parent == Path(tempfile.mkdtemp()).parent == folder
+            assert folder.stat().st_mode & 0o777 == 0o711, "other uids enter it, and list nothing"
+            assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(parent), "compiled kernels outlive a run"
+        assert not list(Path(parent).iterdir())
+        assert os.environ["TMPDIR"] == tempfile.gettempdir() == parent and "TORCHINDUCTOR_CACHE_DIR" not in os.environ

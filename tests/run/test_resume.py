@@ -78,11 +78,11 @@ CONSTANT = ("optim.schedule=constant", "optim.warmup_fraction=0.1")
         (200, CONSTANT, 201, ""),
         (200, CONSTANT, 4000, "the warm-up of 0.1 of all steps is not over at step 200"),
         (100, CONSTANT, 150, ""),
-        (10, CONSTANT, 201, "is not over at step 10, .* beyond step 21 first"),
+        (10, CONSTANT, 201, "is not over at step 10. First .* beyond step 21"),
         (200, (), 201, ""),
         (200, ("optim.min_lr=0",), 201, r"ended at optim.min_lr = 0, at which nothing is learnt. Set optim.min_lr"),
-        (150, (), 201, r'"cosine" falls over all steps, so the rates of the 150 steps .* retool export \S+_150 --to'),
-        (150, (), 180, r'"cosine" falls over all steps, so the rates of the 150 steps'),
+        (150, (), 201, r'"cosine" spans all steps, so the rates of the first 150 .* retool export \S+_150 --to'),
+        (150, (), 180, r'"cosine" spans all steps, so the rates of the first 150'),
     ],
 )
 def test_a_run_goes_on_to_more_steps_where_its_schedule_allows_it(

@@ -137,3 +137,13 @@ def test_an_evaluations_log_has_the_stages_that_last():
         "starting the rollout engines",
         "mine: 2 sampled, 0 left, 0.500 right",
     ]
+
+
+def test_only_a_terminal_wraps_text_and_cuts_no_word():
+    text = "error: [x] the folder runs/mine cannot be written. Set run.root, or change its rights. :smile:"
+    code = f"from retool_mcore.cli.common import tell; tell({text!r}, err=True)"
+    _, lines = lines_on_terminal([sys.executable, "-c", code], cwd=ROOT, env={"COLUMNS": "60"})
+    assert len(lines) == 2 and max(map(len, lines)) <= 60 and " ".join(lines) == text
+    narrow = {**os.environ, "COLUMNS": "60"}
+    log = subprocess.run([sys.executable, "-c", code], env=narrow, capture_output=True, text=True, check=True).stderr
+    assert log == f"{text}\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.run.metrics import MetricWriter
-from retool_mcore.run.trackers import Trace
-from retool_mcore.run.wandb_files import _records
+from retool_mcore.run.trackers import Trace, _records
 from tests.run.test_trackers import run_in
 
 HOSTILE = "# <script>alert(1)</script>\n![x](http://example.org)"

@@ -24,8 +24,8 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_run
 from retool_mcore.run import trackers
 from retool_mcore.run.metrics import MetricWriter, read_metrics
-from retool_mcore.run.notes import notes, notes_on
-from retool_mcore.run.wandb_files import _records, steps_on_disk
+from retool_mcore.run.status import notes, notes_on
+from retool_mcore.run.trackers import _records, steps_on_disk
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
