@@ -100,7 +100,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def write_model(folder: str, step: int) -> None:
-    """2 MiB. PyTorch writes 8 more for step 100; its error does not name the disk."""
+    """2 MiB, and 8 more for step 100."""
     model = Path(folder) / "model" / "huggingface"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
