@@ -8,7 +8,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-CAPTURED = 256  # SGLang 0.5.14's largest decoding step in a graph; twice that from TP 4 on
+CAPTURED = 256  # SGLang's largest decoding step in a graph; twice that from TP 4 on
 MOST_CAPTURED = 512  # it captures no larger one by itself on any device
 
 
@@ -82,7 +82,7 @@ SGLANG = RolloutEngine(
     seed_argument="random_seed",  # verl/sglang_replica.py adds the replica's number
     fp8_cache=("kv_cache_dtype", "fp8_e4m3"),
     arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),
-    graphs_argument="cuda_graph_max_bs_decode",  # of 0.5.14; 0.5.12, the one for CPUs, captures nothing
+    graphs_argument="cuda_graph_max_bs_decode",  # on a CPU it captures nothing
     cache_argument="max_total_tokens",
     draft_argument="speculative_algorithm",
     drafts_without_weights=("NGRAM",),

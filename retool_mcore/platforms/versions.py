@@ -10,7 +10,7 @@ VERSIONS = {
     "transformer-engine": ">=2.11,<2.12",  # 2.13 wants cuBLAS 13.2, torch 2.11 brings 13.1; 2.12 has not been run
     "mbridge": "==0.15.1",
     "verl": "==0.9.1",
-    "sglang": ">=0.5.12,<0.5.15",
+    "sglang": "==0.5.14",
     "ray": "==2.60.0",
 }
 

@@ -136,7 +136,7 @@ class MeasuredServer(SGLangHttpServer):
     def _routes(self, encoded: str) -> torch.Tensor:
         """The experts [T, L, K] in an answer of SGLang's, in the form that verl reads.
 
-        verl expects a tensor with skip_tokenizer_init; SGLang's releases encode it either way.
+        verl expects a tensor with skip_tokenizer_init; SGLang encodes it with and without.
         """
         text = self.model_config.hf_config.get_text_config()
         flat = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.int32)

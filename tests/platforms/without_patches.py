@@ -134,16 +134,6 @@ class Probes:
             process.kill()
         return f"{len(children) - len(alive)} of {len(children)} children ended"
 
-    def logprobs_of_a_prompt(self) -> str:
-        import torch
-        from sglang.srt.layers.logits_processor import LogitsProcessor
-
-        metadata = SimpleNamespace(
-            extend_logprob_pruned_lens_cpu=[1], temp_scaled_logprobs=False, top_p_normalized_logprobs=False
-        )
-        LogitsProcessor._expand_metadata_for_logprobs(None, metadata, torch.device("cpu"))
-        return "expanded"
-
     def seeds_of_requests(self) -> str:
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
         from sglang.srt.sampling.sampling_params import SamplingParams
@@ -333,7 +323,6 @@ ENABLES = {
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
-    "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
     "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.a_comparison_and_a_call,

@@ -15,7 +15,6 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import sglang_options
-from retool_mcore.platforms.rollout_engines import RolloutEngine
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import check_engine_args, engine_args
 
@@ -169,14 +168,11 @@ def test_an_evaluation_may_quantise_by_the_engines_own_argument():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_decoding_of_all_requests_that_run_at_once_is_captured(
-    words: tuple[str, ...], largest: int | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_decoding_of_all_requests_that_run_at_once_is_captured(words: tuple[str, ...], largest: int | None):
     """SGLang by itself captures 256. An evaluation gets the same, the CPU's engine nothing."""
     name = "cuda_graph_max_bs_decode"
     config = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml", list(words))
     evaluation = load_evaluation(CONFIGS / "rl_gsm8k_gpu1.toml", list(words))
-    monkeypatch.setattr(RolloutEngine, "known_arguments", lambda _: None)  # the SGLang of CPUs is an older one
     assert engine_args(config, get_platform("cuda")).get(name) == largest
     assert engine_args(evaluation, get_platform("cuda")).get(name) == largest
     assert ("engine_args" in " ".join(words)) == (name in engine_args(config, get_platform("cpu")))

@@ -321,11 +321,6 @@ SGLANG_PATCHES = (
         remove_when="SGLang draws by a seed on a CPU, too",
     ),
     _torch_seen_by(
-        "sglang.srt.layers.logits_processor",
-        "tensor",
-        reason="log-probability indices are created in pinned memory whatever the device",
-    ),
-    _torch_seen_by(
         "sglang.srt.state_capturer.base",
         "zeros",
         reason="the experts that a router chose are kept in pinned memory whatever the device",

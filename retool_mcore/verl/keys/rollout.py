@@ -41,7 +41,8 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
 OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {  # which `retool eval` has not
     "quantization": "rollout.precision",
     "kv_cache_dtype": "rollout.kv_cache",
-    # Scales from a file: SGLang 0.5.12 divides by them, and its attention multiplies by none.
+    # SGLang 0.5.14 divides by the scales of a file when it writes the cache, but its attention
+    # multiplies by k_scale_float, which the file does not set.
     "quantization_param_path": "rollout.kv_cache",
 }
 
