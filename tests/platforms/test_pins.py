@@ -7,13 +7,14 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from retool_mcore.platforms import cpu
+from retool_mcore.platforms import cpu, cuda
 
 FOLDER = Path(cpu.__file__).parent
+CUDA_FOLDER = Path(cuda.__file__).parent
 
 
-def pins(name: str) -> dict[str, Requirement]:
-    lines = [line.partition("#")[0].strip() for line in (FOLDER / name).read_text().splitlines()]
+def pins(name: str, folder: Path = FOLDER) -> dict[str, Requirement]:
+    lines = [line.partition("#")[0].strip() for line in (folder / name).read_text().splitlines()]
     return {requirement.name: requirement for requirement in map(Requirement, filter(None, lines))}
 
 
@@ -39,3 +40,10 @@ def test_packages_without_their_dependencies_are_pinned_alike():
 
 def test_constraints_pin_one_version_each():
     assert all(str(pin.specifier).startswith("==") for pin in pins("constraints.txt").values())
+
+
+def test_the_cpu_set_and_the_cuda_set_share_their_versions():
+    """CPU tests run the packages that GPUs get, except for torch's own builds."""
+    ours, theirs = pins("constraints.txt"), pins("constraints.txt", CUDA_FOLDER)
+    different = {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
+    assert different == {"torch", "torchvision"}
