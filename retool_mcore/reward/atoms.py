@@ -26,7 +26,7 @@ _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "s
 _ACCENTS = frozenset((
     r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
 ))  # fmt: skip
-_SPACES = {"\\" + letter: letter for letter in "RZNQC"} | {r"\Nzero": "N0", r"\Npos": "N1"}  # numbers from 0 and from 1
+_SPACES = {"\\" + letter: letter for letter in "RZNQC"}
 _CLOSED = frozenset("}")
 MAX_CELL = 12  # nodes
 MAX_DETERMINANT = 3  # rows of one that is developed

@@ -4,13 +4,9 @@ Each function gives the form as the other side has it, or the form as it is. The
 truth are each read beside the other as it was written.
 """
 
-from retool_mcore.reward.conditions import is_membership, is_start, without_notes
-from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
 from retool_mcore.reward.decimals import written
-from retool_mcore.reward.families import counted
 from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.points import names
-from retool_mcore.reward.ratios import is_clock, ratio_behind_names
 from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
 from retool_mcore.reward.vectors import rows, vector
@@ -22,17 +18,12 @@ SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "roo
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
-def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool, turns: bool) -> Term:
-    """``node`` as it is read where ``other`` is on the other side.
-
-    ``sympys``: its text holds E or I, which may be SymPy's. ``turns``: both may be of a period.
-    """
-    node, other = counted(_alike(node), _alike(other), turns=turns)
-    if node.op == "family":
-        return node
+def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
+    """``node`` as it is read where ``other`` is on the other side."""
+    node, other = _alike(node), _alike(other)
     if _are_eigenvalues(node):
         return _of_one_letter(node)
-    node = _only_element(without_notes(_family(node), _family(other), is_truth), other)
+    node = _only_element(node, other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
     node = _only_pair(node, other) if not is_truth else node
@@ -51,8 +42,6 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool, turns: bool
         return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    node = of_classes(node, other)
-    node = of_integration(of_sympy(node, other, is_truth) if sympys else node, other, is_truth)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -82,24 +71,6 @@ def _only_element(node: Term, other: Term) -> Term:
     r"""``(x, y) \in \{(1, 2)\}`` as the pair."""
     told = node.op == "relation" and node.text == r"\in" and node.args[0].op == "tuple" and _is_one(other)
     return node.args[1].args[0] if told and node.args[1].op == "set" and len(node.args[1].args) == 1 else node
-
-
-def _family(node: Term) -> Term:
-    r"""``\{k\pi \mid k \in \mathbb{Z}\}``, also as values of ``x``, as ``k\pi`` with its note."""
-    if node.op != "builder":
-        return node
-    element, condition = node.args
-    parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
-    held = names(element) - {element.text}
-    notes = tuple(
-        each
-        for each in parts
-        if (is_membership(each) and each.args[0] != element) or (is_start(each) and names(each) <= held)
-    )
-    said = [each for each in parts if each not in notes]
-    if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
-        element, said = said[0].args[-1], []
-    return Term("list", (element, *notes)) if notes and not said else node
 
 
 def _alike(node: Term) -> Term:
@@ -244,7 +215,6 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     node = _function_of(_angle(node, other), other)
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
-    node = ratio_behind_names(node)
     if _names_set(node) and other.op == "relation" and other.text != "=":
         return node.args[1]  # A = [1, 3) beside 1 \le x < 3
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
@@ -391,3 +361,9 @@ def _of_one_letter(node: Term) -> Term:
     indexed = len(said) == len(node.args) and all("_" in each.text for each in said)
     alike = {each.text.partition("_")[0] for each in said}
     return Term("list", tuple(said.values())) if indexed and len(alike) == 1 else node
+
+
+def is_clock(node: Term) -> bool:
+    """Whether a part of a ratio is 0 or begins with 0: ``9:00`` and ``9:05`` are times of day."""
+    texts = [each.text for each in node.args if each.op == "number"]
+    return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)

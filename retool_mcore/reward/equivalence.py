@@ -8,24 +8,21 @@ This runs in a checker process: values of hostile answers may take long.
 """
 
 from itertools import pairwise
+from math import gcd
 
-from retool_mcore.reward.conditions import is_membership
+from retool_mcore.reward.beside import is_clock
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
-from retool_mcore.reward.families import paired, same_families
-from retool_mcore.reward.freely import renamed, same_by_cases, same_segment
-from retool_mcore.reward.measures import scale
 from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
 from retool_mcore.reward.node import CUT_OFF, Term, number, put
 from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
-from retool_mcore.reward.ratios import is_clock, is_time
 from retool_mcore.reward.regions import same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.signs import as_product, equations, holds, signed, solves
-from retool_mcore.reward.units import same_unit
+from retool_mcore.reward.units import same_unit, scale
 from retool_mcore.reward.value import (
     close_to,
     exact,
@@ -66,7 +63,7 @@ def same(a: Term, b: Term) -> bool:
         return _same_angle(*(a, b) if a.op == "degree" else (b, a))
     if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):
         return _same_measured(a, b)
-    if (told := _same_collections(a, b)) is not None:
+    if (told := same_sets(a, b)) is not None:
         return told
     if (both := equations(a, b)) is not None:
         return _same_elements(*both)
@@ -86,14 +83,6 @@ def same(a: Term, b: Term) -> bool:
     if holds(a, "degree") == holds(b, "degree"):
         return False
     return _same_expressions(_in_radians(a), _in_radians(b))  # 180^\circ - 2x and \pi - 2x
-
-
-def _same_collections(a: Term, b: Term) -> bool | None:
-    """Whether two families, sets of numbers or functions by cases are one; None for others."""
-    if a.op == b.op == "family":
-        return same_families(a, b, _told_same)
-    told = same_sets(a, b)
-    return same_by_cases(a, b, _told_same) if told is None and "set" in (a.op, b.op) else told
 
 
 def _same_angle(angle: Term, other: Term) -> bool:
@@ -163,8 +152,8 @@ def _infinite(node: Term) -> int | None:
 def _spread(node: Term) -> Term:
     """``1 \\pm 2`` as the list of its two values; ``x=1, x=2`` as the list ``1, 2``."""
     if node.op == "list":
-        stated = [each for each in node.args if not is_membership(each)] or [node]
-        notes = filter(is_membership, node.args)
+        stated = [each for each in node.args if not _is_membership(each)] or [node]
+        notes = filter(_is_membership, node.args)
         sides = [_named_value(each) for each in stated]
         known = [side for side in sides if side is not None]
         if sides[0] is not None and not any(each.op == "relation" for each in stated[1:]):
@@ -201,9 +190,14 @@ def _has_both(node: Term) -> bool:
     return signs == {r"\pm", r"\mp"}
 
 
+def _is_membership(node: Term) -> bool:
+    r"""``k \in \mathbb{Z}``, a note of what a letter stands for."""
+    return node.op == "relation" and node.text == r"\in" and node.args[1].op == "space" and node.args[0].op == "name"
+
+
 def _list_name(node: Term) -> Term | None:
     """``x`` of ``x = 1, 2``."""
-    if node.op != "list" or any(each.op == "relation" and not is_membership(each) for each in node.args[1:]):
+    if node.op != "list" or any(each.op == "relation" and not _is_membership(each) for each in node.args[1:]):
         return None
     named = _named_value(node.args[0])
     return named[0] if named else None
@@ -219,10 +213,23 @@ def _same_elements(a: Term, b: Term) -> bool:
     if a.op == b.op == "list":
         if len(mine) != len(theirs) or ((a.text == "or") != (b.text == "or") and solves(a) and solves(b)):
             return False  # x=1 or y=2 is no x=1, y=2, and A or C is no A, C
-        return paired(mine, theirs, _told_same)
+        return _paired(mine, theirs)
     return all(any(_told_same(x, y) for y in theirs) for x in mine) and all(
         any(_told_same(x, y) for x in mine) for y in theirs
     )
+
+
+def _paired(first: list[Term], second: list[Term]) -> bool:
+    """Whether each of ``first`` has one of its own among as many of ``second``."""
+    if len(first) != len(second):
+        return False
+    left = list(second)
+    for each in first:
+        found = next((at for at, other in enumerate(left) if _told_same(each, other)), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
 
 
 def _told_same(a: Term, b: Term) -> bool:
@@ -262,10 +269,6 @@ def _same_relations(a: Term, b: Term) -> bool:
             return True
         if first.text in ("=", r"\ne", r"\parallel", r"\perp") and all(map(_told_same, first.args, second.args[::-1])):
             return True
-    if a.text == b.text and a.text in (r"\parallel", r"\perp") and len(a.args) == len(b.args) == 2:
-        return any(all(map(same_segment, a.args, each)) for each in (b.args, b.args[::-1]))
-    if a.text == b.text == "=" and len(a.args) == len(b.args) == 2 and same_segment(a.args[0], b.args[0]):
-        return same(a.args[1], b.args[1])
     if set(first.text.split()) == {":"} == set(second.text.split()):
         return _same_ratio(first, second)
     named = _named_value(a), _named_value(b)
@@ -276,19 +279,27 @@ def _same_relations(a: Term, b: Term) -> bool:
         return same(named[0][1], named[1][1])
     if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
         return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
-    return _same_difference(first, second) or any(_same_difference(a, each) for each in renamed(a, b))
+    return _same_difference(first, second)
 
 
 def _same_ratio(a: Term, b: Term) -> bool:
     """3:4 is 6:8, and 1:2:3 is 2:4:6. A time of day is no ratio."""
     if len(a.args) != len(b.args):
         return False
-    if is_clock(a) or is_clock(b) or is_time(b):
+    if is_clock(a) or is_clock(b) or _is_time(b):
         return all(map(same, a.args, b.args))
     return all(
         same(Term("mul", (x, b.args[0])), Term("mul", (y, a.args[0])))
         for x, y in zip(a.args[1:], b.args[1:], strict=True)
     )
+
+
+def _is_time(node: Term) -> bool:
+    """Whether a truth is a time of day, ``2:30``: a ratio of truth has its lowest terms."""
+    texts = [each.text for each in node.args if each.op == "number"]
+    if len(texts) != 2 or len(node.args) != 2 or not all(map(str.isdigit, texts)) or len(texts[1]) != 2:
+        return False
+    return int(texts[0]) < 24 and int(texts[1]) < 60 and gcd(int(texts[0]), int(texts[1])) > 1
 
 
 def _same_difference(a: Term, b: Term) -> bool:

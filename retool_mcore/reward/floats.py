@@ -50,8 +50,6 @@ def _has_no_value(node: Term) -> bool:
     """Whether it is a set, a list or an inequality, which is no value."""
     if node.op == "relation":
         return not {"=", r"\approx", r"\in", ":", r"\equiv", r"\to"} & set(node.text.split())
-    if node.op == "set" and node.args and all(each.op == "tuple" for each in node.args):
-        return node.args[0].args[-1].op != "relation"  # values by cases
     if node.op == "list" and node.args[-1].op == "relation" and node.args[-1].args[0].op in _WORKED:
         return False  # m = 1, n = 2, m+n = 3
     if node.op == "list":

@@ -13,11 +13,8 @@ from typing import NamedTuple
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted, untailed
-from retool_mcore.reward.literals import LONG
 from retool_mcore.reward.node import CUT_OFF, Term
-from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.numerals import chinese, priced, spelt_out
-from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
 from retool_mcore.reward.sentences import stated
@@ -93,6 +90,14 @@ _ROUGHLY = re.compile(
     r"(?<=\S)(?:\\ |,)?\s?(?:\((?:\\approx|≈|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})"
     r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
 )
+_RATIO = r"-?(?:\d{1,9}\s?/\s?\d{1,9}|\\[dt]?frac\s?\{?\d{1,9}\}?\s?\{?\d{1,9}\}?)"
+_FRACTION_DECIMAL = re.compile(  # 7/16 (0.4375) is one value said twice, not a product
+    rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}}|-?\d{{1,9}}(?:\.\d{{1,20}})?\\?%)\)"
+)
+_DECIMAL_FRACTION = re.compile(rf"(-?\d{{0,9}}\.\d{{1,20}})(?:\s|\\[ ,;]|~){{1,3}}\(({_RATIO})\)")
+_QUOTIENT = re.compile(  # 17 R 3 is no product of three
+    r"(\d{1,9})\s{0,3}(?:\\(?:text|mathrm)\s?\{\s{0,3})?(?:[Rr]\.?|remainder:?|余)(?:\s{0,3}\})?\s{0,3}(\d{1,9})"
+)
 _CUT_OFF = re.compile(  # \sqrt2 = 1.414...
     r"(?:=|\\approx|≈)\s?(-?\d{1,9}\.\d{2,40})\s?(?:\.{3}|\\(?:ldots|dots|cdots)(?![a-z]))$"
 )
@@ -156,7 +161,7 @@ def normalise(answer: str) -> Normal:
     if _CHAINED.fullmatch(plain):
         return _expression(plain)
     if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
-        return _expression(plain) if "." not in plain or not LONG.search(plain) else staged(answer)
+        return _expression(plain)
     return staged(answer)
 
 
@@ -170,7 +175,7 @@ def staged(answer: str) -> Normal:
     if _DOLLARS.fullmatch(text):
         return _read(_joined(text))._replace(dollars=True)
     text = text if text.isascii() else priced(text)
-    text = bare_choice(_joined(printed(text)).rstrip(".,; "))
+    text = bare_choice(_joined(text).rstrip(".,; "))
     letter, rest = label(text)
     return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)
 
@@ -228,11 +233,14 @@ def _plainer(text: str) -> str:
         text = _CUT_OFF.sub(r"\\approx \1", text)
     if "approx" in text or "about" in text or ("≈" in text and text[-1] == ")"):
         text = _ROUGHLY.sub(r"\\approx \1", text)
+    if text[:1].isdigit() and text[-1:].isdigit() and (match := _QUOTIENT.fullmatch(text)):
+        return rf"{match[1]}\text{{ remainder }}{match[2]}"
+    if text[-1:] == ")":
+        text = _DECIMAL_FRACTION.sub(r"\2 \\approx \1", _FRACTION_DECIMAL.sub(r"\1 \\approx \2", text))
     if "C" in text or "P" in text or "A" in text:
         text = chosen(text)
-    bare = _BEFORE.sub("", without_words(text))
+    bare = _BEFORE.sub("", text)
     bare = bare if bare == text else _joined(bare)
-    bare = with_notes(bare)
     if (bare[:1] in "mMnNpP" and bare[1:2].isalpha()) or bare[:7] in ("\\text{n", "\\text{m"):
         bare = _MINUS.sub("-", _PLUS_OR_MINUS.sub(r"\\pm ", bare))
     return respelled(bare)
@@ -248,6 +256,8 @@ def _named_by_text(text: str) -> Term | None:
         value = read(tail)
     except Unreadable:
         return None
+    if value.op == "list" and any(each.op == "relation" for each in value.args):
+        return None  # A. Alice B. n = 2^k, k \ge 0
     if value.op == "relation":  # boys : girls = 3 : 2
         return value if set(value.text.split()) == {":"} and head.count(":") == len(value.args) - 1 else None
     return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")

@@ -11,7 +11,6 @@ from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.floats import apart
-from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, name, nary
 from retool_mcore.reward.normalise import Normal, equal_numbers
 from retool_mcore.reward.points import names
@@ -21,23 +20,20 @@ from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spelling import spelling
 from retool_mcore.reward.spoken import same_day, same_time
-from retool_mcore.reward.units import same_unit
+from retool_mcore.reward.units import same_unit, scale
 from retool_mcore.reward.value import exact
 from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
-_FREE = re.compile(r"(?<![a-z\\])[A-DcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
 _THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]|(\d{1,60})L")  # 70k and 70L, a long, beside a number
-_COUNTING = frozenset("knm")
 _LOWER_DIGITS = re.compile(r"\(?(?=\d{0,20}[a-f])([\da-f]{2,40})\)?_\{?(1[1-6])\}?")  # ab_{16}, beside a number
 _CROSS = re.compile(r"\\vec\s?\{?\s?\w\s?\}?\s?\\times")
 _COUNTS = frozenset(COUNT_LETTERS)
 _FLOAT = re.compile(r"\.\d{13}")
 _OTHER_MONEY = frozenset(("euro^1", "lb^1", "yuan^1", "yen^1", "rupee^1"))
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
-FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "family",
-         "pm")  # fmt: skip
+FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
 def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:
@@ -56,25 +52,15 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
         return normal
     node, beside_it = plain(normal.tree), plain(tree_of(other))
     plain_sums = node.op in SUMS and beside_it.op in SUMS and "vec" not in other.text
-    turns = _may_turn(normal.text, other.text)
-    if plain_sums and not turns and not _FREE.search(normal.text):
+    if plain_sums and "j" not in normal.text and "k" not in normal.text:
         return normal if node is normal.tree else normal._replace(tree=node, number=exact(node))
     vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
     if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)
     if "vec" in other.text and not is_truth:
         node = by_accents(node, beside_it)
-    tree = beside(node, beside_it, is_truth=is_truth, sympys="E" in normal.text or "I" in normal.text, turns=turns)
+    tree = beside(node, beside_it, is_truth=is_truth)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
-
-
-def _may_turn(text: str, other: str) -> bool:
-    """Whether both texts may be of a period, with a letter that counts: ``n\\pi``."""
-    return (
-        ("pi" in text or "circ" in text or "π" in text or "°" in text)
-        and not _COUNTING.isdisjoint(text)
-        and not _COUNTING.isdisjoint(other)
-    )
 
 
 def _counted(normal: Normal, other: Normal) -> Normal:

@@ -7,7 +7,7 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 
 from retool_mcore.reward.atoms import Atoms
 from retool_mcore.reward.cursor import END
-from retool_mcore.reward.node import CONSTANTS, CUT_OFF, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
+from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.series import progression
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, per, temperature, unit_at
@@ -80,9 +80,6 @@ class _Reader(Atoms):
             words.add(word)
             if self.next is END or self._is(*ends):
                 break
-            if self._is(r"\ldots") and (self._peek() is END or self._peek().text in ends) and self._skip(r"\ldots"):
-                parts.append(CUT_OFF)  # 1, 2, 4, \ldots
-                break
             parts.append(self.statement())
         self._depth -= 1
         if len(parts) == 1:
@@ -97,7 +94,7 @@ class _Reader(Atoms):
             if token.kind in ("text", "word") and word in _JOINING:
                 found = _JOINING[word] or found or ","
             elif token.kind in ("command", "sign") and word in (",", ";", r"\vee", r"\wedge", "&"):
-                found = {r"\vee": "or", r"\wedge": "and"}.get(word, found or ",")
+                found = {r"\vee": "or", r"\wedge": "and", "&": "and"}.get(word, found or ",")
             else:
                 return found
             self._at += 1
@@ -366,7 +363,7 @@ class _Reader(Atoms):
             return self._command(token.text)
         if token.kind in ("text", "word") and (named := self._named_by_words(token)):
             return named
-        if token.kind == "word" and len(token.text) < 4:
+        if token.kind == "word" and len(token.text) < 4 and token.text not in ("or", "and", "of"):
             return nary("mul", [self._named(letter) for letter in token.text])
         if token.kind == "text" and token.text.isalpha() and token.text.isascii() and len(token.text) < 3:
             return nary("mul", [self._named(letter) for letter in token.text])

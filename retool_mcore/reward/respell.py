@@ -6,9 +6,8 @@ Each takes linear time, and is tried only where a text holds its sign.
 
 import re
 
-from retool_mcore.reward.measures import compound
-from retool_mcore.reward.piecewise import by_cases
 from retool_mcore.reward.tokens import UNITS, WORDS
+from retool_mcore.reward.units import compound
 
 _DIGITS = re.compile("[₀-₉]+")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -276,7 +275,6 @@ def _noted(text: str) -> str:
         return _with_words_behind(text)
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
-        text = by_cases(text) if "cases" in text else text
     if text[-1:] == ")" and "=" in text:
         text = _RANGE_NOTE.sub(r", \1", text)
     if "\\ne" in text or "\\in" in text or "≠" in text or "∈" in text:
@@ -302,7 +300,7 @@ def _with_words_behind(text: str) -> str:
 
 
 def _in_cases(match: re.Match[str]) -> str:
-    """A system of equations, or a function by cases, as ``cases``."""
+    """A system of equations or inequalities as ``cases``."""
     inner = match[1]
     if _COMPARED.search(inner) or "if" in inner:
         return rf"\begin{{cases}}{inner}\end{{cases}}"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-from retool_mcore.reward.foreign import said_abroad
-
 MAX_CHARS = 400  # of a sentence
 _MAX_HEAD = 120  # of what stands before its verb
 _VERB = re.compile(
@@ -102,8 +100,6 @@ def stated(text: str) -> str | None:
         return None
     if (match := _BEHIND.search(text)) and match.start():
         return text[: match.start()]
-    if (said := said_abroad(text)) is not None:
-        return said
     if " of the answer" in text:
         return None
     if (match := _IS_IT.search(text)) and match.start() and _says_no_more(text[: match.start()]):

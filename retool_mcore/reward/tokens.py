@@ -160,7 +160,7 @@ def _letters(run: str, glued: bool, following: str) -> list[Token]:
     if len(run) > 2 and (match := GLUED.fullmatch(run)):
         head = [Token("letter", match[1], glued)] if match[1] else []
         return [*head, Token("command", WORDS[match[2]], glued or bool(head)), Token("letter", match[3], True)]
-    if len(run) > 3 or run in UNITS or run in ("or", "and", "men"):
+    if len(run) > 3 or run in UNITS or run in ("or", "and", "of", "men"):
         return [Token("word", run, glued)]
     return [Token("letter", letter, glued or index > 0) for index, letter in enumerate(run)]
 

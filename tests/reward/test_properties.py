@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from retool_mcore.reward.answer import judgeable
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import normalise, staged, vote
-from tests.reward import sayings
 from tests.reward.generated import FAMILIES, Family, fraction, grouped, pairs, scientific
+from tests.reward.neighbours import TRUTHS
 
 PIECES = [r"\frac", r"\sqrt", "{", "}", "(", ")", "1", "23", "x", "+", "-", "^", "_", ",", r"\{", r"\}", "|", "=", "/"]
 PIECES += [r"\text{ cm}", r"\cup", r"\le", r"\%", " ", r"\pm", r"\sin", "!", r"\left(", r"\mid", r"\infty", r"\in"]
@@ -57,7 +57,7 @@ def test_no_mathematics_raises_and_what_is_read_equals_itself_in_other_spacing(t
 def test_plain_latex_is_read_as_all_stages_read_it():
     draw = random.Random(0)
     texts = [answer for family in FAMILIES for each in range(6) for answer, _, _ in pairs(family, random.Random(each))]
-    texts += [way for truth, same, other in sayings.TRUTHS for way in (truth, *same, *other)]
+    texts += [way for truth, same, other in TRUTHS for way in (truth, *same, *other)]
     for _ in range(2000):
         text = draw.choice(texts)
         at = draw.randrange(len(text) + 1)
