@@ -32,8 +32,6 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         other = other.args[-1] if node.op == "tuple" else other  # [1, 2] beside x \in \{1, 2\}
     if node.op in _PLACES:
         node, other = _unnamed(node, other, is_truth)
-    if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
-        return node.args[0]  # [[34]]
     if node.op == "binomial" and other.op == "matrix" and other.text == "matrix 2" and len(other.args) == 2:
         return Term("matrix", node.args, "matrix 2")  # a column
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
@@ -130,11 +128,7 @@ def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
         return node.args
     if node.op == "list" and all(map(is_point, node.args)):
         return _points(node)
-    wide = len(other.args[0].args)
-    if node.op != "matrix" or len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
-        return ()
-    rows = (node.args[at : at + wide] for at in range(0, len(node.args), wide))
-    return tuple(Term("tuple", row, other.args[0].text) for row in rows)
+    return ()
 
 
 def _by_names(node: Term, other: Term) -> Term:

@@ -56,7 +56,8 @@ def check(schema: Any) -> None:
     if {"patternProperties", "unevaluatedProperties"} <= keywords:  # the latter matches the patterns of the former
         raise SchemaRefused("it has unevaluatedProperties beside patternProperties: use additionalProperties")
     try:
-        jsonschema.Draft202012Validator.check_schema(schema, format_checker=None)  # a pattern may be another language's
+        no_formats = jsonschema.FormatChecker(())  # a pattern may be of another language than Python
+        jsonschema.Draft202012Validator.check_schema(schema, format_checker=no_formats)
     except (AttributeError, TypeError, ValueError, RecursionError, jsonschema.SchemaError) as error:
         raise SchemaRefused(str(getattr(error, "message", error))[:_TOLD_CHARS]) from error
     _refuse_circles(schema)
