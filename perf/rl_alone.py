@@ -150,13 +150,13 @@ def batch_of(outputs: Sequence[Any], advantages: Sequence[float]) -> Any:
 def learn(worker: Any, data: Any, config: RlConfig, timer: PhaseTimer, step: int) -> dict[str, float]:
     """Old log-probabilities and the step's updates, as verl's trainer asks for them."""
     from verl.utils import tensordict_utils as tu
-
-    from retool_mcore.verl.engine_gap import STEP
+    from verl.workers.utils.padding import response_from_nested
 
     with timer.span("old_log_prob"):
         asked = data.clone(recurse=False)
-        tu.assign_non_tensor(asked, compute_loss=False, calculate_entropy=True, **{STEP: step})
-        data["old_log_probs"] = worker.old_log_probs(asked)["old_log_probs"]
+        tu.assign_non_tensor(asked, compute_loss=False, calculate_entropy=True)
+        found = worker.compute_log_prob(asked)
+        data["old_log_probs"] = response_from_nested(found["log_probs"], data["response_mask"])
     size = config.train.mini_batch_prompts * config.rollout.group_size
     update = {"mini_batch_size": size, "global_batch_size": size, "epochs": 1, "seed": 0}
     tu.assign_non_tensor(data, dataloader_kwargs={"shuffle": False}, **update)

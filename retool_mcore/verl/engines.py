@@ -54,14 +54,14 @@ class Watch:
         return None
 
 
-class EnginesMixin(PPOTrainer):
+class EngineRestarts(PPOTrainer):
     """Mixed in before one of verl's trainers; ``_run`` has the run's settings."""
 
     _run: RlConfig
+    engine_version = 0  # of the weights that the engines have: the step of the last sync
+    actor_is_ahead = False  # whether the actor has been updated since
     _restarts = 0  # in this start of the run
-    _restarts_told = 0  # of them in rows of metrics
-    _version = 0  # of the weights that the engines have: the step of the last sync
-    _ahead = False  # whether the actor has been updated since
+    _restarts_reported = 0  # of them in rows of metrics
 
     def _managers(self) -> tuple[Any, Any]:
         """verl's managers of the engines that sample, and of their weight sync."""
@@ -78,42 +78,24 @@ class EnginesMixin(PPOTrainer):
 
     def on_init_end(self) -> None:
         super().on_init_end()
-        self._version = self.global_steps
+        self.engine_version = self.global_steps
         self._watch, self._lost = Watch(), list[Any]()
-        self.replay_buffer.while_waiting = self._restart_dead
-
-    def on_sample_end(self) -> None:
-        self._detach_dead()
-        super().on_sample_end()
-
-    def on_step_end(self) -> None:
-        self._detach_dead()
-        back = self._start_lost()
-        self._put_to_sleep(back)
-        super().on_step_end()
-        self._admit(back)
-        self._version, self._ahead = self.global_steps, False
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._ahead = True
-        return super()._update_actor(batch, metrics)
 
     def engine_metrics(self) -> dict[str, float]:
         """``engine/restarts``: since the row of metrics before; nothing where nobody watches."""
         if not self._watches:
             return {}
-        since, self._restarts_told = self._restarts - self._restarts_told, self._restarts
+        since, self._restarts_reported = self._restarts - self._restarts_reported, self._restarts
         return {"engine/restarts": float(since)}
 
-    def _restart_dead(self) -> None:
+    def replace_dead_engines(self) -> None:
         """Called while a batch is awaited: what has died is replaced before it returns."""
-        self._detach_dead()
-        back = self._start_lost()
-        if back:
-            self._sync_again()
-            self._admit(back)
+        self.detach_dead_engines()
+        if restarted := self.restart_lost_engines():
+            self._sync_all_engines()
+            self.admit_engines(restarted)
 
-    def _detach_dead(self) -> None:
+    def detach_dead_engines(self) -> None:
         """Take dead engines out of routing and weight sync. Raises RunError above the limit."""
         if not self._watches:
             return
@@ -122,7 +104,7 @@ class EnginesMixin(PPOTrainer):
             if replica in self._lost or (error := self._watch.death(replica.servers)) is None:
                 continue
             self._count(error)
-            logger.warning("engine %d died and is started again: %s", replica.replica_rank, error)
+            logger.warning("engine %d died and is restarted: %s", replica.replica_rank, error)
             ray.get(manager.global_load_balancer.remove_servers.remote([address]))
             syncs.remove_replicas([replica])
             self._lost.append(replica)
@@ -134,7 +116,7 @@ class EnginesMixin(PPOTrainer):
             raise error_for_user(error, self._run, f"train.max_engine_restarts = {limit} allows no restart") from error
         self._restarts += 1
 
-    def _start_lost(self) -> list[Any]:
+    def restart_lost_engines(self) -> list[Any]:
         """Start the lost engines again, all at once; one that does not start counts once more."""
         back, self._lost = self._lost, []
         if not back:
@@ -151,33 +133,33 @@ class EnginesMixin(PPOTrainer):
             wanted = [replica for replica, _ in failed]
         self._managers()[1].add_replicas(back)
         ranks = ", ".join(str(replica.replica_rank) for replica in back)
-        logger.warning("engine %s started again in %.0f s", ranks, time.monotonic() - started_s)
+        logger.warning("engine %s restarted in %.0f s", ranks, time.monotonic() - started_s)
         return back
 
-    def _put_to_sleep(self, back: Sequence[Any]) -> None:
+    def sleep_engines(self, restarted: Sequence[Any]) -> None:
         """The new engines sleep like the others, which the step's weight sync wakes up."""
-        if back:
-            asyncio.run(_each(replica.sleep() for replica in back))
+        if restarted:
+            asyncio.run(_each(replica.sleep() for replica in restarted))
 
-    def _sync_again(self) -> None:
+    def _sync_all_engines(self) -> None:
         """Give all engines the weights that they are to have, with requests in flight paused."""
         syncs = self._managers()[1]
         syncs.abort_replicas()
         syncs.sleep_replicas()
-        syncs.update_weights(self._version)
+        syncs.update_weights(self.engine_version)
         syncs.resume_generation_replicas()
 
-    def _admit(self, back: Sequence[Any]) -> None:
+    def admit_engines(self, restarted: Sequence[Any]) -> None:
         """Requests may go to the new engines, which have the actor's weights by now."""
         manager, _ = self._managers()
-        for replica in back:
+        for replica in restarted:
             at = manager.rollout_replicas.index(replica)
             manager.server_handles[at], manager.server_addresses[at] = replica.server_handle, replica.server_address
             added = {replica.server_address: replica.server_handle}
             ray.get(manager.global_load_balancer.add_servers.remote(added))
 
 
-class DetachedEnginesMixin(EnginesMixin):
+class DetachedEngineRestarts(EngineRestarts):
     """For mode "async", whose engines have devices of their own and never sleep.
 
     Between the updates of a step they keep the weights of its start, and a new engine gets those
@@ -187,16 +169,16 @@ class DetachedEnginesMixin(EnginesMixin):
     def _managers(self) -> tuple[Any, Any]:
         return self.standalone_server_manager, self.standalone_checkpoint_manager
 
-    def _put_to_sleep(self, back: Sequence[Any]) -> None:
+    def sleep_engines(self, restarted: Sequence[Any]) -> None:
         """Does nothing: verl's sync to these engines begins with them awake."""
 
-    def _sync_again(self) -> None:
+    def _sync_all_engines(self) -> None:
         syncs, actor = self._managers()[1], self.actor_rollout_wg
-        ahead = self._ahead  # false in a step of one update, for which no copy is made
+        ahead = self.actor_is_ahead  # false in a step of one update, for which no copy is made
         if ahead:
             actor.save_model_to_cpu(1)
             actor.restore_model_from_cpu(0)
-        syncs.update_weights(self._version)
+        syncs.update_weights(self.engine_version)
         if ahead:
             actor.restore_model_from_cpu(1)
 

@@ -12,21 +12,17 @@ from retool_mcore.reward.score import mean_parts
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.records import RecordWriter, group_rank
 from retool_mcore.rollout.telemetry import distributions, group_shares
-from retool_mcore.verl.blocks import values_of_rows
+from retool_mcore.verl.assign import uid_of
 
 SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
 INTERVAL_Z = 1.96
 LEARNT = ("old_log_probs", "advantages")  # columns of trajectories that a step has learnt from
 
 
-def uid_of(key: str) -> str:
-    """The prompt's id of a trajectory, from verl's key: PROMPT_SESSION_PART."""
-    return key.rsplit("_", 2)[0]
-
-
 def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
     """What our agent loop and the reward have stored beside the tokens of each trajectory."""
-    return values_of_rows(keys, partition_id, "extra_fields")[0]
+    columns = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
+    return [getattr(value, "data", value) for value in columns["extra_fields"]]
 
 
 def answers_of_groups(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[bool]]]:
@@ -130,7 +126,6 @@ def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         "loss_mask": _listed(row["response_mask"]),
         "logprobs": _rounded(row["rollout_log_probs"]),
         "actor_logprobs": None if actor_T is None else _rounded(actor_T),
-        # One number of a response, or one of each token: update_columns.py.
         "advantage": None
         if advantage_T is None
         else _one_or_all(advantage_T * row["response_mask"], row["response_mask"].bool()),

@@ -28,18 +28,15 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.rollout.traces import traces
 from retool_mcore.run.trackers import Trace
-from retool_mcore.verl.blocks import blocks
+from retool_mcore.verl.assign import groups_of_rows, real_keys, uid_of
 from retool_mcore.verl.measure import (
     accuracy_interval,
     answers_of_groups,
     batch_metrics,
     read_extras,
-    uid_of,
     write_groups,
 )
-from retool_mcore.verl.row_reports import RowReports
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
-from retool_mcore.verl.update_columns import MASK
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +60,6 @@ class ReplayMixin:
         self.writer = RecordWriter(Path(run_config).parent / "trajectories")
         self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
         self.tracked = run.rollout.tracked_trajectories
-        self.reports = RowReports()  # the trainer's of each step, in which it may have read them ahead
         self.traces: list[Trace] = []  # of what was recorded since the last row of metrics
         self.compares_groups = run.algorithm.compares_groups
         self.max_refills = run.algorithm.max_refill_batches * batch
@@ -96,7 +92,7 @@ class ReplayMixin:
         self.expected = batch_size * self.group_size[partition_id]
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         if partition_id == "train":
-            self._tell_answers(_real_keys(batch), partition_id)
+            self._tell_answers(real_keys(batch), partition_id)
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
             measured = {**self._measure(batch.keys, partition_id), **self.dropped}
             self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
@@ -111,7 +107,7 @@ class ReplayMixin:
         """
         counts = metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY)
         discarded = int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
-        return self._measure(_real_keys(batch), batch.partition_id, counts, discarded)
+        return self._measure(real_keys(batch), batch.partition_id, counts, discarded)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self.while_waiting()
@@ -196,10 +192,7 @@ class ReplayMixin:
         return uids, snapshot, steps
 
     def _measure(self, keys: list[str], partition_id: str, *filtered: Any) -> dict[str, float]:
-        if partition_id == "train":
-            extras = [report.extra for report in self.reports.of(keys, partition_id)]
-        else:
-            extras = read_extras(keys, partition_id)
+        extras = read_extras(keys, partition_id)
         to = {"partition_id": partition_id, "step": self.global_steps}
         recorded = write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
         self.traces += traces(recorded, self.tracked)
@@ -208,24 +201,7 @@ class ReplayMixin:
 
 
 class SyncReplay(ReplayMixin, ReplayBuffer):
-    """For verl's synchronous trainer, which has nothing else to do while a batch is sampled.
-
-    Meanwhile it reads the scores of the groups that are finished.
-    """
-
-    read_scores: Callable[[list[str], str], None] = staticmethod(lambda keys, partition_id: None)  # the trainer's
-
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        self._begun: set[str] = set()
-        return super().sample(global_steps, partition_id, batch_size)
-
-    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        new = self.finished_keys["train"] - self._begun if partition_id == "train" else set[str]()
-        if new:
-            self._begun |= new
-            if keys := [key for key in self.partitions["train"] if uid_of(key) in new]:
-                self.read_scores(keys, "train")
-        return super()._wait_for_next_poll(partition_id, last_debug_time)
+    """For verl's synchronous trainer."""
 
 
 class AsyncReplay(ReplayMixin, ReplayBufferAsync):
@@ -245,41 +221,22 @@ def clear_orphans() -> None:
             tq.kv_clear(partition_id=partition_id, keys=orphans)
 
 
-def require_learnable(batch: KVBatchMeta, step: int, settings: str) -> float:
-    """The share of the batch's responses that have no token in the loss.
+def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
+    """The share of the rows' trajectories that have no token in the loss.
 
     Raises RolloutError if that is all of them; ``settings`` names what may have left them out.
     """
-    real = KVBatchMeta(
-        partition_id=batch.partition_id,
-        keys=_real_keys(batch),
-        tags=[tag for tag in batch.tags if not tag.get("is_padding", False)],
-    )
-    learnt = [each.row_sums(MASK) for each in blocks(real, MASK)]
-    idle, rows = sum(int((counts == 0).sum()) for counts in learnt), len(real.keys)
-    if idle == rows:
-        raise nothing_left(step, settings)
-    return idle / rows
+    keys = real_keys(rows)
+    data: Any = tq.kv_batch_get(keys=keys, partition_id=rows.partition_id, select_fields=["response_mask"])
+    idle = sum(not bool(mask.any()) for mask in data["response_mask"].unbind())
+    if idle == len(keys):
+        raise RolloutError(
+            f"No response of step {step} has a token to learn from: {settings} left out all of them. Loosen that "
+            "setting and run the same command again; it resumes from the last checkpoint."
+        )
+    return idle / len(keys)
 
 
-def nothing_left(step: int, settings: str) -> RolloutError:
-    """The error of a step of which ``settings`` left out every response."""
-    return RolloutError(
-        f"no response of step {step} has a token to learn from: {settings} left out all of them. Loosen what it names "
-        "and start the same command again; it continues from the last checkpoint"
-    )
-
-
-def sequence_lengths(batch: KVBatchMeta) -> list[int]:
+def sequence_lengths(rows: KVBatchMeta) -> list[int]:
     """Tokens of each trajectory of a batch, its prompt included."""
-    return [tag["seq_len"] for tag, group in zip(batch.tags, groups_of_rows(batch), strict=True) if group is not None]
-
-
-def groups_of_rows(batch: KVBatchMeta) -> list[str | None]:
-    """The prompt id of each row; None for a row that only pads the batch."""
-    pairs = zip(batch.keys, batch.tags, strict=True)
-    return [None if tag.get("is_padding", False) else key.rsplit("_", 2)[0] for key, tag in pairs]
-
-
-def _real_keys(batch: KVBatchMeta) -> list[str]:
-    return [key for key, group in zip(batch.keys, groups_of_rows(batch), strict=True) if group is not None]
+    return [tag["seq_len"] for tag, group in zip(rows.tags, groups_of_rows(rows), strict=True) if group is not None]

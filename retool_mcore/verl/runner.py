@@ -21,7 +21,7 @@ from retool_mcore.platforms.stores import MASTER_PORT_PATCH
 from retool_mcore.process import exit_on_sigterm, without_hangups
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
-from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
+from retool_mcore.verl import step  # noqa: F401  registers our trainers with verl
 from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
@@ -73,7 +73,7 @@ def register_engine(config: RlConfig, name: str) -> None:
         replica = MeasuredReplica
 
     def load() -> type:
-        if not config.rollout.gpus:  # engines with their own devices start later: TrainerMixin._load_checkpoint
+        if not config.rollout.gpus:  # engines with their own devices start later: RlRun._load_checkpoint
             begin(config.run.dir, "engines")
         return replica
 

@@ -15,6 +15,9 @@ _CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpo
 _QUEUE = "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue"
 _ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
 _HOOKS = "verl's trainer calls hooks at this place of a step"
+# The parts of verl's step that verl/step.py calls one after the other.
+_PARTS = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values", "_compute_advantage", "_update_critic",
+          "_update_actor")  # fmt: skip
 
 
 def _verl(target: str, parameters: tuple[str, ...], reason: str, remove_when: str = _HOOKS) -> Seam:
@@ -28,16 +31,20 @@ def _verl(target: str, parameters: tuple[str, ...], reason: str, remove_when: st
 
 
 SEAMS = (
+    *(
+        _verl(
+            f"{_TRAINER}{part}",
+            ("batch", "metrics"),
+            "verl/step.py calls this part of verl's step",
+            "verl's trainer has public parts of a step",
+        )
+        for part in _PARTS
+    ),
     _verl(
         f"{_TRAINER}_init_resource_pool_mgr",
         (),
         "our training workers take the places of verl's in role_worker_mapping",
         "verl's configuration names the classes of its workers",
-    ),
-    _verl(
-        f"{_TRAINER}_init_dataloader",
-        (),
-        "the rows of validation files are marked as held out, and a curriculum orders those of training",
     ),
     _verl(
         f"{_TRAINER}_validate",
@@ -51,37 +58,9 @@ SEAMS = (
         "verl names prompts by step and row",
     ),
     _verl(
-        f"{_TRAINER}_add_batch_to_generate",
-        (),
-        "a step that repeats one that was broken off has its prompts in the restored queue",
-        "verl's trainer saves a step that has not come to its update",
-    ),
-    _verl(
-        f"{_TRAINER}_balance_batch",
-        ("batch", "metrics", "logging_prefix", "keep_minibatch"),
-        "whole groups are dealt to the updates of a step by run.seed",
-        "verl shuffles the groups of a step before it cuts mini-batches",
-    ),
-    _verl(
         f"{_TRAINER}_compute_metrics",
         ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
         "a step's row gets our names and FLOPs, and verl pads its columns to the longest response",
-    ),
-    _verl(
-        f"{_TRAINER}_compute_advantage",
-        ("batch", "metrics"),
-        "a step of which nothing is left names the setting, and verl pads its columns to the longest response",
-    ),
-    _verl(
-        f"{_TRAINER}_update_actor",
-        ("batch", "metrics"),
-        'with algorithm.old_log_prob = "rollout" the update returns the actor\'s log-probabilities',
-        "verl keeps the log-probabilities of an update's forward pass",
-    ),
-    _verl(
-        f"{_TRAINER}_update_critic",
-        ("batch", "metrics"),
-        "a run that is asked to end breaks its step off before the first update",
     ),
     _verl(
         f"{_TRAINER}_save_checkpoint",
@@ -96,11 +75,6 @@ SEAMS = (
         "verl reshards random states",
     ),
     _verl(
-        f"{_TRAINER}_step_once",
-        ("metrics", "timing_raw", "sample_batch_size"),
-        "dropped trajectories are summed over a step's mini-batches, where verl averages them",
-    ),
-    _verl(
         f"{_ASYNC}_init_resource_pool_mgr",
         (),
         "our training workers take the places of verl's in role_worker_mapping",
@@ -111,12 +85,6 @@ SEAMS = (
         (),
         "its log call at level INFO passes print's flush=True and would raise a TypeError",
         "_setup of trainer_separate_async.py no longer does so",
-    ),
-    _verl(
-        f"{_TRAINER}_compute_old_log_prob",
-        ("batch", "metrics"),
-        'verl pads its columns to the longest response; mode "async" calls it where a step is one update',
-        "verl computes these numbers without padding",
     ),
     _verl(
         f"{_ASYNC}_compute_old_log_prob",

@@ -1,61 +1,45 @@
-"""Our part of verl's PPO trainers: metrics that survive a kill, checkpoints complete or absent.
+"""What surrounds a step: set-up, prompts, ending on request, checkpoints, validation, metrics.
 
-verl's trainers run unchanged. These subclasses, registered under names of their own, give the
-metrics our names, write them to a JSONL file, and publish a checkpoint only when all of it is on
-disk. verl truncates its own tracker file before it writes it, and its own clean-up forgets old
-checkpoints across restarts, so neither is used.
+``step.py`` has the step itself and registers the trainers of the three modes. The engines' restart
+is in ``engines.py``. verl truncates its own tracker file before it writes it, and its own clean-up
+forgets old checkpoints across restarts, so neither is used.
 """
 
-import json
-import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+import torch
+import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayTaskError
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.profiler import marked_timer
-from verl.utils.seqlen_balancing import log_seqlen_unbalance
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.utils import tensordict_utils as tu
 
+from retool_mcore.data.curriculum import SolveRateOrder
 from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.run import checkpoint, saving, start
+from retool_mcore.run.best import BestKeeper
+from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import loop_workers
-from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
-from retool_mcore.verl.dealing import deal, order_for_ranks
-from retool_mcore.verl.engine_gap import first_update, gap_metrics, store_actor_log_probs
-from retool_mcore.verl.engines import DetachedEnginesMixin
-from retool_mcore.verl.goal import BestAndCurriculum
-from retool_mcore.verl.in_flight import InFlightMixin
+from retool_mcore.verl.engines import EngineRestarts
 from retool_mcore.verl.keys.ppo import run_config_of
-from retool_mcore.verl.keys.rollout import TRAINER_MODES
-from retool_mcore.verl.replay import (
-    clear_orphans,
-    groups_of_rows,
-    require_learnable,
-    sequence_lengths,
-)
+from retool_mcore.verl.replay import clear_orphans, sequence_lengths
 from retool_mcore.verl.rl_metrics import RENAMED, EngineLoad, StepClock, row_of
 from retool_mcore.verl.run_settings import settings_of_run
-from retool_mcore.verl.token_means import mean_of_updates
-from retool_mcore.verl.unpadded import UnpaddedTrainer
-from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 from retool_mcore.verl.workers import worker_class
 
+TRAIN = "train"  # verl's partition of the transfer queue
 PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
     "gen": "generation",
     "engine_sleep": "engine_sleep",
@@ -69,13 +53,338 @@ PHASES = {  # timers inside a step; together with time_other_s they add up to ti
     "save_checkpoint": "checkpoint",
     "update_weights": "weight_sync",
 }
-COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # per mini-batch, where a step samples several
+
+
+class StoppedBeforeUpdate(Exception):
+    """The step ends before its first update, because the run was asked to end."""
+
+
+class RlRun(EngineRestarts):
+    """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
+
+    verl_mode: str
+    updates_per_batch: int  # optimizer updates that learn from one sampled batch
+    validated: Mapping[str, Any]  # the last validation's metrics; when the first step begins, the start's
+    _order: SolveRateOrder | None = None  # the curriculum's, of the training rows
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
+        self._run = settings_of_run(run_config_of(config))
+        super().__init__(config)
+        platform = get_platform(self._run.run.platform)
+        self.updates_per_batch = self._run.train.updates_per_step
+        self._saver = saving.Saver(self._run, self._write_checkpoint)
+        self._writer: MetricWriter | None = None
+        self._clock = StepClock()
+        self._load = EngineLoad(self)
+        self._starting = True
+        values = read_config(self._run.model.path)
+        self._shape = shape_of_config(values) if values else None  # None: not in the hub cache
+        self._peak_flops = (platform.device.peak_flops or 0.0) * self._run.train_gpus()
+
+    # ---------------------------------------------------------------- set-up
+
+    def _init_resource_pool_mgr(self) -> None:
+        """verl's, with our workers in place of verl's; starts the agent loops before the model."""
+        super()._init_resource_pool_mgr()
+        for role, remote in self.role_worker_mapping.items():
+            self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
+        start.begin(self._run.run.dir, "workers")
+        loop_workers.create_workers(self._run)
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self.replay_buffer.while_waiting = self.while_sampling
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop over steps, until ``train.steps``, a signal, or ``best.patience`` ends it."""
+        start.begin(self._run.run.dir, "weights")
+        for group in self._saved_groups():
+            group.belong_to(str(self._run.run.dir.absolute()))
+        with self._saver, Ending(self._run.checkpoint.grace_s) as self._ending:
+            try:
+                super().fit(agent_loop_manager)
+            except StoppedBeforeUpdate:
+                self._save_previous_step()
+                raise Ended(self._ending.asked, self._saver.what_is_kept()) from None
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
+
+    def on_train_begin(self) -> None:
+        self.replay_buffer.val_metrics = {}  # the start's validation has its own row
+        super().on_train_begin()
+        self._stop_without_progress(self.global_steps - 1)
+        self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
+        if self.validated and self.global_steps == 1:
+            self._writer.write(0, row_of(self.validated), self.replay_buffer.traces)
+        self.replay_buffer.traces = []
+        self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
+        self._clock.row_written()
+
+    def on_step_begin(self) -> None:
+        self._clock.step_begins()
+        super().on_step_begin()
+        if self._starting:
+            start.begin(self._run.run.dir, "steps")
+        self._saver.poll()
+
+    # --------------------------------------------------------------- prompts
+
+    _has_fetched = False  # the coming step's prompts are in the queue already
+    _named_step = -1  # the step whose prompts were named last
+    _named = 0  # how many of that step's prompts have names
+
+    def _fetch_one_gen_batch(self) -> Any:
+        """verl's prompts, named by step and place so that a resumed run gives the same names."""
+        batch = super()._fetch_one_gen_batch()
+        if self._named_step != self.global_steps:
+            self._named_step, self._named = self.global_steps, 0
+        names = [prompt_name(self.global_steps, self._named + place) for place in range(len(batch))]
+        self._named += len(batch)
+        batch["uid"] = tu.get_tensordict({"uid": np.array(names, dtype=object)})["uid"]
+        return batch
+
+    def prepare_step(self) -> dict[str, Any]:
+        """verl's, which submits the step's prompts, unless they are in flight already."""
+        if self._has_fetched:
+            self._has_fetched = False
+            return {}
+        return super().prepare_step()
+
+    def submit_next_prompts(self) -> None:
+        """Submit the next step's prompts now rather than at its begin."""
+        self.global_steps += 1
+        try:
+            self.prepare_step()
+        finally:
+            self.global_steps -= 1
+        self._has_fetched = True
+
+    def _prompts_restored(self) -> None:
+        """After a checkpoint's queue was loaded: a step that was stopped has its prompts in it.
+
+        The step that repeats it fetches none; it would otherwise have a batch more in flight than
+        the settings say.
+        """
+        places = places_of_step(self.global_steps + 1)
+        self._has_fetched = bool(places)
+        self._named_step, self._named = self.global_steps + 1, max(places, default=-1) + 1
+
+    # -------------------------------------------------------- end on request
+
+    # Until its first update a step has changed nothing but the engines' requests: the weights are
+    # those of the step before, and the data loader gives the same prompts again. From then on the
+    # step is finished, and saved before its weights go to the engines. Where prompts are in flight
+    # over steps they are saved in verl's queue; a sampled batch has left the queue, so there a step
+    # is finished once it is sampled.
+
+    _ending: Ending | None = None
+    _sampling = False
+    _loader_state: Any = None  # of the data loader, at the end of the last step
+    _stopped = False
+
+    @contextmanager
+    def may_be_interrupted(self) -> Generator[None]:
+        """While a batch is awaited; an exception leaves ``_sampling`` set for the save after it."""
+        self._sampling = True
+        self.stop_if_asked()  # a batch that is ready already would not be waited for
+        yield
+        self._sampling = False
+
+    def while_sampling(self) -> None:
+        """The replay buffer calls it between two looks at an unfinished batch."""
+        if self._sampling:
+            self.stop_if_asked()
+        self.replace_dead_engines()
+
+    def stop_if_asked(self) -> None:
+        """Raise StoppedBeforeUpdate if the run was asked to end and the step can be repeated."""
+        if self._ending is None or not self._ending.asked or self.local_trigger_step > 0:
+            return
+        if self._sampling or self.trainer_mode == "sync":
+            raise StoppedBeforeUpdate
+
+    def save_if_asked(self) -> None:
+        """At the end of a step, before its weights go to the engines."""
+        if self._ending is None:
+            return
+        if self.trainer_mode == "sync":
+            self._loader_state = copy.deepcopy(self.train_dataloader.state_dict())
+        if self._ending.asked:
+            self._save_once(self.global_steps)
+
+    def _save_previous_step(self) -> None:
+        if self._sampling and not self._run.rollout.gpus:  # the save needs the devices that sampling has
+            syncs: Any = self.checkpoint_manager
+            syncs.abort_replicas()
+            self.detach_dead_engines()
+            self.on_sample_end()
+        self.global_steps -= 1
+        self._stopped = True
+        self._save_once(self.global_steps)
+        self._saver.wait()
+
+    def _save_once(self, step: int) -> None:
+        """Save the step, unless it is saved already or the run keeps nothing."""
+        saved = [each.step for each in checkpoint.complete_checkpoints(self._run.run.dir / "checkpoints")]
+        if step and step not in (*saved, self._saver.begun) and self._run.saved_every:
+            self._saver.save(step)
+
+    # ----------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        self._saver.save(self.global_steps)
+
+    def _write_checkpoint(self, folder: str, step: int) -> "WorkersSave | None":
+        """verl's own saving; verl uses the same folder for this step."""
+        del step
+        with unwrap_worker_errors():
+            super()._save_checkpoint()
+        if self._stopped and self._loader_state is not None:
+            torch.save(self._loader_state, Path(folder).parent / "data.pt")  # as the step before had left it
+        return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
+
+    def _load_checkpoint(self) -> None:
+        """verl's own loading, of the checkpoint that ``checkpoint.resume`` chooses."""
+        start.begin(self._run.run.dir, "checkpoint")
+        self._order_training_rows()
+        saved = checkpoint.find_resume(self._run)
+        if saved is not None and not saved.has_random_states_of(self._run):
+            for group in self._saved_groups():
+                group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
+        with files_are_data():
+            super()._load_checkpoint()
+        clear_orphans()
+        self._prompts_restored()
+        self._resume_best(saved.step if saved is not None else 0)
+        if self._run.rollout.gpus:  # engines with their own devices; runner.py begins the stage of the others
+            start.begin(self._run.run.dir, "engines")
+
+    def _saved_groups(self) -> list[Any]:
+        return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
+
+    # ------------------------------------------------- validation, best, curriculum
+
+    def _order_training_rows(self) -> None:
+        """Mark validation rows as held out; give training rows the curriculum's order."""
+        self.val_dataset.held_out = True
+        data, loader = self._run.data, self.train_dataloader
+        if data.curriculum == 1:
+            return
+        self._order = SolveRateOrder(
+            len(self.train_dataset),
+            seed=self._run.run.seed,
+            floor=data.curriculum,
+            apart=self._run.train.prompts_per_step,
+        )
+        self.train_dataloader = StatefulDataLoader(  # sampler and batch size are arguments of a loader
+            dataset=self.train_dataset,
+            batch_size=loader.batch_size,
+            num_workers=0,
+            drop_last=True,
+            collate_fn=loader.collate_fn,
+            sampler=self._order,
+        )
+        self.replay_buffer.observe = self._order.observe
+
+    def _resume_best(self, step: int) -> None:
+        """Continue from ``step``: its best step, and its validation again if a kill took that.
+
+        Called when the data loader's state is loaded; the curriculum's state comes with it.
+        """
+        self._best = BestKeeper(self._run, step)
+        if self._order is not None:
+            self.train_dataloader_it = iter(self.train_dataloader)  # loads the state now, not at the first batch
+        self.validated = {}
+        with open_dict(self.config):
+            self.config.trainer.val_before_train = self._best.lacks(step) or (self._run.validation.before and step == 0)
+
+    @property
+    def validates_now(self) -> bool:
+        """Whether a validation follows this step; it has the engines for itself."""
+        every: int = self.config.trainer.test_freq
+        return every > 0 and self.global_steps % every == 0
+
+    def on_validate_begin(self) -> None:
+        self._load.keep()
+        if self._writer is None:
+            start.begin(self._run.run.dir, "validation")
+            self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
+        super().on_validate_begin()
+
+    def _validate(self) -> dict[str, float]:
+        metrics = super()._validate()
+        self.validated = {**metrics, **self.replay_buffer.val_metrics}
+        self._best.validated(self.global_steps, self.validated)
+        return metrics
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._load.forget()
+
+    def _stop_without_progress(self, step: int) -> None:
+        """No step after ``step`` if best.patience is spent."""
+        if self._best.given_up:
+            self.total_training_steps = step
+
+    # --------------------------------------------------------------- metrics
+
+    def keep_engine_load(self) -> None:
+        """Ask the engines how many requests they had; before they sleep or take the next step's."""
+        self._load.ask()
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
+        """Write the step's row: verl's metrics, the trajectories', times, rates and memory."""
+        self._clock.metrics_begin()
+        super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        buffer = self.replay_buffer
+        metrics |= buffer.step_metrics(batch, metrics)
+        metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
+        metrics |= self._best.metrics() if buffer.val_metrics else {}
+        metrics |= self._order.metrics() if self._order is not None else {}
+        buffer.val_metrics = {}
+        self._stop_without_progress(self.global_steps)
+
+        ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
+        of_experts = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
+        ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
+        ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
+        lengths = sequence_lengths(batch)
+        ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
+        if self._shape and "time_update_actor_s" in ours:
+            ours["flops"] = self._shape.train_flops(lengths, self._run.lora)
+            if self._peak_flops:
+                ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
+        ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
+        ours |= self._load.metrics() | self.engine_metrics()
+        require_finite(ours, self.global_steps)
+        metrics |= ours | self._clock.row_written()
+        if self._starting:
+            metrics |= start.start_times(self._run.run.dir)
+            self._starting = False
+        assert self._writer is not None, "on_train_begin makes the writer before the first step"
+        self._writer.write(self.global_steps, row_of(metrics), buffer.traces)
+        buffer.traces = []
+
+
+def prompt_name(step: int, place: int) -> str:
+    """The step that submits the prompt and its place in the step; names sort in that order."""
+    return f"{step:06d}-{place:05d}"
+
+
+def places_of_step(step: int) -> list[int]:
+    """The places of the prompts in verl's queue that ``step`` has submitted."""
+    items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
+    names = [name.split("-") for name, tag in items.items() if tag.get("is_prompt", False)]
+    return [int(place) for submitted, place in names if int(submitted) == step]
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
     """A step's seconds by phase, from its timers; together they add up to the step.
 
-    verl counts the engine's going to sleep and ``tool_wait_s`` as generation; here they are phases
+    verl counts the engines' falling asleep and ``tool_wait_s`` as generation; here they are phases
     of their own.
     """
     times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
@@ -115,236 +424,3 @@ class WorkersSave:
 
     def kill(self) -> None:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
-
-
-class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
-    """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
-
-    verl_mode: str
-
-    def __init__(self, config: DictConfig) -> None:
-        with open_dict(config):
-            config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
-        self._run = settings_of_run(run_config_of(config))
-        super().__init__(config)
-        platform = get_platform(self._run.run.platform)
-        self._starting = True
-        self._saver = saving.Saver(self._run, self._write_checkpoint)
-        self.updates_of_a_batch = self._run.train.updates_per_step
-        self._writer: MetricWriter | None = None
-        self._clock = StepClock()
-        self._load = EngineLoad(self)
-        values = read_config(self._run.model.path)
-        self._shape = shape_of_config(values) if values else None  # None: not in the hub cache
-        self._peak_flops = (platform.device.peak_flops or 0.0) * self._run.train_gpus()
-
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        for role, remote in self.role_worker_mapping.items():
-            self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
-        start.begin(self._run.run.dir, "workers")
-        loop_workers.create_workers(self._run)
-
-    def _init_dataloader(self) -> None:
-        super()._init_dataloader()
-        self.val_dataset.held_out = True
-
-    def fit(self, agent_loop_manager: Any) -> None:
-        start.begin(self._run.run.dir, "weights")
-        for group in self._saved_groups():
-            group.belong_to(str(self._run.run.dir.absolute()))
-        with self._saver:
-            try:
-                super().fit(agent_loop_manager)
-            finally:
-                if self._writer is not None:
-                    self._writer.close()
-
-    def on_step_begin(self) -> None:
-        self._clock.step_begins()
-        self._forget_step()
-        self.replay_buffer.reports = self._reports
-        self.replay_buffer.read_scores = self._signal.read_ahead
-        super().on_step_begin()
-        if self._starting:
-            start.begin(self._run.run.dir, "steps")
-        self._saver.poll()
-
-    def on_train_begin(self) -> None:
-        super().on_train_begin()
-        self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
-        if self.validated and self.global_steps == 1:
-            self._writer.write(0, row_of(self.validated), self.replay_buffer.traces)
-        self.replay_buffer.traces = []
-        self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
-        self._clock.row_written()
-
-    def on_sample_end(self) -> None:
-        self._load.ask()
-        with marked_timer("engine_sleep", self.timing_raw):
-            super().on_sample_end()
-
-    def _balance_batch(self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen") -> Any:
-        """Deal the batch's groups to its updates, each over all data-parallel ranks.
-
-        verl would cut the batch in the order in which it came. An update learns from
-        ``train.mini_batch_prompts`` prompts, however many of their trajectories outages dropped.
-        """
-        run = self._run
-        prompts = run.train.mini_batch_prompts * self.updates_of_a_batch
-        batch = upsample_batch_to_divisible_size(batch, prompts * run.rollout.group_size, self.tokenizer.eos_token_id)
-        lengths = [tag["seq_len"] for tag in batch.tags]
-        seed = (run.run.seed, self.global_steps, self.local_trigger_step)
-        dealt = deal(groups_of_rows(batch), self.updates_of_a_batch, seed)
-        order = order_for_ranks(dealt, lengths, run.dp)
-        batch.reorder(order)
-        by_rank = np.array_split(np.asarray(order), run.dp)
-        metrics |= log_seqlen_unbalance(lengths, [part.tolist() for part in by_rank], prefix=logging_prefix)
-        return batch
-
-    def on_validate_begin(self) -> None:
-        self._load.keep()
-        if self._writer is None:
-            start.begin(self._run.run.dir, "validation")
-            self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
-        super().on_validate_begin()
-
-    def on_validate_end(self) -> None:
-        super().on_validate_end()
-        self._load.forget()
-
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
-        self._clock.metrics_begin()
-        super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        metrics |= self._mismatch.metrics()
-        buffer = self.replay_buffer
-        metrics |= buffer.step_metrics(batch, metrics)
-        metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
-        metrics |= self.goal_metrics(bool(buffer.val_metrics))
-        buffer.val_metrics = {}
-        self.stop_without_progress(self.global_steps)
-        ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
-        of_experts = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
-        ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
-        ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
-        lengths = sequence_lengths(batch)
-        ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
-        if self._shape and "time_update_actor_s" in ours:
-            ours["flops"] = self._shape.train_flops(lengths, self._run.lora)
-            if self._peak_flops:
-                ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
-        ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
-        ours |= self._load.metrics() | self.engine_metrics()
-        require_finite(ours, self.global_steps)
-        metrics |= ours | self._clock.row_written()
-        if self._starting:
-            metrics |= start.start_times(self._run.run.dir)
-            self._starting = False
-        assert self._writer is not None, "on_train_begin makes the writer before the first step"
-        self._writer.write(self.global_steps, row_of(metrics), buffer.traces)
-        buffer.traces = []
-
-    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Advantages, after a look at what masks have left to learn from."""
-        if self._run.algorithm.masks_responses:
-            named = f"algorithm.mask = {json.dumps(self._run.algorithm.mask)}"
-            metrics["loss/masked_fraction"] = require_learnable(batch, self.global_steps, named)
-        return super()._compute_advantage(batch, metrics)
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        keeps = self._run.algorithm.old_log_prob == "rollout"
-        batch.extra_info[KEEP_LOG_PROBS] = keeps
-        batch = super()._update_actor(batch, metrics)
-        if keeps:
-            store_actor_log_probs(self.actor_rollout_wg, batch)
-            if self.local_trigger_step == 0:
-                compared = first_update(batch, self.updates_of_a_batch, self._run.dp)
-                metrics |= gap_metrics(compared, self._run.algorithm, self._mismatch)
-        return batch
-
-    def _save_checkpoint(self) -> None:
-        self._saver.save(self.global_steps)
-
-    def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
-        """verl's own saving; verl uses the same folder for this step."""
-        del step
-        with unwrap_worker_errors():
-            super()._save_checkpoint()
-        self.write_data_state(Path(folder).parent)
-        return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
-
-    def _load_checkpoint(self) -> None:
-        start.begin(self._run.run.dir, "checkpoint")
-        saved = checkpoint.find_resume(self._run)
-        if saved is not None and not saved.has_random_states_of(self._run):
-            for group in self._saved_groups():
-                group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
-        with files_are_data():
-            super()._load_checkpoint()
-        clear_orphans()
-        self.prompts_restored()
-        self.resume_best(saved.step if saved is not None else 0)
-        if self._run.rollout.gpus:  # engines with their own devices; runner.py begins the stage of the others
-            start.begin(self._run.run.dir, "engines")
-
-    def _saved_groups(self) -> list[Any]:
-        return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
-
-
-@register_trainer(TRAINER_MODES["sync"])
-class ReToolTrainer(TrainerMixin, PPOTrainerSync, UnpaddedTrainer):
-    """Each step waits for all of its trajectories."""
-
-    verl_mode = "sync"
-
-
-@register_trainer(TRAINER_MODES["partial_rollout"])
-class ReToolPartialRolloutTrainer(TrainerMixin, PPOTrainerColocateAsync, UnpaddedTrainer):
-    """More prompts are in flight than a step needs; unfinished ones continue in the next step."""
-
-    verl_mode = "colocate_async"
-
-
-@register_trainer(TRAINER_MODES["async"])
-class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateAsync, UnpaddedTrainer):
-    """The engines have devices of their own and go on sampling while the actor learns.
-
-    A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights
-    change at the end of the step.
-    """
-
-    verl_mode = "separate_async"
-
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        self.updates_of_a_batch = 1
-
-    def _setup(self) -> None:
-        # verl 0.9.1 passes print's flush=True to a log call of level INFO, a TypeError where that
-        # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
-        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
-        super()._setup()
-
-    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """With one update per step, compute directly; verl would copy the weights for nothing.
-
-        In that case the weights are those at the step's start.
-        """
-        if self._run.train.updates_per_step == 1:
-            return UnpaddedTrainer._compute_old_log_prob(self, batch, metrics)
-        return super()._compute_old_log_prob(batch, metrics)
-
-    def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:
-        self._counted: Counter[str] = Counter()
-        self._updates: list[dict[str, Any]] = []
-        batch = super().step(metrics, timing_raw)
-        metrics |= mean_of_updates(self._updates)
-        metrics |= self._counted  # verl averages these over mini-batches, and sums the running total
-        metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
-        return batch
-
-    def _step_once(self, metrics: dict[str, Any], timing_raw: dict, sample_batch_size: int) -> Any:
-        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        self._counted.update({name: metrics[name] for name in COUNTS})
-        self._updates.append(dict(metrics))
-        return batch

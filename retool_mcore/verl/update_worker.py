@@ -22,9 +22,10 @@ from retool_mcore.run.metrics import EXPERTS
 from retool_mcore.verl import optimizer_room
 from retool_mcore.verl.expert_load import ExpertLoad
 from retool_mcore.verl.token_means import divide_by_tokens, sum_over_tokens
-from retool_mcore.verl.update_columns import complete
 
-KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
+# In a batch's non-tensor data:
+KEEP_LOG_PROBS = "retool_keep_log_probs"  # whether updates keep the log-probabilities of their forward passes
+REAL_ROWS = "retool_real_rows"  # of each update, the rows that are trajectories and not padding
 
 
 def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
@@ -65,6 +66,7 @@ class UpdateWorker(TrainingWorker):
     """
 
     _load: ExpertLoad | None = None
+    _real_rows: tuple[int, ...] = ()  # of the step's updates that are still to come
     _room: torch.Tensor | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -112,6 +114,10 @@ class UpdateWorker(TrainingWorker):
         """
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
+        if self._real_rows:
+            rows, *rest = self._real_rows
+            self._real_rows = tuple(rest)
+            tu.assign_non_tensor(data, global_batch_size=rows)
         output = super().train_batch(data)
         alive.sign()
         load = self._load.take() if self._load is not None else {}
@@ -128,12 +134,12 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict | None:
-        """The updates of a step.
+        """The updates of a step. Means over responses are over trajectories, not padding rows.
 
         Reports the learning rate of the last one, the mean load of the experts, and means over the
         tokens of all of them.
         """
-        complete(data)
+        self._real_rows = tu.pop(data, REAL_ROWS, default=())
         output = super().train_mini_batch(data)
         if output is not None:
             metrics = tu.get(output, "metrics")

@@ -17,6 +17,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.padding import response_from_nested
 
 from retool_mcore.config import Memory
 from retool_mcore.model.activations import token_memory
@@ -25,10 +26,7 @@ from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
-from retool_mcore.verl.engine_gap import COMPARED, STEP, old_log_probs_of, response_log_probs
-from retool_mcore.verl.gap_sums import KeptGaps
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
-from retool_mcore.verl.update_columns import MASK, OLD
 from retool_mcore.verl.update_worker import UpdateWorker
 
 if TYPE_CHECKING:
@@ -102,7 +100,6 @@ class _Actor(_Saving):
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
     rollout: Any  # verl's adapter of the engine on this rank's device; None in mode "async"
-    _gaps: KeptGaps | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -131,42 +128,19 @@ class _Actor(_Saving):
         return None if self.actor is None else getattr(self.actor.engine, "adapters", None)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
-    def old_log_probs(self, data: TensorDict) -> TensorDict | None:
-        """``compute_log_prob`` that compares with the engine, where the rows' tokens are.
-
-        Returns the columns of ``old_log_probs_of`` in place of the pass's, and with R2 its experts;
-        the gaps stay here for the next two calls.
-        """
-        columns, step = {name: data[name] for name in COMPARED}, tu.get(data, STEP)
-        output: TensorDict | None = self.compute_log_prob(data)  # type: ignore[attr-defined]
-        if output is None:
-            return None
-        if self._gaps is None or self._gaps.step != step:
-            self._gaps = KeptGaps(step)
-        columns |= {name: output.pop(name) for name in ("log_probs", "entropy")}
-        return output.update(old_log_probs_of(columns, self._gaps))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def gap_histogram(self) -> tuple[torch.Tensor, float] | None:
-        """``KeptGaps.histogram``; the caller gets a list by rank, None of those without gaps."""
-        return None if self._gaps is None else self._gaps.histogram()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def gaps_of_bin(self, number: int) -> torch.Tensor | None:
-        """``KeptGaps.of_bin``, after which they are forgotten."""
-        gaps, self._gaps = self._gaps, None
-        return None if gaps is None else gaps.of_bin(number)
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the updates' rows, as column "old_log_probs"."""
+        """``UpdateWorker.log_probs`` of the updates' rows, stored as "old_log_probs".
+
+        What compares engine and actor after the update then reads the same column as it does where
+        the actor's log-probabilities are computed before the update.
+        """
         assert self.actor is not None, "only the actor is updated"
         kept, self.actor.log_probs = [row for update in self.actor.log_probs for row in update.unbind()], []
         if not kept:
             return None
         assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
-        rows = torch.nested.as_nested_tensor(kept, layout=torch.jagged)
-        return tu.get_tensordict({OLD: response_log_probs(data[MASK], rows.cpu())})
+        rows = torch.nested.as_nested_tensor(kept, layout=torch.jagged).cpu()
+        return tu.get_tensordict({"old_log_probs": response_from_nested(rows, data["response_mask"])})
 
 
 class SavingActorWorker(_Actor, ActorRolloutRefWorker):

@@ -129,64 +129,72 @@ def by_formula(objective: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float
 
 
 def trained_on(patching: pytest.MonkeyPatch, *settings: str, **columns_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The columns [B, T] that our trainer makes for the update: advantages, mask, weights."""
+    """The columns [B, T] that a step makes for the update: advantages, mask, weights."""
     scores_BT = torch.zeros(4, 6)
     for row, length in enumerate(LENGTHS_B):
         scores_BT[row, length - 1] = REWARD_B[row]
     columns = {"response_mask": MASK_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
     queue = Queue(patching, **columns | {"rollout_log_probs": ENGINE_BT, **columns_BT})
-    prepare_advantages(*settings)
-    for row in queue.rows.values():
-        if row["advantages"].ndim == 0:  # an update spreads it over the tokens: test_update_columns.py
-            row["advantages"] = row["advantages"] * row["response_mask"]
+    trainer = learning_trainer(*settings)
+    trainer.compute_advantages(batch(), {})
     names = {name for row in queue.rows.values() for name in row}
     return {name: pad_sequence([queue.rows[key][name] for key in KEYS], batch_first=True) for name in names}
 
 
-def prepare_advantages(*settings: str) -> None:
-    """Our trainer's advantages, weights and rejection of the rows in the queue."""
+def learning_trainer(*settings: str) -> Any:
+    """Our trainer of mode "sync" in step 3, without verl's set-up, which starts workers."""
     from verl.trainer.ppo import core_algos
 
-    from retool_mcore.verl.trainer import ReToolTrainer
+    from retool_mcore.verl.step import ReToolTrainer
 
     settings = ("rollout.group_size=2", *settings)
-    trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
+    trainer: Any = object.__new__(ReToolTrainer)
     trainer._run, trainer.config = load_config(RlConfig, RL, settings), tree(*settings)
-    trainer.global_steps, trainer.kl_ctrl_in_reward = 3, core_algos.get_kl_controller(trainer.config.algorithm.kl_ctrl)
-    trainer._forget_step()
-    trainer._compute_advantage(batch(), {})
+    trainer.global_steps, trainer.local_trigger_step, trainer.timing_raw = 3, 0, {}
+    trainer.updates_per_batch, trainer.use_critic = trainer._run.train.updates_per_step, False
+    trainer.kl_ctrl_in_reward = core_algos.get_kl_controller(trainer.config.algorithm.kl_ctrl)
+    return trainer
 
 
 KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 
 
 class Queue:
-    """verl's queue with the columns [B, T] of four responses."""
+    """verl's transfer queue with the columns [B, T] of four responses of two prompts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
-        from retool_mcore.verl import blocks
+        from verl.trainer.ppo.v1 import trainer_base
+
+        from retool_mcore.verl import advantages, mismatch, replay
 
         self.rows: dict[str, dict[str, torch.Tensor]] = {
             key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
             for row, key in enumerate(KEYS)
         }
-        monkeypatch.setattr(blocks, "tq", self)
+        for module in (trainer_base, advantages, mismatch, replay):
+            monkeypatch.setattr(module, "tq", self)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        """Jagged columns; like verl's queue it leaves out what no row has."""
         from verl.utils import tensordict_utils as tu
 
-        def column(name: str) -> torch.Tensor:
-            return torch.nested.as_nested_tensor([self.rows[key][name] for key in keys], layout=torch.jagged)
+        known = [name for name in select_fields if name in self.rows[keys[0]]]
+        rows = {name: [self.rows[key][name] for key in keys] for name in known}
+        data = tu.get_tensordict(
+            {name: torch.nested.as_nested_tensor(rows[name], layout=torch.jagged) for name in known}, {}
+        )
+        if "uid" in select_fields:
+            tu.assign_non_tensor_stack(data, "uid", [key[0] for key in keys])
+        return data
 
-        return tu.get_tensordict({name: column(name) for name in select_fields}, {})
-
-    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> None:
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
         for name in fields.keys():  # noqa: SIM118
             for key, value in zip(keys, fields[name].unbind(), strict=True):
                 self.rows[key][name] = value
+        return batch(keys)
 
 
-def batch() -> Any:
+def batch(keys: Sequence[str] = KEYS) -> Any:
     from transfer_queue import KVBatchMeta
 
-    return KVBatchMeta(partition_id="train", keys=list(KEYS), tags=[{} for _ in KEYS], extra_info={})
+    return KVBatchMeta(partition_id="train", keys=list(keys), tags=[{} for _ in keys], extra_info={})

@@ -22,7 +22,6 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.verl.replay import AsyncReplay, SyncReplay, clear_orphans, sequence_lengths
-from retool_mcore.verl.row_reports import RowReports
 
 GROUP = 4
 
@@ -114,7 +113,6 @@ def sampler(
 def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     answers: list[Any] = []
     replay.observe = answers.extend
-    replay.reports = RowReports()  # as the trainer before each step
     try:
         batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=2)
     except RolloutError as error:
@@ -127,18 +125,6 @@ def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     left = sorted((tq.kv_list() or {}).get("train", {}))
     traces = [(each["trajectory"], each["right"], each["reward"]) for each in replay.traces]
     return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers, "traces": traces}
-
-
-def read_while_sampling(folder: Path) -> list[list[str]]:
-    """What is read of groups that end one after the other, while the batch waits for the last."""
-    replay, read = sampler(folder, 0.0), list[list[str]]()
-    replay.read_scores = lambda keys, partition_id: read.append([partition_id, *sorted(keys)])
-    put_group("v", [1.0, 0.0, 1.0, 0.0])
-    put_group("w", [1.0, None, None, None], status="running")
-    looks = iter(range(100))
-    replay.while_waiting = lambda: put_group("w", [1.0, 1.0, 0.0, 0.0]) if next(looks) == 2 else None
-    sample(replay)
-    return read
 
 
 def resumed(folder: Path) -> list[list[str]]:
@@ -199,7 +185,6 @@ def main(folder: Path) -> None:
     out["failed"] = sample(sampler(folder, 0.25, refill, mode="colocate_async"))
     put_group("s", [None, 1.0, 0.0, None], status="failure")
     out["too many failed"] = sample(sampler(folder, 0.2, refill, mode="colocate_async"))
-    out["read while sampling"] = read_while_sampling(folder)
     out["resumed"] = resumed(folder)
     tags = [{"seq_len": 5}, {"seq_len": 9}, {"seq_len": 1, "is_padding": True}]
     out["lengths"] = sequence_lengths(KVBatchMeta(keys=["p_0_0", "p_1_0", "pad"], tags=tags, partition_id="train"))

@@ -1,9 +1,7 @@
 """Steps that train less than all: of masked or rejected responses, and of the critic alone."""
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +14,10 @@ from tests.verl.loss_scenario import (
     MOVED_BT,
     OLD_BT,
     RL,
+    Queue,
     actor_config,
+    batch,
+    learning_trainer,
     micro_batch,
     said,
     trained_on,
@@ -26,54 +27,26 @@ from tests.verl.loss_scenario import (
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
-def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleNamespace:
-    """A batch of four responses whose masks are in the queue that replay.py reads."""
-    from verl.utils import tensordict_utils as tu
-
-    from retool_mcore.verl import blocks
-
-    masks = torch.nested.as_nested_tensor(list(mask_BT), layout=torch.jagged)
-    values = torch.nested.as_nested_tensor(list(-1.0 * mask_BT), layout=torch.jagged)
-    columns = tu.get_tensordict({"response_mask": masks, "old_log_probs": values, "rollout_log_probs": values}, {})
-    monkeypatch.setattr(blocks, "tq", SimpleNamespace(kv_batch_get=lambda **_: columns))
-    keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
-    return SimpleNamespace(keys=keys, tags=[{}] * 4, partition_id="train")
+def masked(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> Any:
+    """A batch of four responses whose masks are in the queue."""
+    Queue(monkeypatch, response_mask=mask_BT)
+    return batch()
 
 
 def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch: pytest.MonkeyPatch):
     from retool_mcore.verl.replay import require_learnable
 
     some_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
-    assert require_learnable(in_memory(monkeypatch, some_BT), 3, "x") == 0.75
-    with pytest.raises(RolloutError, match="no response of step 3 has a token to learn from: x left out"):
-        require_learnable(in_memory(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
+    assert require_learnable(masked(monkeypatch, some_BT), 3, "x") == 0.75
+    with pytest.raises(RolloutError, match="No response of step 3 has a token to learn from: x left out"):
+        require_learnable(masked(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
 
 
-def test_the_trainer_looks_where_masks_may_leave_nothing(monkeypatch: pytest.MonkeyPatch):
-    masked_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
-    for mask_BT, share in ((masked_BT, 0.75), (torch.zeros_like(MASK_BT), None)):
-        from retool_mcore.verl.unpadded import UnpaddedTrainer
-
-        trainer, metrics = masking_trainer(), dict[str, Any]()
-        empty = in_memory(monkeypatch, mask_BT)
-        if share is None:
-            with pytest.raises(RolloutError, match=r'algorithm\.mask = \["truncated"\] left out all'):
-                trainer._compute_advantage(empty, metrics)
-        else:
-            with pytest.MonkeyPatch.context() as patching:
-                patching.setattr(UnpaddedTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
-                assert trainer._compute_advantage(empty, metrics) is empty
-            assert metrics == {"loss/masked_fraction": share}
-
-
-def masking_trainer() -> Any:
-    from retool_mcore.verl.trainer import ReToolTrainer
-
-    trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
-    trainer._run = load_config(RlConfig, RL, ['algorithm.mask=["truncated"]'])
-    trainer.global_steps, trainer.config = 3, tree()
-    trainer._forget_step()
-    return trainer
+def test_a_step_looks_where_masks_may_leave_nothing(monkeypatch: pytest.MonkeyPatch):
+    trainer = learning_trainer('algorithm.mask=["truncated"]')
+    trainer.assign = lambda rows, metrics: rows
+    with pytest.raises(RolloutError, match=r'algorithm\.mask = \["truncated"\] left out all'):
+        trainer.learn(masked(monkeypatch, torch.zeros_like(MASK_BT)), {})
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])
@@ -145,21 +118,10 @@ def updated(
     )
 
 
-def test_the_critic_alone_is_trained_in_its_first_steps(monkeypatch: pytest.MonkeyPatch):
-    """In verl's own step; the actor's schedule spans the steps in which the actor is trained."""
-
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
+def test_the_actors_schedule_spans_the_steps_in_which_it_is_trained():
+    """tests/verl/test_step.py has the steps of the critic alone."""
     settings = ("algorithm.name=ppo", "critic.warmup_steps=2", "train.steps=6")
-    config, trained = tree(*settings), []
-    trainer = MagicMock(config=config, use_critic=True, use_reference_policy=False)
-    for step in range(1, 5):
-        trainer.reset_mock()
-        trainer.global_steps = step
-        trainer.replay_buffer.sample.return_value = (MagicMock(extra_info={}), {})
-        PPOTrainer._step_once(trainer, {}, {}, 4)
-        trained.append((trainer._update_critic.called, trainer._update_actor.called))
-    assert trained == [(True, False), (True, False), (True, True), (True, True)]
-    updates = load_config(RlConfig, RL, settings).train.updates_per_step
+    config, updates = tree(*settings), load_config(RlConfig, RL, settings).train.updates_per_step
+    assert config.trainer.critic_warmup == 3, "verl's first step that trains the actor"
     assert config.actor_rollout_ref.actor.optim.lr_decay_steps == 4 * updates
     assert config.critic.optim.lr_decay_steps == 6 * updates

@@ -48,7 +48,7 @@ def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[R
     """One of three engines' trainers; ``calls`` is all that is done to them, in order."""
     from retool_mcore.verl import engines
 
-    class Trainer(engines.EnginesMixin):
+    class Trainer(engines.EngineRestarts):
         calls: list[Any]
 
     monkeypatch.setattr(engines.ray, "get", lambda value: value)
@@ -68,7 +68,7 @@ def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[R
     trainer.checkpoint_manager = SimpleNamespace(**note, **{name: Remote(name, calls).remote for name in plain})
     trainer.actor_rollout_wg = SimpleNamespace(forget_engines=Remote("forget_engines", calls).remote)
     trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="sglang")))
-    trainer._lost, trainer._version, trainer.calls = [], 7, calls
+    trainer._lost, trainer.engine_version, trainer.calls = [], 7, calls
     return trainer
 
 
@@ -81,7 +81,7 @@ def test_a_dead_engine_is_replaced_and_gets_requests_only_when_it_has_the_weight
     trainer = trainer_of(tmp_path, monkeypatch, replicas, restarts=3)
     dead = {"server 1"}
     trainer._watch = SimpleNamespace(death=lambda servers: RayActorError() if dead & set(servers) else None)
-    trainer._restart_dead()
+    trainer.replace_dead_engines()
     assert trainer.calls == [
         ("remove_servers", ["address 1"]),
         ("remove_replicas", [replicas[1]]),
@@ -104,8 +104,8 @@ def test_an_engine_that_is_lost_counts_once_until_it_is_back(tmp_path: Path, mon
 
     trainer = trainer_of(tmp_path, monkeypatch, [Replica(0), Replica(1)], restarts=1)
     trainer._watch = SimpleNamespace(death=lambda servers: RayActorError() if servers == ["server 0"] else None)
-    trainer._detach_dead()
-    trainer._detach_dead()
+    trainer.detach_dead_engines()
+    trainer.detach_dead_engines()
     assert trainer._restarts == 1 and [call[0] for call in trainer.calls] == ["remove_servers", "remove_replicas"]
 
 
@@ -115,11 +115,11 @@ def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: 
     replicas = [Replica(0, None), Replica(1, RayActorError(), None)]
     trainer = trainer_of(tmp_path, monkeypatch, replicas, restarts=1)
     trainer._lost = list(replicas)
-    assert trainer._start_lost() == replicas
+    assert trainer.restart_lost_engines() == replicas
     assert trainer._restarts == 1 and replicas[0].starts == replicas[1].starts == [], "each of them as often as needed"
     trainer._lost = [Replica(2, RayActorError(), None)]
     with pytest.raises(RunError, match=r"train\.max_engine_restarts = 1 allows no restart"):
-        trainer._start_lost()
+        trainer.restart_lost_engines()
 
 
 @pytest.mark.parametrize(("ahead", "sent"), [(True, "start"), (False, "now")])
@@ -127,7 +127,7 @@ def test_engines_of_their_own_get_the_weights_of_the_steps_start_and_the_actor_k
     ahead: bool, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """``weights``: the actor's, and the copies on the host by their number."""
-    from retool_mcore.verl.engines import DetachedEnginesMixin
+    from retool_mcore.verl.engines import DetachedEngineRestarts
 
     trainer = trainer_of(tmp_path, monkeypatch, [], restarts=1)
     weights: dict[Any, str] = {"actor": "now", 0: "start"}
@@ -140,9 +140,9 @@ def test_engines_of_their_own_get_the_weights_of_the_steps_start_and_the_actor_k
     trainer.standalone_checkpoint_manager = SimpleNamespace(
         update_weights=lambda version: told.append((version, weights["actor"]))
     )
-    trainer._ahead = ahead
-    monkeypatch.setattr(type(trainer), "_managers", DetachedEnginesMixin._managers)
-    DetachedEnginesMixin._sync_again(trainer)
+    trainer.actor_is_ahead = ahead
+    monkeypatch.setattr(type(trainer), "_managers", DetachedEngineRestarts._managers)
+    DetachedEngineRestarts._sync_all_engines(trainer)
     assert told == [(7, sent)] and weights["actor"] == "now"
 
 

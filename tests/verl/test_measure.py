@@ -12,22 +12,16 @@ from hypothesis import strategies as st
 
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.verl import measure
-from retool_mcore.verl.gap_sums import Mismatch
 from retool_mcore.verl.measure import _rounded, accuracy_interval, write_groups
-
-
-def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
-    sums = Mismatch(len(actor_N))
-    sums.add(actor_N - rollout_N, len(actor_N))
-    return sums.metrics()
+from retool_mcore.verl.mismatch import mismatch
 
 
 def test_the_mismatch_of_engine_and_actor():
     rollout = [-1.0] * 98 + [-1.5, -3.0]
     actor = [-1.0] * 98 + [-1.0, -1.0]
-    found = mismatch(torch.tensor(rollout), torch.tensor(actor))
+    found = mismatch(torch.tensor(actor), torch.tensor(rollout))
     assert found == pytest.approx({"mismatch/kl": -0.025, "mismatch/max": 2.0, "mismatch/p99": 0.5})
-    one = mismatch(torch.tensor([-0.5]), torch.tensor([-0.25]))
+    one = mismatch(torch.tensor([-0.25]), torch.tensor([-0.5]))
     assert one == {"mismatch/kl": -0.25, "mismatch/max": 0.25, "mismatch/p99": 0.25}
     assert mismatch(torch.tensor([]), torch.tensor([])) == {}
 
@@ -38,7 +32,7 @@ def test_the_mismatch_is_that_of_plain_python():
     rollout = [value + draw.gauss(0.001, 0.02) for value in actor]
     gaps = [a - b for a, b in zip(rollout, actor, strict=True)]
     sizes = sorted(map(abs, gaps))
-    found = mismatch(torch.tensor(rollout, dtype=torch.float64), torch.tensor(actor, dtype=torch.float64))
+    found = mismatch(torch.tensor(actor, dtype=torch.float64), torch.tensor(rollout, dtype=torch.float64))
     assert found["mismatch/kl"] == pytest.approx(math.fsum(gaps) / len(gaps), rel=1e-9)
     assert found["mismatch/max"] == sizes[-1]
     assert found["mismatch/p99"] == sizes[math.ceil(0.99 * len(sizes)) - 1]

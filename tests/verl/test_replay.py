@@ -120,7 +120,3 @@ def test_a_curriculum_is_told_each_group_once_also_those_that_the_filter_sets_as
 
 def test_rows_that_only_pad_a_batch_have_no_length(scenarios: dict[str, Any]):
     assert scenarios["lengths"] == [5, 9]
-
-
-def test_scores_of_finished_groups_are_read_once_while_others_are_sampled(scenarios: dict[str, Any]):
-    assert scenarios["read while sampling"] == [["train", "v_0_0", "v_1_0", "v_2_0", "v_3_0"]]

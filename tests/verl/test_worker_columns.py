@@ -6,19 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from retool_mcore.config import RlConfig, load_config
 from tests.verl.loss_scenario import (
     ENGINE_BT,
     MASK_BT,
     MOVED_BT,
     OLD_BT,
-    RL,
     TEXT_BT,
     actor_config,
-    batch,
     micro_batch,
     said,
-    tree,
 )
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -42,9 +38,9 @@ def stored() -> Any:
 def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
     from verl.workers.utils.losses import ppo_loss, value_loss
 
-    from retool_mcore.verl import unpadded
+    from retool_mcore.verl import step
 
-    wanted, output = getattr(unpadded, name), said(OLD_BT + MOVED_BT, ROWS)
+    wanted, output = getattr(step, name), said(OLD_BT + MOVED_BT, ROWS)
     everything = stored()
     few = everything.select(*TOLD, *(each for each in wanted if each in everything.keys()))  # noqa: SIM118
     assert "extra_fields" not in few.keys()  # noqa: SIM118
@@ -62,31 +58,3 @@ def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
     (loss, metrics), (same_loss, same_metrics) = losses
     assert torch.equal(loss, same_loss)
     assert list(metrics) == list(same_metrics)
-
-
-def test_each_pass_asks_for_its_columns_and_the_next_one_for_its_own(monkeypatch: pytest.MonkeyPatch):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    from retool_mcore.verl import unpadded
-    from retool_mcore.verl.trainer import ReToolTrainer
-    from retool_mcore.verl.unpadded import ACTOR, CRITIC, FORWARD
-
-    asked: list[tuple[str, list[str] | None]] = []
-
-    def asks(name: str, fetched: Any) -> Any:
-        asked.append((name, fetched.fields))
-        return fetched
-
-    trainer: Any = object.__new__(ReToolTrainer)  # verl's set-up starts workers
-    trainer._run, trainer.config, trainer.use_critic, trainer._ending = load_config(RlConfig, RL), tree(), True, None
-    trainer._forget_step()
-    trainer.actor_rollout_wg = SimpleNamespace(old_log_probs=lambda batch: asks("old_log_prob", batch))
-    monkeypatch.setattr(unpadded, "blocks", lambda *_: [])
-    for name in ("_update_critic", "_update_actor"):
-        monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics, name=name: asks(name, batch))
-    after = trainer._compute_old_log_prob(batch(), {})
-    assert after.fields == list(FORWARD), "the reference's and the critic's passes"
-    trainer._update_critic(after, {})
-    trainer._update_actor(after, {})
-    compared = [*FORWARD, "rollout_log_probs"]
-    assert asked == [("old_log_prob", compared), ("_update_critic", list(CRITIC)), ("_update_actor", list(ACTOR))]

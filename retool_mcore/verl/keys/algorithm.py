@@ -7,7 +7,8 @@ from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, values
 
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
-ESTIMATORS = {"ppo": "gae"}  # verl's names of advantages where they are not ours
+OPO = "retool_opo"  # verl/advantages.py registers it
+ESTIMATORS = {"ppo": "gae", "opo": OPO}  # verl's names of advantages where they are not ours
 LOSSES = {"ppo": "vanilla"}  # and of losses
 KL_TYPES = {"k3": "low_var_kl"}  # and of estimates of the divergence; verl's default is spelt so
 
@@ -70,10 +71,9 @@ ALGORITHM = (
     ),
     Key("algorithm.gamma", "algorithm.gamma", lambda run: run.algorithm.gamma),
     Key("algorithm.lam", "algorithm.lam", lambda run: run.algorithm.lam),
-    # Read by verl's own advantages and weights alone; verl/learning_signal.py takes their place.
+    # It draws rows anew, and verl's trainer stores the result under the names of the old ones.
     Key("algorithm.use_pf_ppo", "algorithm.name"),
     Key("algorithm.pf_ppo", "algorithm.name"),
-    Key(CORRECTION + "rollout_is_batch_normalize", "algorithm.importance_sampling"),
     # verl then fetches prompts one by one; our replay buffer does the filtering.
     Key("algorithm.filter_groups", "algorithm.filter_groups"),
     Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups > 0),

@@ -15,7 +15,7 @@ if torch.accelerator.is_available():
 get_platform("cpu").activate()  # verl imports here
 from verl.utils.seqlen_balancing import calculate_workload  # noqa: E402
 
-from retool_mcore.verl.dealing import deal, order_for_ranks  # noqa: E402
+from retool_mcore.verl.assign import assign_to_updates, order_for_ranks  # noqa: E402
 
 
 def groups_of(prompts: int, size: int) -> list[str | None]:
@@ -25,7 +25,7 @@ def groups_of(prompts: int, size: int) -> list[str | None]:
 def test_every_row_is_dealt_once_and_groups_stay_whole():
     groups = groups_of(12, 4)
     random.Random(0).shuffle(groups)
-    dealt = deal(groups, 3, (0, 1, 0))
+    dealt = assign_to_updates(groups, 3, (0, 1, 0))
     assert sorted(row for part in dealt for row in part) == list(range(48))
     for part in dealt:
         names = [groups[row] for row in part]
@@ -34,10 +34,10 @@ def test_every_row_is_dealt_once_and_groups_stay_whole():
 
 def test_the_seed_decides_and_not_the_order_in_which_responses_ended():
     early, late = groups_of(16, 2), groups_of(16, 2)[::-1]
-    first, second = deal(early, 4, (0, 1, 0)), deal(late, 4, (0, 1, 0))
+    first, second = assign_to_updates(early, 4, (0, 1, 0)), assign_to_updates(late, 4, (0, 1, 0))
     assert [{early[row] for row in part} for part in first] == [{late[row] for row in part} for part in second]
     for other in ((1, 1, 0), (0, 2, 0), (0, 1, 1)):
-        assert deal(early, 4, other) != first
+        assert assign_to_updates(early, 4, other) != first
 
 
 def test_updates_of_one_wave_have_lengths_of_one_distribution():
@@ -48,14 +48,14 @@ def test_updates_of_one_wave_have_lengths_of_one_distribution():
     rows = sorted((int(draw.lognormvariate(8.2, 0.7)), f"1-{prompt}") for prompt in range(64) for _ in range(16))
     lengths = [length for length, _ in rows]
     as_they_ended = [mean(lengths[start : start + 256]) for start in range(0, 1024, 256)]
-    dealt = [mean(lengths[row] for row in part) for part in deal([name for _, name in rows], 4, (0, 1, 0))]
+    dealt = [mean(lengths[row] for row in part) for part in assign_to_updates([name for _, name in rows], 4, (0, 1, 0))]
     assert max(as_they_ended) / min(as_they_ended) > 4.0
     assert max(dealt) / min(dealt) < 1.35, "four standard deviations of a mean of 256 lengths"
 
 
 def test_fillers_take_the_places_of_rows_that_outages_took():
     groups = [group for group in groups_of(8, 4) if group not in ("1-3", "1-5")] + [None] * 8
-    dealt = deal(groups, 4, (0, 1, 0))
+    dealt = assign_to_updates(groups, 4, (0, 1, 0))
     assert [len(part) for part in dealt] == [8, 8, 8, 8]
     assert sorted(sum(groups[row] is None for row in part) for part in dealt) == [0, 0, 4, 4]
     assert sorted(row for part in dealt for row in part) == list(range(len(groups)))
@@ -63,14 +63,14 @@ def test_fillers_take_the_places_of_rows_that_outages_took():
 
 def test_rows_that_make_no_whole_updates_are_refused():
     with pytest.raises(ValueError, match="10 rows do not make 4 updates"):
-        deal(groups_of(5, 2), 4, (0,))
+        assign_to_updates(groups_of(5, 2), 4, (0,))
     with pytest.raises(ValueError, match="an update of 2 rows got whole groups of 3"):
-        deal([*groups_of(1, 3), None], 2, (0,))
+        assign_to_updates([*groups_of(1, 3), None], 2, (0,))
 
 
 def test_each_rank_finds_its_part_of_every_update_in_turn():
     lengths = [4000 if row % 16 == 0 else 10 for row in range(48)]  # by work alone, one row would be a rank's half
-    dealt = deal(groups_of(12, 4), 3, (0, 1, 0))
+    dealt = assign_to_updates(groups_of(12, 4), 3, (0, 1, 0))
     order = order_for_ranks(dealt, lengths, 2)
     ranks = [order[:24], order[24:]]  # verl's dispatch: one run of rows for each rank
     for update in range(3):  # verl's mini-batches: one run of a rank's rows for each update

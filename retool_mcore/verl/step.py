@@ -1,0 +1,264 @@
+"""One step of reinforcement learning, from prompts to new weights in the engines.
+
+Read it from the top. verl's ``fit`` drives the run and calls, for each step and in this order:
+
+    on_step_begin       per-step records are reset
+    step                sample trajectories, then learn from them          (this file)
+    _save_checkpoint    when one is due                                    (trainer.py)
+    on_step_end         send the new weights to the engines                (this file)
+    _validate           when one is due                                    (trainer.py)
+    _compute_metrics    one row of metrics.jsonl                           (trainer.py)
+
+The three modes share every line. They differ in verl's own classes (where engines sleep, and how
+weights travel) and in the places below that name a mode:
+
+    sync              the next step's prompts are submitted as soon as the engines have its weights
+    partial_rollout   more prompts are in flight than a step needs; unfinished ones continue
+    async             engines have devices of their own; a step samples and learns several times
+
+Rows are verl's ``KVBatchMeta``: names of trajectories whose columns are in the transfer queue.
+"""
+
+import copy
+import json
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.utils import MetricsAggregator
+from verl.utils.profiler import marked_timer
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
+
+from retool_mcore.verl.advantages import move_rewards_into_loss
+from retool_mcore.verl.assign import (
+    assign_to_updates,
+    groups_of_rows,
+    order_for_ranks,
+    real_keys,
+    rows_of_update,
+    sort_rows,
+)
+from retool_mcore.verl.engines import DetachedEngineRestarts
+from retool_mcore.verl.keys.rollout import TRAINER_MODES
+from retool_mcore.verl.mismatch import mismatch_after_update, mismatch_metrics
+from retool_mcore.verl.replay import require_learnable
+from retool_mcore.verl.token_means import mean_of_updates
+from retool_mcore.verl.trainer import RlRun
+from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, REAL_ROWS
+
+# The columns that workers read. A worker that is given no list fetches every column, texts and
+# records among them, and tensordict copies those one object at a time for each micro-batch.
+FORWARD = ("input_ids", "loss_mask", "response_mask", "routed_experts")
+CRITIC = (*FORWARD, "prompts", "responses", "values", "returns")
+ACTOR = (*FORWARD, "prompts", "responses", "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
+
+FOLLOWS_TOKENS = ("ppo", "reinforce_plus_plus")  # estimators that read rewards token by token
+SUMMED = ("rollout/dropped", "rollout/refilled_prompts")  # over the batches of a step
+
+
+class RlStep(RlRun):
+    """A run whose step is written out here; see the module."""
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """Sample and learn; returns the rows that were learned from, and fills ``metrics``."""
+        self.prepare_step()  # submits the step's prompts, unless they are in flight already
+
+        learned, aggregator, batches = KVBatchMeta(partition_id="train", keys=[], tags=[]), MetricsAggregator(), []
+        for number in range(self.parameter_sync_step):  # one batch; several in mode "async"
+            self.local_trigger_step = number
+            of_batch: dict[str, Any] = {}
+            rows = self.learn(self.sample(of_batch), of_batch)
+            batches.append(of_batch)
+            aggregator.add_step_metrics(of_batch, sample_count=len(real_keys(rows)))
+            learned.keys.extend(rows.keys)
+            learned.tags.extend(rows.tags)
+
+        metrics |= aggregator.get_aggregated_metrics()
+        metrics |= mean_of_updates(batches)  # verl weighs batches by rows, not by tokens
+        metrics |= {name: sum(each[name] for each in batches) for name in SUMMED}
+        metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
+        return learned
+
+    def sample(self, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Wait until enough groups are finished and take them out of the replay buffer."""
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        with self.timed("gen"):
+            self.on_sample_begin()
+            with self.may_be_interrupted():  # meanwhile the buffer calls while_sampling
+                rows, counts = self.replay_buffer.sample(self.global_steps, "train", prompts)
+            metrics |= counts
+            self.keep_engine_load()
+            self.detach_dead_engines()
+            with self.timed("engine_sleep"):
+                self.on_sample_end()  # colocated engines release their memory to training
+        return rows
+
+    def learn(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Update actor and critic. The mathematics is verl's: core_algos, rollout_corr_helper."""
+        run = self._run.algorithm
+
+        # Whole groups to optimizer updates, and rows of similar length to data-parallel ranks.
+        rows = self.assign(rows, metrics)
+        if run.masks_responses:
+            metrics["loss/masked_fraction"] = require_learnable(
+                rows, self.global_steps, f"algorithm.mask = {json.dumps(run.mask)}"
+            )
+
+        # Log-probabilities of the sampled tokens before the update, and of the reference model.
+        with self.timed("old_log_prob"):
+            rows = self._compute_old_log_prob(reading(rows, FORWARD), metrics)
+            if run.old_log_prob == "actor":
+                metrics |= mismatch_metrics(rows)
+        if self.use_reference_policy:
+            with self.timed("ref"):
+                rows = self._compute_ref_log_prob(reading(rows, FORWARD), metrics)
+        if self.use_critic:
+            with self.timed("values"):
+                rows = self._compute_values(reading(rows, FORWARD), metrics)
+
+        # KL penalty, importance weights, rejection; then advantages, by algorithm.name.
+        with self.timed("adv"):
+            rows = self.compute_advantages(rows, metrics)
+
+        # Gradient steps. Until here nothing has changed, so a run that was asked to end stops.
+        self.stop_if_asked()
+        if self.use_critic:
+            with self.timed("update_critic"):
+                rows = self.update_critic(rows, metrics)
+        if self.config.trainer.critic_warmup <= self.global_steps:
+            with self.timed("update_actor"):
+                rows = self.update_actor(rows, metrics)
+        return rows
+
+    def assign(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Put the rows into the order in which verl's dispatch and mini-batches yield our updates.
+
+        Each update learns from ``train.mini_batch_prompts`` prompts, however many of their
+        trajectories were dropped; verl's padding rows, which have no token in the loss, fill it up.
+        """
+        run = self._run
+        sort_rows(rows)
+        prompts = run.train.mini_batch_prompts * self.updates_per_batch
+        rows = upsample_batch_to_divisible_size(rows, prompts * run.rollout.group_size, self.tokenizer.eos_token_id)
+        lengths = [tag["seq_len"] for tag in rows.tags]
+        seed = (run.run.seed, self.global_steps, self.local_trigger_step)
+        assigned = assign_to_updates(groups_of_rows(rows), self.updates_per_batch, seed)
+        order = order_for_ranks(assigned, lengths, run.dp)
+        rows.reorder(order)
+        by_rank = np.array_split(np.asarray(order), run.dp)
+        metrics |= log_seqlen_unbalance(lengths, [part.tolist() for part in by_rank], prefix="global_seqlen")
+        return rows
+
+    def compute_advantages(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Store "advantages" and "returns"; by the settings also weights and a smaller mask."""
+        run = self._run.algorithm
+        if run.name in FOLLOWS_TOKENS:
+            move_rewards_into_loss(rows)
+        rows = self._compute_advantage(rows, metrics)
+        if run.rejection != "off" and run.old_log_prob == "actor":
+            require_learnable(rows, self.global_steps, f'algorithm.rejection = "{run.rejection}"')
+        return rows
+
+    def update_critic(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        rows = reading(rows, CRITIC)
+        rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows)}
+        return self._update_critic(rows, metrics)
+
+    def update_actor(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The optimizer updates; with the engine's as old log-probabilities, also the actor's own.
+
+        In that case only the updates' forward passes compute the actor's log-probabilities, which
+        the records and the mismatch metrics need.
+        """
+        rows, of_engine = reading(rows, ACTOR), self._run.algorithm.old_log_prob == "rollout"
+        rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows), KEEP_LOG_PROBS: of_engine}
+        self.actor_is_ahead = True  # of the engines, until on_step_end
+        rows = self._update_actor(rows, metrics)
+        if of_engine:
+            self.actor_rollout_wg.log_probs_of_update(reading(rows, ("response_mask",)))
+            if self.local_trigger_step == 0:  # later batches are learned from with weights that have moved
+                first = self.rows_of_update(rows, 0)
+                metrics |= mismatch_after_update(first)
+        return rows
+
+    def rows_of_update(self, rows: KVBatchMeta, update: int) -> KVBatchMeta:
+        chosen = rows_of_update(len(rows.keys), update, self.updates_per_batch, self._run.dp)
+        keys, tags = ([column[row] for row in chosen] for column in (rows.keys, rows.tags))
+        return KVBatchMeta(partition_id=rows.partition_id, keys=keys, tags=tags)
+
+    def real_rows_of_updates(self, rows: KVBatchMeta) -> tuple[int, ...]:
+        """How many trajectories each update learns from: the divisor of a mean over responses."""
+        updates = range(self.updates_per_batch)
+        return tuple(len(real_keys(self.rows_of_update(rows, update))) for update in updates)
+
+    def on_step_end(self) -> None:
+        """Send the new weights to the engines, also to restarted ones."""
+        self.save_if_asked()
+        self.detach_dead_engines()
+        restarted = self.restart_lost_engines()
+        self.sleep_engines(restarted)
+        super().on_step_end()  # verl's weight sync, under the timer "update_weights"
+        self.admit_engines(restarted)
+        self.engine_version, self.actor_is_ahead = self.global_steps, False
+        last = self.global_steps == self.total_training_steps
+        if self.trainer_mode == "sync" and not last and not self.validates_now:
+            self.submit_next_prompts()  # the engines sample while the driver writes metrics
+
+    @contextmanager
+    def timed(self, name: str) -> Generator[None]:
+        """verl's timer ``name`` of this step, in seconds."""
+        with marked_timer(name, self.timing_raw):
+            yield
+
+
+def reading(rows: KVBatchMeta, columns: Sequence[str]) -> KVBatchMeta:
+    """The rows for a worker that reads only ``columns``, without an earlier pass's options."""
+    asked = copy.copy(rows)  # the constructor would copy each row's tags, item by item
+    asked.fields, asked.extra_info = list(columns), {}
+    return asked
+
+
+@register_trainer(TRAINER_MODES["sync"])
+class ReToolTrainer(RlStep, PPOTrainerSync):
+    """Each step waits for all of its trajectories; engines sleep while the actor learns."""
+
+    verl_mode = "sync"
+
+
+@register_trainer(TRAINER_MODES["partial_rollout"])
+class ReToolPartialRolloutTrainer(RlStep, PPOTrainerColocateAsync):
+    """More prompts are in flight than a step needs; unfinished ones continue in the next step."""
+
+    verl_mode = "colocate_async"
+
+
+@register_trainer(TRAINER_MODES["async"])
+class ReToolAsyncTrainer(DetachedEngineRestarts, RlStep, PPOTrainerSeparateAsync):
+    """Engines on their own devices sample while the actor learns, with the last step's weights."""
+
+    verl_mode = "separate_async"
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.updates_per_batch = 1
+
+    def _setup(self) -> None:
+        # verl 0.9.1 passes print's flush=True to a log call of level INFO, a TypeError where that
+        # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
+        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
+        super()._setup()
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's, which compares with a copy of the weights; one update needs no copy."""
+        if self._run.train.updates_per_step == 1:
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        return super()._compute_old_log_prob(batch, metrics)
