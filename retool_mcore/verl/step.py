@@ -184,6 +184,8 @@ class RlStep(RlRun):
         self.actor_is_ahead = True  # of the engines, until on_step_end
         rows = self._update_actor(rows, metrics)
         if of_engine:
+            measured = [name for name in metrics if name.startswith("actor/rollout_corr/")]  # by the loss itself
+            metrics |= {name.removeprefix("actor/"): metrics.pop(name) for name in measured}
             self.actor_rollout_wg.log_probs_of_update(reading(rows, ("response_mask",)))
             if self.local_trigger_step == 0:  # later batches are learned from with weights that have moved
                 first = self.rows_of_update(rows, 0)

@@ -1,4 +1,4 @@
-"""How a step's trajectories are dealt to its updates and to the data-parallel ranks."""
+"""How a step's trajectories are assigned to its updates and to the data-parallel ranks."""
 
 import random
 from statistics import mean
@@ -22,12 +22,12 @@ def groups_of(prompts: int, size: int) -> list[str | None]:
     return [f"1-{prompt}" for prompt in range(prompts) for _ in range(size)]
 
 
-def test_every_row_is_dealt_once_and_groups_stay_whole():
+def test_every_row_is_assigned_once_and_groups_stay_whole():
     groups = groups_of(12, 4)
     random.Random(0).shuffle(groups)
-    dealt = assign_to_updates(groups, 3, (0, 1, 0))
-    assert sorted(row for part in dealt for row in part) == list(range(48))
-    for part in dealt:
+    assigned = assign_to_updates(groups, 3, (0, 1, 0))
+    assert sorted(row for part in assigned for row in part) == list(range(48))
+    for part in assigned:
         names = [groups[row] for row in part]
         assert len(part) == 16 and all(names.count(name) == 4 for name in names)
 
@@ -48,17 +48,17 @@ def test_updates_of_one_wave_have_lengths_of_one_distribution():
     rows = sorted((int(draw.lognormvariate(8.2, 0.7)), f"1-{prompt}") for prompt in range(64) for _ in range(16))
     lengths = [length for length, _ in rows]
     as_they_ended = [mean(lengths[start : start + 256]) for start in range(0, 1024, 256)]
-    dealt = [mean(lengths[row] for row in part) for part in assign_to_updates([name for _, name in rows], 4, (0, 1, 0))]
+    assigned = [mean(lengths[row] for row in part) for part in assign_to_updates([name for _, name in rows], 4, (0, 1, 0))]
     assert max(as_they_ended) / min(as_they_ended) > 4.0
-    assert max(dealt) / min(dealt) < 1.35, "four standard deviations of a mean of 256 lengths"
+    assert max(assigned) / min(assigned) < 1.35, "four standard deviations of a mean of 256 lengths"
 
 
 def test_fillers_take_the_places_of_rows_that_outages_took():
     groups = [group for group in groups_of(8, 4) if group not in ("1-3", "1-5")] + [None] * 8
-    dealt = assign_to_updates(groups, 4, (0, 1, 0))
-    assert [len(part) for part in dealt] == [8, 8, 8, 8]
-    assert sorted(sum(groups[row] is None for row in part) for part in dealt) == [0, 0, 4, 4]
-    assert sorted(row for part in dealt for row in part) == list(range(len(groups)))
+    assigned = assign_to_updates(groups, 4, (0, 1, 0))
+    assert [len(part) for part in assigned] == [8, 8, 8, 8]
+    assert sorted(sum(groups[row] is None for row in part) for part in assigned) == [0, 0, 4, 4]
+    assert sorted(row for part in assigned for row in part) == list(range(len(groups)))
 
 
 def test_rows_that_make_no_whole_updates_are_refused():
@@ -70,12 +70,12 @@ def test_rows_that_make_no_whole_updates_are_refused():
 
 def test_each_rank_finds_its_part_of_every_update_in_turn():
     lengths = [4000 if row % 16 == 0 else 10 for row in range(48)]  # by work alone, one row would be a rank's half
-    dealt = assign_to_updates(groups_of(12, 4), 3, (0, 1, 0))
-    order = order_for_ranks(dealt, lengths, 2)
+    assigned = assign_to_updates(groups_of(12, 4), 3, (0, 1, 0))
+    order = order_for_ranks(assigned, lengths, 2)
     ranks = [order[:24], order[24:]]  # verl's dispatch: one run of rows for each rank
     for update in range(3):  # verl's mini-batches: one run of a rank's rows for each update
         parts = [rank[update * 8 : update * 8 + 8] for rank in ranks]
-        assert sorted(parts[0] + parts[1]) == sorted(dealt[update])
+        assert sorted(parts[0] + parts[1]) == sorted(assigned[update])
 
 
 def test_ranks_get_about_equal_work_of_an_update():
