@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,19 +67,28 @@ class Driver(_TaskRunner):
 
 
 def register_engine(config: RlConfig, name: str) -> None:
-    """Have verl start our SGLang servers instead of its own, and write when it starts engines."""
-    replica = RolloutReplicaRegistry.get(name)  # verl's SGLang modules cannot be imported before
-    if ENGINES[name].own_server:
-        from retool_mcore.verl.sglang_replica import MeasuredReplica
+    """Have verl start our SGLang servers instead of its own, and write when it starts engines.
 
-        replica = MeasuredReplica
+    SGLang's modules take 20 s to import. A thread imports them while the workers build the model.
+    """
+    importing = ThreadPoolExecutor(1).submit(replica_class, name, RolloutReplicaRegistry._registry[name])
 
     def load() -> type:
         if not config.rollout.gpus:  # engines with their own devices start later: RlRun._load_checkpoint
             begin(config.run.dir, "engines")
-        return replica
+        return importing.result()
 
     RolloutReplicaRegistry.register(name, load)
+
+
+def replica_class(name: str, verls_loader: Callable[[], type]) -> type:
+    """Our replica of the engine if there is one, else verl's."""
+    verls = verls_loader()  # installs what verl's SGLang modules need before they can be imported
+    if not ENGINES[name].own_server:
+        return verls
+    from retool_mcore.verl.sglang_replica import MeasuredReplica
+
+    return MeasuredReplica
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:

@@ -177,6 +177,12 @@ SEAMS = (
         applies_to=requirement("megatron-core"),
         remove_when="Megatron keeps a queue for each save",
     ),
+    Seam(
+        target="verl.workers.rollout.replica.RolloutReplicaRegistry._registry",
+        reason="a thread imports SGLang, 20 s, while the workers build the model; the registry's get would wait",
+        applies_to=requirement("verl"),
+        remove_when="verl's registry of engines hands out the loader of one",
+    ),
     _verl(
         "verl.experimental.agent_loop.agent_loop.AgentLoopManager._init_agent_loop_workers",
         (),

@@ -48,7 +48,9 @@ def test_updates_of_one_wave_have_lengths_of_one_distribution():
     rows = sorted((int(draw.lognormvariate(8.2, 0.7)), f"1-{prompt}") for prompt in range(64) for _ in range(16))
     lengths = [length for length, _ in rows]
     as_they_ended = [mean(lengths[start : start + 256]) for start in range(0, 1024, 256)]
-    assigned = [mean(lengths[row] for row in part) for part in assign_to_updates([name for _, name in rows], 4, (0, 1, 0))]
+    assigned = [
+        mean(lengths[row] for row in part) for part in assign_to_updates([name for _, name in rows], 4, (0, 1, 0))
+    ]
     assert max(as_they_ended) / min(as_they_ended) > 4.0
     assert max(assigned) / min(assigned) < 1.35, "four standard deviations of a mean of 256 lengths"
 
