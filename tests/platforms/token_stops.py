@@ -72,7 +72,7 @@ class Scheduled:
             step = self.plan[start + taken : start + taken + self.draw.randint(1, 4)]
             taken += len(step)
             req.output_ids.extend(step)
-            req.check_finished(len(step))
+            req.update_finish_state(len(step))
             if req.finished():
                 reason = str(cast("Any", req.finished_reason).to_json()["type"])
             elif self.draw.random() < 0.03:
