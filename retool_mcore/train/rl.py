@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -84,11 +85,13 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
 
     assert_loaded()
-    for note in (*check_data(config), *check_surroundings(config)):
+    with ThreadPoolExecutor(1) as pool:  # some checks wait for a sandbox's processes
+        checks = pool.submit(lambda: [*check_data(config), *check_surroundings(config)])
+        if unfinished:
+            from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
+    for note in checks.result():
         _tell(note, console)
     if unfinished:
-        from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
-
         with usual_exit_code(), Watchdog(config, console.file):
             run(config, platform, resume.path if resume is not None else None)
 
