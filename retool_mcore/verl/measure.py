@@ -21,7 +21,7 @@ LEARNT = ("old_log_probs", "advantages")  # columns of trajectories that a step 
 
 def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
     """What our agent loop and the reward have stored beside the tokens of each trajectory."""
-    columns = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
+    columns: Any = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
     return [getattr(value, "data", value) for value in columns["extra_fields"]]
 
 

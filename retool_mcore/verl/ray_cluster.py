@@ -25,6 +25,7 @@ def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
         return
     os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves training beside any other process
     with ray_folder(config.run.dir) as folder:
         yield {"address": "local", "_temp_dir": str(folder)}
 
