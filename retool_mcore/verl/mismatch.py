@@ -7,6 +7,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.utils.debug.metrics import calculate_debug_metrics
 
 COMPARED = ["response_mask", "old_log_probs", "rollout_log_probs"]
@@ -18,11 +19,12 @@ def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
     return mismatch(*_in_loss(data))
 
 
-def mismatch_after_update(batch: KVBatchMeta) -> dict[str, float]:
-    """``mismatch/*``, verl's ``training/rollout_*`` and the actor's entropy, from an update's pass.
+def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, float]:
+    """``mismatch/*``, verl's ``training/rollout_*`` and ``rollout_corr/*``, and the actor's entropy.
 
-    verl measures these only where it computes log-probabilities before the update. The entropy is
-    estimated by the mean of -log p over the sampled tokens.
+    Of an update's forward pass, as verl measures these only where it computes log-probabilities
+    before the update. The entropy is estimated by the mean of -log p over the sampled tokens.
+    ``correction`` is verl's algorithm.rollout_correction.
     """
     data: Any = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", *COMPARED]
@@ -30,8 +32,10 @@ def mismatch_after_update(batch: KVBatchMeta) -> dict[str, float]:
     actor_N, engine_N = _in_loss(data)
     if not len(actor_N):
         return {}
-    verls = calculate_debug_metrics(DataProto(batch=data.to_padded_tensor()))
-    return {"actor/entropy": -float(actor_N.double().mean()), **verls, **mismatch(actor_N, engine_N)}
+    padded = DataProto(batch=data.to_padded_tensor())
+    verls = calculate_debug_metrics(padded)
+    _, corrected = compute_rollout_correction_and_add_to_batch(padded, correction)
+    return {"actor/entropy": -float(actor_N.double().mean()), **verls, **corrected, **mismatch(actor_N, engine_N)}
 
 
 def _in_loss(data: Any) -> tuple[torch.Tensor, torch.Tensor]:

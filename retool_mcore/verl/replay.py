@@ -230,11 +230,16 @@ def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
     data: Any = tq.kv_batch_get(keys=keys, partition_id=rows.partition_id, select_fields=["response_mask"])
     idle = sum(not bool(mask.any()) for mask in data["response_mask"].unbind())
     if idle == len(keys):
-        raise RolloutError(
-            f"No response of step {step} has a token to learn from: {settings} left out all of them. Loosen that "
-            "setting and run the same command again; it resumes from the last checkpoint."
-        )
+        raise nothing_left(step, settings)
     return idle / len(keys)
+
+
+def nothing_left(step: int, settings: str) -> RolloutError:
+    """The error of a step of which ``settings`` left out every response."""
+    return RolloutError(
+        f"No response of step {step} has a token to learn from: {settings} left out all of them. Loosen that "
+        "setting and run the same command again; it resumes from the last checkpoint."
+    )
 
 
 def sequence_lengths(rows: KVBatchMeta) -> list[int]:

@@ -50,7 +50,7 @@ from retool_mcore.verl.assign import (
 from retool_mcore.verl.engines import DetachedEngineRestarts
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.mismatch import mismatch_after_update, mismatch_metrics
-from retool_mcore.verl.replay import require_learnable
+from retool_mcore.verl.replay import nothing_left, require_learnable
 from retool_mcore.verl.token_means import mean_of_updates
 from retool_mcore.verl.trainer import RlRun
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, REAL_ROWS
@@ -163,9 +163,16 @@ class RlStep(RlRun):
         run = self._run.algorithm
         if run.name in FOLLOWS_TOKENS:
             move_rewards_into_loss(rows)
-        rows = self._compute_advantage(rows, metrics)
-        if run.rejection != "off" and run.old_log_prob == "actor":
-            require_learnable(rows, self.global_steps, f'algorithm.rejection = "{run.rejection}"')
+        if run.rejection == "off" or run.old_log_prob == "rollout":  # there the loss rejects
+            return self._compute_advantage(rows, metrics)
+        settings = f'algorithm.rejection = "{run.rejection}"'
+        try:
+            rows = self._compute_advantage(rows, metrics)
+        except ValueError as error:  # of verl's masked_whiten, over no token
+            if "mask" in str(error):
+                raise nothing_left(self.global_steps, settings) from error
+            raise
+        require_learnable(rows, self.global_steps, settings)
         return rows
 
     def update_critic(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -184,12 +191,10 @@ class RlStep(RlRun):
         self.actor_is_ahead = True  # of the engines, until on_step_end
         rows = self._update_actor(rows, metrics)
         if of_engine:
-            measured = [name for name in metrics if name.startswith("actor/rollout_corr/")]  # by the loss itself
-            metrics |= {name.removeprefix("actor/"): metrics.pop(name) for name in measured}
             self.actor_rollout_wg.log_probs_of_update(reading(rows, ("response_mask",)))
             if self.local_trigger_step == 0:  # later batches are learned from with weights that have moved
                 first = self.rows_of_update(rows, 0)
-                metrics |= mismatch_after_update(first)
+                metrics |= mismatch_after_update(first, self.config.algorithm.rollout_correction)
         return rows
 
     def rows_of_update(self, rows: KVBatchMeta, update: int) -> KVBatchMeta:

@@ -14,6 +14,7 @@ from verl.utils.metric import AggregationType, Metric
 LOSS_TOKENS = "loss_tokens"
 ACTOR_MEANS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/entropy")
 _SUM = "sum_over_tokens/"
+_OF_ENGINES = "rollout_corr/"  # verl/mismatch.py measures these once for a step, over all rows at once
 _REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 _CONSTANTS = ("kl_coef",)
 
@@ -33,7 +34,7 @@ def sum_over_tokens(loss_function: Callable[..., Any], *, data: TensorDict, **re
     for name, metric in metrics.items():
         if name in _CONSTANTS or (isinstance(metric, Metric) and metric.aggregation != AggregationType.MEAN):
             told[name] = metric
-        else:
+        elif not name.startswith(_OF_ENGINES):
             told[_SUM + name] = _sum(tokens * (metric.aggregate() if isinstance(metric, Metric) else metric))
     return loss, told
 

@@ -50,6 +50,7 @@ def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[R
 
     class Trainer(engines.EngineRestarts):
         calls: list[Any]
+        on_sample_end = on_step_end = lambda self: None  # verl's trainers have them
 
     monkeypatch.setattr(engines.ray, "get", lambda value: value)
     trainer: Any = object.__new__(Trainer)

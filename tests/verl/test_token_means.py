@@ -78,9 +78,7 @@ def test_where_the_loss_rejects_what_it_keeps_is_what_it_counts(ranks: Any):
     assert 0 < int(kept_BT.sum()) < 12
     assert found["loss_tokens"] == int(kept_BT.sum())
     assert found["actor/ppo_kl"] == pytest.approx(float(gap_BT[kept_BT].mean()), abs=1e-6)
-    rejected = 1 - int(kept_BT.sum()) / int(MASK_BT.sum())
-    if len(ranks[0]) == 1 and len(ranks) == 1:  # verl measures it in each micro-batch
-        assert found["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(rejected, abs=1e-6)
+    assert not [name for name in found if "rollout_corr" in name], "of all rows at once: verl/mismatch.py"
 
 
 def test_the_divergence_in_the_loss_keeps_its_weight():
