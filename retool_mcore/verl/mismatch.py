@@ -14,13 +14,13 @@ COMPARED = ["response_mask", "old_log_probs", "rollout_log_probs"]
 
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """``mismatch/*`` of "old_log_probs" (the actor's) and "rollout_log_probs" (the engine's)."""
+    """``mismatch/*`` of "old_log_probs" (actor) and "rollout_log_probs" (engine)."""
     data: Any = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=COMPARED)
     return mismatch(*_in_loss(data))
 
 
 def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, float]:
-    """``mismatch/*``, verl's ``training/rollout_*`` and ``rollout_corr/*``, and the actor's entropy.
+    """``mismatch/*``, verl's ``training/rollout_*`` and ``rollout_corr/*``, the actor's entropy.
 
     Of an update's forward pass, as verl measures these only where it computes log-probabilities
     before the update. The entropy is estimated by the mean of -log p over the sampled tokens.

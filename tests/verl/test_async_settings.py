@@ -38,7 +38,6 @@ def keys(config: RlConfig) -> dict[str, object]:
         ((*ASYNC, "train.max_staleness={drop=0}"), "input should be greater than 0"),
         ((*ASYNC, "train.max_staleness={keep=7}"), "input should be 'drop' or 'wait'"),
         ((*ASYNC, "train.max_staleness={drop=7, wait=7}"), "should have at most 1 item"),
-        ((*ASYNC, "train.max_staleness=7"), "it is now train.max_staleness = { drop = 7 }, or { wait = 7 }"),
     ],
 )
 def test_what_does_not_go_together_is_one_clear_error(settings: tuple[str, ...], message: str):
