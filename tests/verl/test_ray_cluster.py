@@ -38,7 +38,8 @@ with ray_arguments(config) as arguments:
     folder = ray._private.worker._global_node.get_temp_dir_path()
     print(os.environ.get("RAY_ADDRESS"), os.path.exists(folder))
     ray.shutdown()
-print(os.path.exists(folder), psutil.Process().children(recursive=True))
+left = [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+print(os.path.exists(folder), left)
 """
 
 
