@@ -148,7 +148,7 @@ def test_sglang_reads_the_options_as_verl_gives_the_arguments():
         "disable_radix_cache": False,
         "chunked_prefill_size": 2048,
         "schedule_conservativeness": 0.5,
-        "cuda_graph_bs": [1, 2, 4],
+        "cuda_graph_bs_decode": [1, 2, 4],
         "random_seed": 3,
         "json_model_override_args": '{"a": 1}',
     }

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from retool_mcore.cli import torchrun
@@ -59,6 +60,13 @@ def end(monkeypatch: pytest.MonkeyPatch, sent: Callable[[], None], how: str = "h
     return caught.value.code
 
 
+def only_rank(how: str) -> psutil.Process:
+    """The rank that ``end`` started. Other children, ended ones too, belong to earlier tests."""
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    [rank] = [child for child in alive if RANK in (argv := child.cmdline()) and argv[-1] == how]
+    return rank
+
+
 def me(number: int) -> None:
     os.kill(os.getpid(), number)
 
@@ -90,11 +98,7 @@ def test_an_agent_that_heard_nothing_ends_as_its_ranks_that_were_asked_elsewhere
     """On the second node the scheduler's signal arrives by the ranks' own agreement."""
 
     def rank_alone() -> None:
-        import psutil
-
-        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        [rank] = [child for child in alive if RANK in child.cmdline()]  # not what earlier tests have started
-        rank.send_signal(signal.SIGTERM)
+        only_rank("heeds").send_signal(signal.SIGTERM)
 
     assert end(monkeypatch, rank_alone) == 143
 
@@ -103,10 +107,7 @@ def test_a_rank_that_the_kernel_killed_is_one_error_and_may_be_started_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     def kill() -> None:
-        import psutil
-
-        [rank] = [child for child in psutil.Process().children() if child.cmdline()[-1:] == ["deaf"]]
-        rank.kill()
+        only_rank("deaf").kill()
 
     assert end(monkeypatch, kill, "deaf") == 3
     assert capfd.readouterr().err == (

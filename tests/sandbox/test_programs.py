@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -115,12 +116,18 @@ PROGRAMS = {
 BY_FORK = ("a process", "a pool", "a pool of 32", "an executor", "a queue")
 
 
+def closed_to_others(path: str) -> bool:
+    return not all(parent.stat().st_mode & 0o001 for parent in Path(path).absolute().parents)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_a_program_works_or_says_in_one_line_that_it_does_not(program: str, sandbox: LocalSandbox):
     """At rlimits all of it works, at namespaces what forks, and at landlock only a process."""
     code, expected, line = PROGRAMS[program]
     works = sandbox.level == Level.RLIMITS or program == "a process"
     works = works or (sandbox.level == Level.NAMESPACES and program in BY_FORK)
+    if program == "shared memory" and works and closed_to_others(sys.executable):
+        pytest.skip("its tracker is another Python process, and an ordinary user cannot start this Python")
     result = await sandbox.execute(code, run_timeout_s=60)
     if works:
         assert result.stderr == "" and result.stdout == (expected or result.stdout)
