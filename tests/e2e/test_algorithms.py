@@ -74,6 +74,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     assert all(len(row["advantage"]) == len(row["response_ids"]) for row in trajectories(tmp_path)), "GAE's, by token"
 
 
+@pytest.mark.long
 def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path: Path, mark: str):
     settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=2", "algorithm.filter_groups=10")
     # An answer has six tokens, two of them within the last four of eight: it costs half a point.

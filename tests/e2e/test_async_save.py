@@ -68,6 +68,7 @@ def weights(run_dir: Path) -> bytes:
     return (run_dir / "checkpoints/global_step_8/actor/model/huggingface/model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_continues_on_another_layout_from_a_path(whole: Path, task: Path, tmp_path: Path, mark: str):
     path = whole / "checkpoints" / "global_step_4"
     succeed(argv(task, tmp_path, "run.name=dp2", "parallel.tp=1", f"checkpoint.resume={path}"), mark)

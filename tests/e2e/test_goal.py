@@ -84,6 +84,7 @@ def test_a_run_that_was_cut_off_knows_its_best_step_its_patience_and_its_curricu
     assert len((tmp_path / "cut" / "start.jsonl").read_text().splitlines()) == 1, "started no engine"
 
 
+@pytest.mark.long
 def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_longer(
     task: Path, tmp_path: Path, mark: str
 ):

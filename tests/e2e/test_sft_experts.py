@@ -23,6 +23,7 @@ from tests.e2e.commands import (
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path: Path, mark: str):
     """Two ranks hold two whole experts each; Megatron's own etp = tp would need four.
 

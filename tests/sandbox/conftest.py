@@ -14,7 +14,16 @@ from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser, make_ordinary_user
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
+AT_EVERY_LEVEL = ("test_table", "test_programs")  # what differs at rlimits, which is for code that one trusts
 SECRET = "a secret of the training process"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only `make test-long` runs the other tests at rlimits, too."""
+    for item in items:
+        level = item.callspec.params.get("sandbox") if hasattr(item, "callspec") else None  # type: ignore[attr-defined]
+        if level == Level.RLIMITS and item.path.stem not in AT_EVERY_LEVEL:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", params=LEVELS, ids=str)
