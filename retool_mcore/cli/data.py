@@ -28,6 +28,7 @@ from retool_mcore.data.convert import ProtocolName
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
+    from retool_mcore.data.prompt_format import PromptFormat
     from retool_mcore.data.rl import RlReport
     from retool_mcore.data.verify import VerifiedRows
     from retool_mcore.sandbox.base import Sandbox
@@ -279,6 +280,9 @@ def rl(
     solution_box: BoxColumn = "",
     part: PartOption = None,
     sft_share: SftShare = 0.5,
+    model: Annotated[
+        str, typer.Option(help="An export of a run: problems are put as that run has put them.", show_default=False)
+    ] = "",
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
     from retool_mcore.data.layouts import Columns
@@ -307,10 +311,24 @@ def rl(
             reject_bad=reject_bad,
             columns=columns,
             wanted=split,
+            prompt_format=_format_of(model),
         ),
         out,
         rejects,
     )
+
+
+def _format_of(model: str) -> PromptFormat | None:
+    from retool_mcore.config.shared import FORMAT_FILE
+    from retool_mcore.data.prompt_format import recorded_format
+
+    found = recorded_format(model) if model else None
+    if model and found is None:
+        raise DataError(
+            f"--model {model} has no {FORMAT_FILE}: no run of `retool sft` or `retool rl` has exported it. "
+            "Leave --model out, and problems ask for a box as docs/data.md says."
+        )
+    return found
 
 
 @app.command()

@@ -82,7 +82,7 @@ def evaluate(
 ) -> None:
     """Sample each problem n times and report the scores and the behaviour.
 
-    The scores are mean@n with its interval, best@n, maj@n, worst@n and pass@n. Problems, n,
+    The scores are mean@n with its interval, pass@n and maj@n. Problems, n,
     temperature and top_p come from CONFIG's section [validation]. Models are scored one after the
     other, on one server per rollout.engine_tp GPUs; models of one architecture share the servers.
     Run the same command again to continue. Without CONFIG, the rollout is the paper's: 8 turns and
@@ -115,6 +115,7 @@ def evaluate(
             on_start=bars.start,
             on_stage=bars.stage,
             on_sample=bars.advance,
+            on_note=bars.note,
         )
     _show(reports)
 
@@ -247,6 +248,15 @@ class _Bars:
             self._progress.update(self._tasks[self._now], stage=words)
         else:
             self._stage.enter_context(line_of(self._progress.console, f"{self._now}  {words}", now_s))
+
+    def note(self, words: str) -> None:
+        """A sentence for the user, above the bars."""
+        from retool_mcore.run.status import print_text
+
+        if self._progress.disable:
+            typer.echo(words, err=True)
+        else:
+            print_text(self._progress.console, words)
 
     def start(self, name: str, finished: int, total: int) -> None:
         self._now = name

@@ -19,6 +19,7 @@ from retool_mcore.config.saving import Best, Checkpoint, check_saving
 MAX_VERL_OVERRIDES = 10
 RECOMPUTE = ("none", "selective", "full", "auto")
 CONFIG_FILE = "config.toml"  # of a run's folder
+FORMAT_FILE = "prompt_format.json"  # how the run put problems to the model; an export has it, too
 
 
 class Run(Section):

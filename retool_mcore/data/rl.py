@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, read_problem
 from retool_mcore.data.leaks import normalised
-from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, rows_of_split, split_of
 from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
@@ -87,12 +87,14 @@ def convert_rl(
     reject_bad: bool = False,
     columns: Columns | None = None,
     wanted: str | None = None,
+    prompt_format: PromptFormat | None = None,
 ) -> RlReport:
     """Convert rows (where, row) of any known schema into verl's, deduplicated by normalised text.
 
     A row that names its own split keeps it; the others are of ``split``. With ``wanted``, rows that
-    name another are left out, and without it rows of several splits are an error. ``report`` may
-    already hold rejects from reading the file. Raises DataError when no row is left, and when a row
+    name another are left out, and without it rows of several splits are an error. ``prompt_format``
+    is how a problem is put to the model. ``report`` may already hold rejects from reading the file.
+    Raises DataError when no row is left, and when a row
     has no known schema; with ``reject_bad`` such a row becomes a reject.
     """
     report = report or RlReport()
@@ -128,7 +130,8 @@ def convert_rl(
         else:
             seen[key] = answer
             report.counts["kept"] += 1
-            report.rows.append(rl_row(problem, truth, data_source, row_split(row) or split, len(report.rows)))
+            place = (row_split(row) or split, len(report.rows))
+            report.rows.append(rl_row(problem, truth, data_source, *place, asked_in=prompt_format))
     if not report.rows:
         raise DataError(report.nothing_left())
     return report
@@ -138,11 +141,13 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def rl_row(problem: str, truth: str, data_source: str, split: str, index: int) -> dict[str, Any]:
-    """A row of verl's RL schema; the prompt asks for a box."""
+def rl_row(
+    problem: str, truth: str, data_source: str, split: str, index: int, *, asked_in: PromptFormat | None = None
+) -> dict[str, Any]:
+    """A row of verl's RL schema; by default the prompt asks for a box."""
     return {
         "data_source": data_source,
-        "prompt": [{"role": "user", "content": hermes_prompt(problem)}],
+        "prompt": (asked_in or PromptFormat()).messages(problem),
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"split": split, "index": index},

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.data.files import replacing, write_parquet
+from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import DataError
@@ -127,8 +128,8 @@ def _draw(kind: Kind, draw: random.Random) -> GeneratedProblem | None:
     return GeneratedProblem(kind.name, *texts, str(wrong))
 
 
-def prompt_messages(question: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+def prompt_messages(question: str) -> list[dict[str, Any]]:
+    return PromptFormat(system=SYSTEM_PROMPT, instruction="").messages(question)
 
 
 def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:

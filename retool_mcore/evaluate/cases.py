@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from retool_mcore.config.rl import Reward
 from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
+from retool_mcore.data.prompt_format import difference, format_of_prompts, recorded_format, shown_prompt
 from retool_mcore.data.templates import template_of
 from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import ConfigError
@@ -41,6 +42,7 @@ from retool_mcore.sandbox.state import remove_stale
 
 OnStart = Callable[[str, int, int], None]  # case, samples finished before, samples in all
 OnStage = Callable[[str], None]  # what begins, in words
+OnNote = Callable[[str], None]  # a sentence for the user
 OnSample = Callable[[str, bool], None]  # case, was it right
 
 
@@ -66,11 +68,13 @@ def evaluate_many(
     on_start: OnStart = lambda name, finished, total: None,
     on_stage: OnStage = lambda words: None,
     on_sample: OnSample = lambda name, correct: None,
+    on_note: OnNote = lambda words: None,
 ) -> dict[str, dict[str, Any]]:
     """Evaluate each case as ``config`` validates, and return the reports by case name.
 
     Writes ``out/<case>/report.json``, and its numbers to the run's trackers in ``out``. ``data``
-    and ``n`` default to those of [validation]; ``columns`` names those of the problems. Order the
+    and ``n`` default to those of [validation]; ``columns`` names those of the problems. A bare
+    problem is put to each model as its run has recorded (data/prompt_format.py). Order the
     cases so that models of one shape follow each other. ``url``: a running server that already
     holds the only model; no server is started then. Raises ReToolError subclasses; run again to
     continue.
@@ -83,23 +87,34 @@ def evaluate_many(
         raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
     for model in models if url is None else ():
         architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
-    problems = read_problems(data, limit, columns)
+    read = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
     with hold_folder(out), Servers(config, out, url) as servers, EventLoop(config) as loop:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
+            problems = [problem.asked_in(recorded_format(case.model)) for problem in read]
             samples = SampleFile(out / case.name, identity_of(config, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.calling(case.tool)
                 # Before the servers start, as it may fail.
                 protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
+                for note in notes_on_prompt(case, problems, protocol):
+                    on_note(note)
                 on_stage(servers.next_stage(case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
                 loop.run(work.run(loop, partial(on_sample, case.name), on_stage))
             report = make_report(problems, settings, samples)
             reports[case.name] = write_report(config, out, case, data, report)
     return reports
+
+
+def notes_on_prompt(case: Case, problems: Sequence[Problem], protocol: ToolProtocol) -> Iterator[str]:
+    """The first prompt as the model sees it, after a warning if the model's run asked otherwise."""
+    asked = format_of_prompts((problem.messages for problem in problems), protocol.name if case.tool else "")
+    yield from difference(case.model, asked, case.name, "docs/evaluation.md: how a problem is put to the model.")
+    seen = decode(protocol.tokenizer, protocol.prompt_ids(problems[0].messages))
+    yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(seen)}"
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import httpx
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.layouts import Columns
+from retool_mcore.data.prompt_format import shown_prompt
 from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.templates import read_template, with_args
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START
@@ -30,6 +31,7 @@ from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.cases import (
     Case,
     EventLoop,
+    OnNote,
     OnSample,
     OnStage,
     OnStart,
@@ -285,6 +287,7 @@ def evaluate_endpoint(
     on_start: OnStart = lambda name, finished, total: None,
     on_stage: OnStage = lambda words: None,
     on_sample: OnSample = lambda name, correct: None,
+    on_note: OnNote = lambda words: None,
 ) -> dict[str, dict[str, Any]]:
     """Like ``evaluate_many``, of models that one OpenAI-compatible server names."""
     check_trackers(config)
@@ -302,6 +305,8 @@ def evaluate_endpoint(
             if left:
                 on_stage(ASKING)
                 loop.run(_check(url, case.model))
+                turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in problems[0].messages)
+                on_note(f"the first prompt, as {case.name} is sent it:\n{shown_prompt(turns)}")
             on_start(case.name, len(samples.rows), len(problems) * n)
             if left:
                 work = _Asked(config, case, url, problems, settings, samples)

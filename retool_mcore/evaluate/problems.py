@@ -9,18 +9,29 @@ from typing import Any
 from retool_mcore.config.base import is_tables
 from retool_mcore.data.files import column_names, read_jsonl, read_rows
 from retool_mcore.data.layouts import Columns, NoTruth, layout_of, read_problem
-from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One problem; ``id`` is the number of its row or line, counted on through further files."""
+    """One problem; ``id`` is the number of its row or line, counted on through further files.
+
+    ``messages``: the prompt's turns. ``text``: the bare problem, which each model is asked in its
+    own format; None where the file itself has turns.
+    """
 
     id: int
     messages: list[dict[str, Any]]
     truth: str
+    text: str | None = None
+
+    def asked_in(self, prompt_format: PromptFormat | None) -> "Problem":
+        """The problem as a model of this format is asked; a prompt of the file's own stays."""
+        if self.text is None or prompt_format is None:
+            return self
+        return replace(self, messages=prompt_format.messages(self.text))
 
 
 def read_problems(paths: Sequence[Path], limit: int | None = None, columns: Columns | None = None) -> list[Problem]:
@@ -58,7 +69,6 @@ def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns |
     except NoTruth as error:
         raise DataError(f"{error}. An answer is missing; `retool data rl` leaves such rows out") from error
     (asked, *others) = layout_of(row, where, columns).problem
-    messages = [{"role": "user", "content": hermes_prompt(problem)}]
     if not others and is_tables(row[asked]):
-        messages = messages_of(row[asked])
-    return Problem(id=number, messages=messages, truth=truth)
+        return Problem(id=number, messages=messages_of(row[asked]), truth=truth)
+    return Problem(id=number, messages=PromptFormat().messages(problem), truth=truth, text=problem)

@@ -17,6 +17,7 @@ VERL_DRAWS = 1000
 VERL_SEED = 42
 INTERVAL_DRAWS = 10_000
 INTERVAL = 0.95
+Z = 1.959964  # the normal distribution's quantile of INTERVAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ def summarize(problems: Sequence[Samples]) -> dict[str, float]:
     rows = [_estimates(problem, draws) for problem in problems]
     names = list(rows[0])
     values_PM = np.array([[row[name] for name in names] for row in rows])
-    lows, highs = intervals(values_PM)
+    lows, highs = rate_intervals(values_PM)
     out: dict[str, float] = {}
     for name, value, low, high in zip(names, values_PM.mean(axis=0), lows, highs, strict=True):
         out |= {name: float(value), f"{name}/low": float(low), f"{name}/high": float(high)}
@@ -74,6 +75,18 @@ def interval(means: np.ndarray) -> tuple[float, float]:
     """95 % bootstrap interval of the mean over problems: other problems could have been asked."""
     lows, highs = intervals(means[:, None])
     return float(lows[0]), float(highs[0])
+
+
+def rate_intervals(values_PM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``intervals`` of rates in [0, 1], and Wilson's where all P problems have 0 or all have 1.
+
+    Resampling problems that scored alike would give an interval without width.
+    """
+    lows, highs = intervals(values_PM)
+    margin = Z**2 / (len(values_PM) + Z**2)
+    highs = np.where((values_PM == 0.0).all(axis=0), margin, highs)
+    lows = np.where((values_PM == 1.0).all(axis=0), 1.0 - margin, lows)
+    return lows, highs
 
 
 def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

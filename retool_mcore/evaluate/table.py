@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from retool_mcore.evaluate.compare import Comparison
 
-KINDS = ("best", "maj", "worst", "pass")
+KINDS = ("pass", "maj")
 FEW_PROBLEMS = 100
 MARKS = "# right, . wrong, - without an answer"
 
@@ -26,7 +26,7 @@ def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
 
     n = next(iter(reports.values()))["n"]
     table = Table(box=None, padding=(0, 1, 0, 0))  # a row is a line at 80 columns; only a long name takes more
-    scores = [f"mean@{n}", *(f"{kind}@{n}" for kind in ("best", "maj", "worst") if n > 1)]
+    scores = [f"mean@{n}", *(f"{kind}@{n}" for kind in KINDS if n > 1)]
     for heading in ("model", "tool", *scores, "95 % of mean", "turns", "calls", "tokens"):
         left = heading == "model"
         table.add_column(heading, justify="left" if left else "right", no_wrap=not left, overflow="fold")
@@ -49,14 +49,16 @@ def interval_note(report: Mapping[str, Any]) -> str:
     n, scores = report["n"], report["scores"]
     width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
     if not width:
-        return f"All {report['problems']} problems scored alike: no interval over problems can be told from that."
+        return f"All {report['problems']} problems scored alike: that gives no interval over problems."
     wide = (
         f" {report['problems']} problems give a wide one, here {width:.3f}: a smaller difference of two models may "
         "be chance. `retool eval compare A B` pairs the problems, which narrows it."
         if report["problems"] < FEW_PROBLEMS
         else ""
     )
-    return f"Intervals are 95 % bootstrap intervals over the {report['problems']} problems.{wide}"
+    alike = scores[f"mean@{n}"] in (0.0, 1.0)
+    kind = "Wilson" if alike else "bootstrap"  # of problems that scored alike a bootstrap has no width
+    return f"Intervals are 95 % {kind} intervals over the {report['problems']} problems.{wide}"
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -6,9 +6,13 @@ They take seconds, and what they find would otherwise end the run after minutes,
 from functools import partial
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import tokenizer_of
+from retool_mcore.data.files import read_rows
 from retool_mcore.data.lint import require_disjoint
-from retool_mcore.data.rl_prompts import check_prompts
+from retool_mcore.data.prompt_format import difference, format_of_file, shown_prompt
+from retool_mcore.data.rl_prompts import check_prompts, messages_of
+from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.platforms.base import Platform
@@ -16,7 +20,7 @@ from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.findings import run_checks
 from retool_mcore.preflight.sockets import require_short_sockets
 from retool_mcore.reward.own import open_own_reward
-from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.run.trackers import check_trackers
 
 
@@ -48,7 +52,22 @@ def check_data(config: RunConfig) -> list[str]:
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     if config.reward.function:
         open_own_reward(config.reward.function)
-    return check_prompts(config, protocol_of(config.rollout, tokenizer_of(config.model)).prompt_ids)
+    protocol = protocol_of(config.rollout, tokenizer_of(config.model))
+    notes = check_prompts(config, protocol.prompt_ids)
+    return [*_prompt_notes(config, protocol), *notes]
+
+
+def _prompt_notes(config: RlConfig, protocol: ToolProtocol) -> list[str]:
+    """The first prompt as the model sees it, after a warning if its own run asked otherwise."""
+    file = parquet_files(config.data.train_file)[0]
+    remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
+    asked = format_of_file(file, protocol.name if config.rollout.tool else "")
+    first = next(messages_of(row["prompt"]) for _, row in read_rows(file, ("prompt",)))
+    seen = decode(protocol.tokenizer, protocol.prompt_ids(first))
+    return [
+        *difference(config.model.path, asked, str(file), remedy),
+        f"the first prompt, as the model sees it:\n{shown_prompt(seen)}",
+    ]
 
 
 def check_surroundings(config: RlConfig) -> list[str]:

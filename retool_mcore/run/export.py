@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retool_mcore.config import RlConfig, RunConfig
-from retool_mcore.config.shared import CONFIG_FILE
+from retool_mcore.config.shared import CONFIG_FILE, FORMAT_FILE
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.adapter import CONFIG, is_adapter, merge
 from retool_mcore.model.files import dtype_of_weights, read_config
@@ -57,6 +57,8 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
                 shutil.copytree(source, hidden)
             if not adapter:
                 _tell_dtype(hidden)
+            if (run_dir / FORMAT_FILE).is_file():
+                shutil.copy(run_dir / FORMAT_FILE, hidden / FORMAT_FILE)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise

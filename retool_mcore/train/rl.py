@@ -13,6 +13,8 @@ from functools import partial
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
+from retool_mcore.config.files import parquet_files
+from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
@@ -92,6 +94,7 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     for note in checks.result():
         _tell(note, console)
     if unfinished:
+        format_of_file(parquet_files(config.data.train_file)[0], config.rollout.protocol).write(config.run.dir)
         with usual_exit_code(), Watchdog(config, console.file):
             run(config, platform, resume.path if resume is not None else None)
 

@@ -21,7 +21,9 @@ from rich.console import Console
 from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.config import SftConfig
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import Rendered, tokenizer_of
+from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
@@ -100,6 +102,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     _require_equal_nodes(config)
     if rank == 0:
         write_environment(config.run.dir, platform)  # before the model fills the devices
+        format_of_file(parquet_files(config.data.train_file)[0]).write(config.run.dir)
         alive.belong_to(config.run.dir)
         for note in (*notes, keeps_nothing(config)):
             _tell(note, console)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.data.files import read_rows, write_parquet
+from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import SYSTEM_PROMPT
 from retool_mcore.run.metrics import read_metrics
 from tests import forked
 from tests.e2e.commands import (
@@ -54,6 +56,7 @@ def test_a_run_learns_as_it_is_set_and_exports(whole: Path, tmp_path: Path, mark
     assert sum(row["time_step_s"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
     assert all(row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2 for row in told)
     succeed(argv_retool("export", str(whole), "--to", str(tmp_path / "hf")), mark)
+    assert recorded_format(tmp_path / "hf") == PromptFormat(system=SYSTEM_PROMPT, instruction="")
     exports = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "hf", whole / "export")]
     assert exports[0] == exports[1]
     from transformers import AutoModelForCausalLM

@@ -8,8 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.errors import DataError
+from retool_mcore.evaluate.cases import Case, notes_on_prompt
 from retool_mcore.evaluate.problems import Problem, read_problems
+from retool_mcore.rollout.protocol import open_protocol
 
 
 def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
@@ -28,7 +31,20 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
 )
 def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
     asked = [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
-    assert read_problems([jsonl(tmp_path / "p.jsonl", row)]) == [Problem(id=1, messages=asked, truth="2")]
+    assert read_problems([jsonl(tmp_path / "p.jsonl", row)]) == [
+        Problem(id=1, messages=asked, truth="2", text="1 + 1?")
+    ]
+
+
+def test_a_bare_problem_is_asked_as_the_model_was_and_a_files_own_turns_stay(tmp_path: Path):
+    known = PromptFormat(system="Be brief.", instruction="")
+    (bare,) = read_problems([jsonl(tmp_path / "p.jsonl", {"problem": "1 + 1?", "answer": "2"})])
+    assert bare.asked_in(known).messages == known.messages("1 + 1?")
+    assert bare.asked_in(None) == bare
+    turns = [{"role": "user", "content": "1 + 1?"}]
+    row = {"prompt": turns, "reward_model": {"ground_truth": "2"}}
+    (own,) = read_problems([jsonl(tmp_path / "q.jsonl", row)])
+    assert own.asked_in(known).messages == turns
 
 
 def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
@@ -71,3 +87,16 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], told: str):
 def test_an_empty_file_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="no problems"):
         read_problems([jsonl(tmp_path / "p.jsonl")])
+
+
+def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path: Path, tokenizer: Any):
+    model, protocol = str(tmp_path), open_protocol("hermes", tokenizer)
+    own = [Problem(id=0, messages=[{"role": "user", "content": "1 + 1?"}], truth="2")]
+    (shown,) = notes_on_prompt(Case(name="m", model=model), own, protocol)
+    assert shown.startswith("the first prompt, as m sees it:\n<|im_start|>system") and "code_interpreter" in shown
+    PromptFormat(system="Be brief.", instruction="").write(tmp_path)
+    warning, _ = notes_on_prompt(Case(name="m", model=model), own, protocol)
+    assert 'system turn "Be brief."' in warning and "no system turn" in warning
+    bare = Problem(id=1, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(model))
+    (shown,) = notes_on_prompt(Case(name="m", model=model), [bare], protocol)
+    assert "Be brief." in shown and "2 + 2?" in shown
