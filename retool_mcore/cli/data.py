@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,7 @@ from retool_mcore.cli.common import (
     with_bar,
 )
 from retool_mcore.data.convert import ProtocolName
+from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -236,10 +237,18 @@ def sft(
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
+    interpreter: Annotated[
+        str, typer.Option(help="The name that calls of the code interpreter have in the data.")
+    ] = TOOL_NAME,
+    box: Annotated[bool, typer.Option("--box/--no-box", help="A row must end with one boxed answer.")] = True,
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="Leave user turns and the interpreter's schema as they are.")
+    ] = False,
 ) -> None:
-    """Read traces of code, verify format and answer, and write them in either protocol.
+    """Read conversations with calls, verify format and answer, and write them in either protocol.
 
-    ReTool's raw form, messages with tool calls in OpenAI's form, and ShareGPT's conversations.
+    ReTool's raw form, messages in OpenAI's form, and ShareGPT's conversations. Calls are of the
+    code interpreter, or of tools whose schemas stand in the row's column `tools`.
     """
     from retool_mcore.data.conversations import conversations
     from retool_mcore.data.convert import Conversion, convert_sft
@@ -257,7 +266,9 @@ def sft(
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
-            return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row, bad=bad)
+            return await convert_sft(
+                rows, Conversion(protocol, truth, sandbox, interpreter, box, as_is), on_row, bad=bad
+            )
 
     _write(with_bar(run, len(rows)), out, rejects)
     if not truth:
@@ -283,6 +294,9 @@ def rl(
     model: Annotated[
         str, typer.Option(help="An export of a run: problems are put as that run has put them.", show_default=False)
     ] = "",
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out longer prompts, as --model counts them.", show_default=False)
+    ] = None,
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
     from retool_mcore.data.layouts import Columns
@@ -312,6 +326,7 @@ def rl(
             columns=columns,
             wanted=split,
             prompt_format=_format_of(model),
+            too_long=_longer_than(max_prompt_tokens, model),
         ),
         out,
         rejects,
@@ -324,11 +339,28 @@ def _format_of(model: str) -> PromptFormat | None:
 
     found = recorded_format(model) if model else None
     if model and found is None:
-        raise DataError(
-            f"--model {model} has no {FORMAT_FILE}: no run of `retool sft` or `retool rl` has exported it. "
-            "Leave --model out, and problems ask for a box as docs/data.md says."
-        )
+        tell(f"note: {model} has no {FORMAT_FILE}, so problems ask for a box as docs/data.md says", err=True)
     return found
+
+
+def _longer_than(most: int | None, model: str) -> Callable[[list[dict[str, Any]]], str]:
+    """Why a prompt, as a rollout writes it, has too many tokens; "" where it has not."""
+    if most is None:
+        return lambda _: ""
+    if not model:
+        raise DataError("--max-prompt-tokens counts the tokens of a model: name it with --model.")
+    from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.data.prompt_format import recorded_format
+    from retool_mcore.rollout.protocol import open_protocol, serving_protocol
+
+    tokenizer, known = load_tokenizer(model), recorded_format(model)
+    protocol = open_protocol((known and known.protocol) or serving_protocol(tokenizer), tokenizer)
+
+    def why(messages: list[dict[str, Any]]) -> str:
+        count = len(protocol.prompt_ids(messages))
+        return f"its prompt has {count} tokens" if count > most else ""
+
+    return why
 
 
 @app.command()
@@ -352,6 +384,44 @@ def mix(
     parsed = [parse_source(source) for source in sources]
     made = mix(parsed, output_named(out, PARQUET, [path for path, _ in parsed]), rows=rows, seed=seed)
     tell("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
+
+
+@app.command()
+@guarded
+def split(
+    file: Annotated[Path, typer.Argument(help="Parquet or JSON lines for SFT or RL, or of problems.")],
+    hold_out: Annotated[int, typer.Option(min=1, help="Rows to hold out, at least.")],
+    *,
+    train: Annotated[
+        Path | None, typer.Option(help="Where the other rows go; FILE.train by default.", show_default=False)
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Where held-out rows go; FILE.held_out by default.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed holds out other problems.")] = 0,
+    problem: ProblemColumns = None,
+    answer: AnswerColumn = "",
+    solution_box: BoxColumn = "",
+) -> None:
+    """Hold rows out for validation, by problem: no problem is on both sides.
+
+    Rows stay as they are and in their order.
+    """
+    from retool_mcore.data.files import write_jsonl, write_parquet
+    from retool_mcore.data.layouts import Columns
+    from retool_mcore.data.split import split_by_problem
+
+    ending = PARQUET if file.suffix == PARQUET else JSON_LINES
+    paths = [
+        path or file.with_name(f"{file.stem}.{name}{ending}")
+        for path, name in ((train, "train"), (held_out, "held_out"))
+    ]
+    for path in paths:
+        output_named(path, ending, [str(file)])
+    parts = split_by_problem(str(file), hold_out, seed, Columns.named(problem, answer, solution_box))
+    for path, rows in zip(paths, parts, strict=True):
+        (write_parquet if ending == PARQUET else write_jsonl)(path, rows)
+    tell(f"{len(parts[0])} rows in {paths[0]}, {len(parts[1])} in {paths[1]}; they share no problem")
 
 
 @app.command()

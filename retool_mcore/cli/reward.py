@@ -1,5 +1,6 @@
 """`retool score`: compute the reward of responses in a file."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,34 +10,50 @@ from typing import Annotated, Any
 import typer
 
 from retool_mcore.cli.common import guarded, tell
-from retool_mcore.data.files import column_names, read_jsonl, read_rows, write_jsonl
+from retool_mcore.config.base import is_tables
+from retool_mcore.data.files import read_file, write_jsonl
+from retool_mcore.data.layouts import NoTruth, UnknownLayout, read_problem, truth_text
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import NUM_CHECKERS
 from retool_mcore.reward.score import PAPER, compute_score
 
 app = typer.Typer()
 ROWS_AT_ONCE = 1024
+OF_TRAJECTORIES = ("truth", "ground_truth")  # in samples of an evaluation, in trajectories of a run
 NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 
 
 @app.command()
 @guarded
 def score(
-    source: Annotated[Path, typer.Argument(help='JSON lines or parquet {"response", "answer"}; other keys are kept.')],
+    source: Annotated[
+        Path, typer.Argument(help="Rows with a response and its truth, an evaluation's samples, or trajectories.")
+    ],
     out: Annotated[
         Path, typer.Option(help="The same rows as JSON lines, with extracted, correct, reward and check_failed.")
     ],
+    *,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="CPU time of one equivalence check.")] = PAPER.timeout_s,
     prefix: Annotated[str, typer.Option(help="Stands before the names of the new columns.")] = "",
+    response: Annotated[str, typer.Option(help="Column of what the model said.")] = "response",
+    answer: Annotated[
+        str, typer.Option(help="Column of the ground truth; where `retool data rl` finds it by default.")
+    ] = "",
 ) -> None:
-    """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""
+    """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise.
+
+    A row is kept as it is, with new columns. In samples and trajectories the response is the text
+    of all turns.
+    """
     counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0, "without truth": 0}
 
-    def score(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-        return score_row(source, *numbered, timeout_s=timeout_s, prefix=prefix)
+    def score(numbered: tuple[int, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+        index, (where, row) = numbered
+        found = find_texts(row, where, response, answer)
+        return score_row(row, where, index, *found, timeout_s=timeout_s, prefix=prefix)
 
     def scored() -> Iterator[dict[str, Any]]:
-        rows = _rows(source)
+        rows = enumerate(read_file(source))
         with ThreadPoolExecutor(2 * NUM_CHECKERS) as pool:
             while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
                 for result in pool.map(score, chunk):
@@ -54,34 +71,53 @@ def score(
     typer.echo(", ".join(f"{value} {name}" for name, value in counts.items() if value or name != "without truth"))
 
 
-def _rows(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row numbers of parquet, from 0, or line numbers, with the rows. Raises DataError."""
-    return read_rows(source, column_names(source)) if source.suffix == ".parquet" else read_jsonl(source)
+def find_texts(row: dict[str, Any], where: str, response: str, answer: str) -> tuple[str, str]:
+    """The response and the ground truth of a row; the truth is "" where the row has none.
+
+    Raises DataError naming file, line and column.
+    """
+    turns = row.get("turns")
+    if response not in row and is_tables(turns):
+        said: Any = "\n".join(str(turn.get("text", "")) for turn in turns)
+        answer = answer or next((name for name in OF_TRAJECTORIES if name in row), "")
+    elif response in row:
+        said = row[response]
+    else:
+        raise DataError(
+            f"{where}: no column {response}; it has {', '.join(row) or 'none'}. --response names the column"
+        )
+    if not isinstance(said, str):
+        raise DataError(f"{where}, column {response}: {said!r:.80} is no response. Correct the row, or leave it out")
+    try:
+        if not answer:
+            with contextlib.suppress(UnknownLayout):
+                return said, read_problem(row, where)[1]
+        name = answer or "answer"
+        if name not in row:
+            raise DataError(f"{where}: no column {name}; it has {', '.join(row)}. --answer names the column")
+        return said, truth_text(row[name], f"{where}, column {name}")
+    except NoTruth:
+        return said, ""
 
 
-def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float, prefix: str) -> dict[str, Any]:
+def score_row(
+    row: dict[str, Any], where: str, index: int, said: str, truth: str, *, timeout_s: float, prefix: str
+) -> dict[str, Any]:
     """The row with ``NEW_COLUMNS`` added: extracted (null if none), correct, reward, check_failed.
 
-    A row whose answer is empty is told and not judged: the first three are null.
-    Raises DataError naming file, line and column, also where the row has one of the new columns.
+    A row whose truth is empty is not judged, and a line says so: the first three are null. Raises
+    DataError where the row has one of the new columns.
     """
-    where = f"{source}, {'row' if source.suffix == '.parquet' else 'line'} {line}"
     if taken := [prefix + column for column in NEW_COLUMNS if prefix + column in row]:
         raise DataError(
             f"{where}: the row has a column {', '.join(taken)} of its own, which the score would "
             "overwrite. Put a word before the new columns: --prefix score_"
         )
-    for column, kinds in (("response", str), ("answer", str | int | float)):
-        if column not in row:
-            raise DataError(f"{where}: no column {column}; it has {', '.join(row) or 'none'}")
-        value = row[column]
-        if not isinstance(value, kinds) or isinstance(value, bool) or value != value:  # noqa: PLR0124  NaN is no answer
-            raise DataError(f"{where}, column {column}: {value!r:.80} is no {column}. Correct the row, or leave it out")
-    if isinstance(row["answer"], str) and not row["answer"].strip():
-        tell(f"{where}, column answer: it is empty, so the row is not judged", err=True)
+    if not truth:
+        tell(f"{where}: the ground truth is empty, so the row is not judged", err=True)
         return row | dict(zip((prefix + column for column in NEW_COLUMNS), (None, None, None, False), strict=True))
     reward = PAPER.model_copy(update={"timeout_s": timeout_s})
-    verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, reward=reward)
+    verdict = compute_score(where, said, truth, {"index": index}, reward=reward)
     values = (
         verdict["answer"] if verdict["has_answer"] else None,
         bool(verdict["acc"]),

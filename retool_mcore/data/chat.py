@@ -66,10 +66,10 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     """Tokenize a conversation and mark the tokens the model is trained on.
 
     loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system,
-    user and tool turns, on <interpreter> spans inside an assistant turn, and on the line break
-    after <|im_end|>. The ids equal those of rendering turn by turn (``render_prompt``, the model's
-    tokens, ``tool_turn_ids``, ...); tests/numerics/test_chat.py checks this for every template
-    style that we support.
+    user and tool turns, on <interpreter> spans inside an assistant turn, on the line break after
+    <|im_end|>, and on a turn with ``weight`` 0. The ids equal those of rendering turn by turn
+    (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...); tests/numerics/test_chat.py
+    checks this for every template style that we support.
 
     Raises DataError for a message that is neither text nor a tool call, that holds a control token,
     or that the template renders differently once later user turns follow (Qwen3 drops the thinking
@@ -77,11 +77,13 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     """
     fmt = chat_format(tokenizer)
     messages = clean_messages(messages, fmt)
+    trained = [message.pop("weight", 1) for message in messages]
     if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         require_tool_turns(tokenizer)
     token_ids: list[int] = []
     loss_mask: list[int] = []
-    for text, loss in _whole(messages, tools, tokenizer) or _turn_by_turn(messages, tools, tokenizer):
+    pieces = _whole(messages, tools, tokenizer, trained) or _turn_by_turn(messages, tools, tokenizer, trained)
+    for text, loss in pieces:
         ids = encode_piece(tokenizer, text) if token_ids else encode(tokenizer, text)
         token_ids.extend(ids)
         loss_mask.extend([loss] * len(ids))
@@ -91,7 +93,12 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
 Pieces = list[tuple[str, int]]  # text, and whether it carries loss
 
 
-def _whole(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Pieces:
+def _whole(
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    trained: Sequence[int],
+) -> Pieces:
     """The conversation rendered once and cut; [] where a prompt in it is no beginning of it."""
     fmt = chat_format(tokenizer)
     if fmt.added:
@@ -107,14 +114,17 @@ def _whole(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
             return []
         end = _end_of_turn(text, len(prompt), index, fmt)
         pieces.append((text[done : len(prompt)], 0))
-        pieces += _model_turn(message, text[len(prompt) : end], index)
-        pieces.append((fmt.end_of_turn, 1))
+        pieces += _model_turn(message, text[len(prompt) : end], index, trained[index])
+        pieces.append((fmt.end_of_turn, trained[index]))
         done = end + len(fmt.end_of_turn)
     return [piece for piece in (*pieces, (text[done:], 0)) if piece[0]]
 
 
 def _turn_by_turn(
-    messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    trained: Sequence[int],
 ) -> Pieces:
     """The conversation as a rollout puts it together."""
     fmt = chat_format(tokenizer)
@@ -136,8 +146,8 @@ def _turn_by_turn(
             between = _between(tokenizer, results)[len(fmt.end_of_turn) :]
         turn = _turn_alone(messages[: index + 1], prompt, tools, tokenizer)
         pieces.append((between, 0))
-        pieces += _model_turn(message, turn, index)
-        pieces.append((fmt.end_of_turn, 1))
+        pieces += _model_turn(message, turn, index, trained[index])
+        pieces.append((fmt.end_of_turn, trained[index]))
         done = "".join([done, between, turn, "" if fmt.added else fmt.end_of_turn])
     return [piece for piece in (*pieces, (fmt.after, 0)) if piece[0]]
 
@@ -184,8 +194,11 @@ def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
     return end
 
 
-def _model_turn(message: Message, turn: str, index: int) -> Iterator[tuple[str, int]]:
+def _model_turn(message: Message, turn: str, index: int, trained: int) -> Iterator[tuple[str, int]]:
     """A turn's pieces: what the model says, and the outputs that a rollout writes into it."""
+    if not trained:
+        yield turn, 0
+        return
     _require_whole(message, turn, index)
     _require_calls_end_once(message, turn, index)
     done = 0

@@ -9,20 +9,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.base import is_tables
 from retool_mcore.data.layouts import example
 from retool_mcore.errors import DataError
 
 COLUMNS = ("messages", "conversations")
 OPTION = "--messages names the column of the conversation: a list of {role, content} or of {from, value}"
 ROLES = {
-    "system": "system",
-    "developer": "system",
     "human": "user",
-    "user": "user",
     "gpt": "assistant",
-    "assistant": "assistant",
-    "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
     "function_call": "assistant",
@@ -56,7 +51,7 @@ def conversations(
 
 
 def openai_messages(turns: Any) -> Any:
-    """Turns in OpenAI's form, each result behind its call; other values as they are."""
+    """Turns of ShareGPT in OpenAI's form; other values as they are."""
     if isinstance(turns, str):
         try:
             turns = json.loads(turns)
@@ -66,40 +61,25 @@ def openai_messages(turns: Any) -> Any:
         return turns
     if turns and all("from" in turn and "value" in turn for turn in turns):
         turns = _joined([_of_sharegpt(turn) for turn in turns])
-    turns = [_of_openai(turn) for turn in turns]
-    return _results_in_order(turns)
-
-
-def _of_openai(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn with one text for its parts, the one call of ``function_call``, and known roles."""
-    plain = dict(turn)
-    if turn.get("role") == "developer":
-        plain["role"] = "system"
-    content = turn.get("content")
-    if is_tables(content) and all(part.get("type") in ("text", "output_text", "input_text") for part in content):
-        plain["content"] = "\n".join(str(part.get("text", "")) for part in content)
-    if is_table(call := turn.get("function_call")) and not turn.get("tool_calls"):
-        plain.pop("function_call")
-        plain["tool_calls"] = [{"type": "function", "function": dict(call)}]
-    if turn.get("role") == "function":
-        plain["role"] = "tool"
-    return plain
+    return turns
 
 
 def _of_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
     said, text = turn["from"], turn["value"]
+    rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
     role = ROLES.get(said, said) if isinstance(said, str) else said
     if not isinstance(text, str):
-        return {"role": role, "content": text}
+        return {**rest, "role": role, "content": text}
     if said == "function_call":
-        return {"role": role, "content": "", "tool_calls": _calls(text)}
+        return {**rest, "role": role, "content": "", "tool_calls": _calls(text)}
     if role == "assistant" and (found := list(_CALL.finditer(text))):
-        rest = text[found[-1].end() :].strip()
+        behind = text[found[-1].end() :].strip()
         calls = [call for match in found for call in _calls(match[1])]
-        return {"role": role, "content": f"{text[: found[0].start()].strip()}\n{rest}".strip(), "tool_calls": calls}
+        words = f"{text[: found[0].start()].strip()}\n{behind}".strip()
+        return {**rest, "role": role, "content": words, "tool_calls": calls}
     if role == "tool":
         text = re.sub(r"</?tool_response>", "", text).strip()
-    return {"role": role, "content": text}
+    return {**rest, "role": role, "content": text}
 
 
 def _calls(text: str) -> list[dict[str, Any]]:
@@ -122,20 +102,7 @@ def _joined(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         before = joined[-1] if joined else {}
         words = before.get("role") == "assistant" and not before.get("tool_calls")
         if words and turn.get("tool_calls") and not turn["content"]:
-            joined[-1] = {**turn, "content": before["content"]}
+            joined[-1] = {**before, **turn, "content": before["content"]}
         else:
             joined.append(turn)
     return joined
-
-
-def _results_in_order(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The turns, with the results of parallel calls in the order of the calls, by their ids."""
-    ordered = list(turns)
-    for position, turn in enumerate(ordered):
-        calls = turn.get("tool_calls")
-        ids = [call.get("id") for call in calls] if is_tables(calls) else []
-        results = ordered[position + 1 : position + 1 + len(ids)]
-        by_id = {result.get("tool_call_id"): result for result in results if is_table(result)}
-        if ids and None not in ids and len(set(ids)) == len(ids) and set(by_id) == set(ids):
-            ordered[position + 1 : position + 1 + len(ids)] = [by_id[each] for each in ids]
-    return ordered

@@ -1,25 +1,29 @@
 r"""Turn ReTool's SFT data, raw or converted, into the parquet that training reads.
 
 Raw rows hold the whole trace in one assistant text: ``<code>\n```python ...\n```\n</code>``, its
-output in ``<interpreter>``, the end in ``<answer>``. Converted rows hold messages with tool calls.
-Both are read into the same trace, verified (format, then answer if the truth is known, then
-execution if requested), and written in the form of either protocol.
+output in ``<interpreter>``, the end in ``<answer>``. Other rows hold messages with calls of the
+interpreter, or of tools that the row's ``tools`` column declares. Both become messages, are
+verified (format, then answer if the truth is known, then execution if requested), and are written
+in the form of either protocol. What is changed in them is counted.
 """
 
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.conversations import OPTION
 from retool_mcore.data.layouts import example, truth_text
+from retool_mcore.data.messages import arguments_of, in_order_of_calls, parse_tools, unified
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
-from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, tool_call
-from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, final_answer_problem, format_problem
-from retool_mcore.data.wrappers import problem_of
+from retool_mcore.data.spool import Spool
+from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, TOOL_NAME, tool_call
+from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, format_problem
+from retool_mcore.data.wrappers import OURS, problem_of, unwrap
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
@@ -30,7 +34,7 @@ ROWS_AT_ONCE = 16
 ROWS_IN_MEMORY = 1024
 REMEDIES: Mapping[Stage, str] = {
     "source": OPTION,
-    "format": "A trace is a question, calls with their results, and one boxed answer at the end",
+    "format": "A row is a question, calls with their results, and one boxed answer at the end (--no-box: any answer)",
     "answer": "--truth names the column of the ground truth; without it answers are not verified",
     "execution": "Without --execute snippets are not run again",
 }
@@ -54,82 +58,76 @@ class CallStep:
     output: str
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A conversation in no protocol's form. ``prompt`` is the user's turn as the data has it.
+def read_turns(messages: Any) -> list[dict[str, Any]]:
+    """The turns of a row in one spelling, thoughts at the beginning of an assistant's text.
 
-    All protocols but "retool" have one form of messages; the template writes their calls.
+    Raises Rejected where they are no messages, or hold what cannot be used.
     """
-
-    prompt: str
-    steps: tuple[CallStep, ...]
-    final: str  # the closing words; may hold <answer> tags
-
-    def messages(self, protocol: ProtocolName) -> list[dict[str, Any]]:
-        return self._retool() if protocol == "retool" else self._hermes()
-
-    def _hermes(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(problem_of(self.prompt))}]
-        for step in self.steps:
-            call = tool_call(step.code)
-            messages.append({"role": "assistant", "content": step.text, "tool_calls": [call]})
-            messages.append({"role": "tool", "content": step.output})
-        final = re.sub(r"\s*</?answer>\s*", "\n", self.final).strip()
-        return [*messages, {"role": "assistant", "content": final}]
-
-    def _retool(self) -> list[dict[str, Any]]:
-        parts = [
-            f"{step.text}\n<code>\n```python\n{step.code}\n```\n</code>\n<interpreter>\n{step.output}\n</interpreter>"
-            for step in self.steps
-        ]
-        final = self.final
-        if "<answer>" not in final and "\\boxed" in final:
-            before, _, box = final.rpartition("\\boxed")
-            final = f"{before.rstrip()}\n<answer>\n\\boxed{box.strip().rstrip('.')}\n</answer>"
-        text = "\n".join([*parts, final]).strip()
-        return [
-            {"role": "user", "content": retool_prompt(problem_of(self.prompt))},
-            {"role": "assistant", "content": text},
-        ]
-
-
-def read_trace(messages: Any) -> Trace:
-    """Read the messages of a raw or converted row. Raises Rejected when they have another form."""
     if isinstance(messages, str):
         messages = _json(messages)
     if not is_tables(messages):
         raise Rejected("source", f"messages is {type(messages).__name__}, not a list of messages")
-    turns = [message for message in messages if message.get("role") != "system"]
-    if strange := [calls for turn in turns if not isinstance(calls := turn.get("tool_calls") or [], Sequence)]:
-        raise Rejected("source", f"a message has tool_calls = {strange[0]!r:.80}, which is no list")
-    texts = [_content(message) for message in turns]
-    roles = [message.get("role") for message in turns]
-    if roles == ["user", "assistant"] and not turns[1].get("tool_calls"):
-        steps, final = read_inline(texts[1])
-        return Trace(texts[0], steps, final)
-    return _read_converted(turns, texts)
+    try:
+        turns = in_order_of_calls([unified(turn, f"message {index}") for index, turn in enumerate(messages)])
+    except DataError as error:
+        raise Rejected("source", str(error)) from error
+    if not turns:
+        raise Rejected("source", "messages is empty")
+    for turn in turns:
+        calls = turn.setdefault("tool_calls", [])
+        if not isinstance(calls, list):
+            raise Rejected("source", f"a message has tool_calls = {calls!r:.80}, which is no list")
+        if not isinstance(content := turn.setdefault("content", ""), str):
+            raise Rejected("source", "the content of a message is no text")
+        if thoughts := turn.pop("reasoning_content", "").strip():
+            turn["content"] = f"<think>\n{thoughts}\n</think>\n\n{content}".rstrip()
+        if not calls:
+            del turn["tool_calls"]
+    return turns
 
 
-def _content(message: Mapping[str, Any]) -> str:
-    """A message's text, behind the thoughts that some put beside it."""
-    content = message.get("content")
-    if content is not None and not isinstance(content, str):
-        raise Rejected("source", "the content of a message is no text")
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if thoughts is None or message.get("role") != "assistant":
-        return content or ""
-    if not isinstance(thoughts, str):
-        raise Rejected("source", "the reasoning_content of a message is no text")
-    return f"<think>\n{thoughts.strip()}\n</think>\n\n{content or ''}".rstrip() if thoughts.strip() else content or ""
+def expanded(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A raw trace, whose calls and results stand in one assistant text, with a turn for each.
+
+    Other conversations are returned as they are. Raises Rejected("format") for tags out of order.
+    """
+    talk = [turn for turn in turns if turn["role"] != "system"]
+    if [turn["role"] for turn in talk] != ["user", "assistant"] or talk[1].get("tool_calls"):
+        return list(turns)
+    steps, final = read_inline(talk[1]["content"])
+    made: list[dict[str, Any]] = list(turns[: turns.index(talk[1])])
+    for step in steps:
+        made.append({"role": "assistant", "content": step.text, "tool_calls": [tool_call(step.code)]})
+        made.append({"role": "tool", "content": step.output})
+    return [*made, {**talk[1], "content": final}]
 
 
-def end_tag_problem(steps: Sequence[CallStep], protocol: ProtocolName) -> str | None:
+def inline(turns: Sequence[Mapping[str, Any]], final: str) -> list[dict[str, Any]]:
+    """A conversation with the interpreter in the paper's form: one assistant text with all of it.
+
+    ``final`` is its closing words, which may hold <answer> tags already.
+    """
+    parts = list[str]()
+    for index, turn in enumerate(turns):
+        results = iter(turns[index + 1 :])
+        for number, call in enumerate(turn.get("tool_calls") or ()):
+            text, code, output = "" if number else turn["content"], code_of(call), next(results)["content"]
+            parts.append(f"{text}\n<code>\n```python\n{code}\n```\n</code>\n<interpreter>\n{output}\n</interpreter>")
+    if "<answer>" not in final and "\\boxed" in final:
+        before, _, box = final.rpartition("\\boxed")
+        final = f"{before.rstrip()}\n<answer>\n\\boxed{box.strip().rstrip('.')}\n</answer>"
+    asked = [dict(turn) for turn in turns if turn["role"] in ("system", "user")]
+    weight = {"weight": turns[-1]["weight"]} if "weight" in turns[-1] else {}
+    return [*asked, {"role": "assistant", "content": "\n".join([*parts, final]).strip(), **weight}]
+
+
+def end_tag_problem(calls: Sequence[Mapping[str, Any]], protocol: ProtocolName) -> str | None:
     """What a rollout of the protocol would cut: a call ends at the first tag that ends calls."""
     tag = {"hermes": CALL_END, "qwen3_coder": CALL_END, "retool": CODE_END}.get(protocol)
-    number = next((number for number, step in enumerate(steps, start=1) if tag and tag in step.code), None)
-    if number is None:
-        return None
-    return f"the code of call {number} holds {tag}, where a rollout would end the call"
+    for number, call in enumerate(calls, start=1):
+        if tag and any(tag in str(value) for value in call["function"]["arguments"].values()):
+            return f"the arguments of call {number} hold {tag}, where a rollout would end the call"
+    return None
 
 
 def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
@@ -190,24 +188,11 @@ def _unfenced(code: str) -> str:
     return fence[1] if fence else code.strip("\n")
 
 
-def _read_converted(turns: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> Trace:
-    if problem := format_problem([{**turn, "content": text} for turn, text in zip(turns, texts, strict=True)]):
-        raise Rejected("format", problem)
-    steps: list[CallStep] = []
-    for position, turn in enumerate(turns):
-        for number, call in enumerate(turn.get("tool_calls") or []):
-            steps.append(CallStep("" if number else texts[position], _code_of(call), texts[position + 1 + number]))
-    return Trace(texts[0], tuple(steps), texts[-1])
-
-
-def _code_of(call: Any) -> str:
-    function = call.get("function") if is_table(call) else None
-    arguments = function.get("arguments") if is_table(function) else None
-    if isinstance(arguments, str):
-        arguments = _json(arguments)
-    code = arguments.get("code") if is_table(arguments) else None
-    if not isinstance(code, str):
-        raise Rejected("source", f"a tool call without code: {call!r:.200}")
+def code_of(call: Mapping[str, Any]) -> str:
+    """The code of a call of the interpreter. Raises Rejected."""
+    code = call["function"]["arguments"].get("code")
+    if call["function"]["name"] != TOOL_NAME or not isinstance(code, str):
+        raise Rejected("source", f"a call of {TOOL_NAME} without code: {call!r:.200}")
     return code
 
 
@@ -220,11 +205,21 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How rows are converted. ``truth`` names the column of the ground truth; "": there is none."""
+    """How rows are converted.
+
+    ``truth`` names the column of the ground truth; "": there is none. ``interpreter`` is the name
+    that calls of the interpreter have in the data. Without ``box`` a row needs no boxed answer.
+    ``as_is`` leaves the user's turns and the interpreter's schema as they are. ``notes`` counts
+    what was changed in rows that survived.
+    """
 
     protocol: ProtocolName = "hermes"
     truth: str = ""
     sandbox: Sandbox | None = None  # re-executes every snippet and compares its output
+    interpreter: str = TOOL_NAME
+    box: bool = True
+    as_is: bool = False
+    notes: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -233,43 +228,141 @@ class Conversion:
 
     async def row(self, where: str, source: Mapping[str, Any]) -> dict[str, Any]:
         """Convert one row. Raises Rejected, and DataError when a column is missing."""
-        trace = read_trace(source["messages"])
-        if problem := final_answer_problem(trace.final):
-            raise Rejected("format", problem)
-        hermes = trace.messages("hermes")
-        if problem := format_problem(hermes):
-            raise Rejected("format", problem)
-        if problem := end_tag_problem(trace.steps, self.protocol):
+        notes = Counter[str]()
+        turns = read_turns(source["messages"])
+        turns = expanded(turns)
+        final = turns[-1]["content"]  # with the tags of the inline form
+        turns[-1] = {**turns[-1], "content": re.sub(r"\s*</?answer>\s*", "\n", final).strip()}
+        tools = self._tools(source, where, notes)
+        calls = self._read_calls(turns, tools, notes)
+        if problem := format_problem(turns, box=self.box) or end_tag_problem(calls, self.protocol):
             raise Rejected("format", problem)
         row: dict[str, Any] = {}
         if self.truth:
-            if self.truth not in source:
-                raise DataError(
-                    f"{where}: no column {self.truth}; it has {', '.join(source)}. --truth names the column of the "
-                    "ground truth; without it answers are not verified"
-                )
-            try:
-                truth = truth_text(source[self.truth], f"column {self.truth}")
-            except DataError as error:
-                raise Rejected("answer", str(error)) from error
-            if problem := await asyncio.to_thread(answer_problem, hermes, truth):
+            row["ground_truth"] = truth = self._truth(where, source)
+            if problem := await asyncio.to_thread(answer_problem, turns, truth):
                 raise Rejected("answer", problem)
-            row["ground_truth"] = truth
-        await self._execute(trace)
-        if not trace.steps and "tools" in source and not source["tools"] and QUESTION_MARK not in trace.prompt:
-            return {"messages": hermes, "tools": None, **row}  # a row in words alone, which no tool is offered to
-        inline = self.protocol == "retool"
-        messages = trace.messages(self.protocol) if inline else hermes
-        return {"messages": messages, "tools": None if inline else [CODE_INTERPRETER], **row}
+        await self._execute(turns)
+        asked = next(turn for turn in turns if turn["role"] == "user")["content"]
+        words_alone = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in asked
+        turns = self._asked(turns, notes)
+        if words_alone:  # no tool is offered to such a row
+            made = {"messages": turns, "tools": None, **row}
+        elif self.protocol == "retool":
+            made = {"messages": self._inline(turns, tools, final), "tools": None, **row}
+        else:
+            made = {"messages": turns, "tools": tools or [CODE_INTERPRETER], **row}
+        self.notes.update(notes)
+        return made
 
-    async def _execute(self, trace: Trace) -> None:
-        for number, step in enumerate(trace.steps if self.sandbox else (), start=1):
-            assert self.sandbox is not None, "no steps without a sandbox"
-            result = await self.sandbox.execute(step.code, run_timeout_s=RUN_TIMEOUT_S)
-            if result.text.split() != step.output.split():
-                raise Rejected(
-                    "execution", f"call {number} prints {result.text!r:.120}, and the trace shows {step.output!r:.120}"
-                )
+    def _truth(self, where: str, source: Mapping[str, Any]) -> str:
+        if self.truth not in source:
+            raise DataError(
+                f"{where}: no column {self.truth}; it has {', '.join(source)}. --truth names the column of the "
+                "ground truth; without it answers are not verified"
+            )
+        try:
+            return truth_text(source[self.truth], f"column {self.truth}")
+        except DataError as error:
+            raise Rejected("answer", str(error)) from error
+
+    def _tools(self, source: Mapping[str, Any], where: str, notes: Counter[str]) -> list[dict[str, Any]]:
+        """The schemas that a row declares, the interpreter's as rollouts offer it; [] for none."""
+        try:
+            declared = parse_tools(source.get("tools"), where) or []
+        except DataError as error:
+            raise Rejected("source", str(error)) from error
+        ours = (self.interpreter, TOOL_NAME)
+        if self.as_is or not any(tool["function"].get("name") in ours for tool in declared):
+            return declared
+        tools = [CODE_INTERPRETER if tool["function"].get("name") in ours else tool for tool in declared]
+        if tools != declared:
+            notes["rows whose schema of the interpreter is replaced by that of rollouts (--as-is leaves it)"] += 1
+        return tools
+
+    def _read_calls(
+        self, turns: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], notes: Counter[str]
+    ) -> list[dict[str, Any]]:
+        """All calls, and in the turns: arguments as mappings, the interpreter by its name."""
+        declared = [tool["function"].get("name") for tool in tools] or [TOOL_NAME]
+        found = list[dict[str, Any]]()
+        for index, turn in enumerate(turns):
+            if not turn.get("tool_calls"):
+                continue
+            calls = [self._call(call, f"message {index}", notes) for call in turn["tool_calls"]]
+            for call in calls:
+                name = call["function"]["name"]
+                if name not in declared:
+                    remedy = f" --interpreter {name} says that it is the interpreter." if not tools else ""
+                    raise Rejected(
+                        "source", f"a call of {name}, and the row declares {', '.join(map(str, declared))}.{remedy}"
+                    )
+                if name == TOOL_NAME:
+                    code_of(call)
+            turn["tool_calls"] = calls
+            found += calls
+        return found
+
+    def _call(self, call: Any, where: str, notes: Counter[str]) -> dict[str, Any]:
+        function = call.get("function") if is_table(call) else None
+        name = function.get("name") if is_table(function) else None
+        if not is_table(function) or not isinstance(name, str):
+            raise Rejected("source", f"{where}: a call without a name: {call!r:.200}")
+        try:
+            arguments = arguments_of(function, f"{where}, call of {name}")
+        except DataError as error:
+            raise Rejected("source", str(error)) from error
+        if name == self.interpreter != TOOL_NAME:
+            notes[f"calls of {name} that are written as calls of {TOOL_NAME}"] += 1
+            name = TOOL_NAME
+        return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def _asked(self, turns: Sequence[dict[str, Any]], notes: Counter[str]) -> list[dict[str, Any]]:
+        """The turns with the problem put as rollouts put it, where one user turn asks for a box."""
+        users = [turn for turn in turns if turn["role"] == "user"]
+        plain = [{key: value for key, value in turn.items() if key not in ("tool_call_id", "name")} for turn in turns]
+        if self.as_is or len(users) != 1:
+            return plain
+        problem, names = unwrap(users[0]["content"])
+        theirs = [name for name in names if name not in OURS]
+        asks = any("\\boxed" in turn["content"] for turn in plain if turn["role"] in ("system", "user"))
+        if not problem or (not theirs and not names and (asks or not self.box)):
+            return plain
+        if theirs:
+            notes["user turns whose instructions, of another data set, are replaced by ours (--as-is leaves them)"] += 1
+        elif not names:
+            notes["user turns to which a line is added that asks for a box (--as-is leaves it out)"] += 1
+        asked = {"content": hermes_prompt(problem)}
+        return [{**turn, **asked} if turn["role"] == "user" else turn for turn in plain]
+
+    def _inline(
+        self, turns: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], final: str
+    ) -> list[dict[str, Any]]:
+        others = [tool["function"].get("name") for tool in tools if tool["function"].get("name") != TOOL_NAME]
+        if others or sum(turn["role"] == "user" for turn in turns) != 1:
+            what = f"the tools {', '.join(map(str, others))}" if others else "several user turns"
+            raise Rejected("format", f"protocol retool has no form for {what}. Use --protocol hermes")
+        made = inline(turns, final)
+        if self.as_is:
+            return made
+        prompt = retool_prompt(problem_of(next(turn["content"] for turn in made if turn["role"] == "user")))
+        return [{**turn, "content": prompt} if turn["role"] == "user" else turn for turn in made]
+
+    async def _execute(self, turns: Sequence[Mapping[str, Any]]) -> None:
+        if self.sandbox is None:
+            return
+        number = 0
+        for index, turn in enumerate(turns):
+            for place, call in enumerate(turn.get("tool_calls") or ()):
+                number += 1
+                if call["function"]["name"] != TOOL_NAME:
+                    continue
+                shown = turns[index + 1 + place]["content"]
+                result = await self.sandbox.execute(code_of(call), run_timeout_s=RUN_TIMEOUT_S)
+                if result.text.split() != shown.split():
+                    raise Rejected(
+                        "execution", f"call {number} prints {result.text!r:.120}, and the trace shows {shown!r:.120}"
+                    )
 
 
 async def convert_sft(
@@ -302,11 +395,30 @@ async def convert_sft(
                 report.reject(where, result, {"messages": source["messages"]})
             else:
                 report.rows.append(result)
+    report.notes.update(conversion.notes)
     if not report.rows:
         if not report.rejects:
             raise DataError("there are no rows to convert")
         raise DataError(_nothing_left(report, rows))
+    if any(call["function"]["name"] != TOOL_NAME for row in report.rows for call in _calls_of(row)):
+        report.rows = Spool(map(_in_json, report.rows))
     return report
+
+
+def _calls_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [call for turn in row["messages"] for call in turn.get("tool_calls") or ()]
+
+
+def _in_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with schemas and arguments as JSON text: parquet has one type for a column."""
+    turns = list[dict[str, Any]]()
+    for turn in row["messages"]:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in turn.get("tool_calls") or ()
+        ]
+        turns.append({**turn, "tool_calls": calls} if calls else dict(turn))
+    return {**row, "messages": turns, "tools": json.dumps(row["tools"]) if row["tools"] else None}
 
 
 def _nothing_left(report: VerifiedRows, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -3,8 +3,11 @@
 # pyarrow has no types; what it returns is annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 import contextlib
+import csv
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -16,6 +19,8 @@ from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
+ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".jsonl.gz", ".json.gz")
+PARQUET_MAGIC = b"PAR1"
 BATCH_ROWS = 512
 WRITE_ROWS = 1024
 MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # of files with such a column
@@ -63,19 +68,77 @@ def column_names(path: str | os.PathLike[str]) -> list[str]:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
 
 
+def read_file(
+    path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) of a file in parquet, JSON, CSV, or Arrow as `save_to_disk` writes it.
+
+    ``where`` names the file and the row from 0 or the line from 1. JSON may be packed by gzip. A
+    file with another ending is parquet where it begins like that, else JSON lines. Values of a CSV
+    file are text. ``on_bad``: see ``read_jsonl``. Raises DataError.
+    """
+    name = str(path)
+    if name.endswith(".parquet") or (not name.endswith(ENDINGS) and _begins(path, PARQUET_MAGIC)):
+        rows = read_rows(path, column_names(path))
+    elif name.endswith(".csv"):
+        rows = _read_csv(path)
+    elif name.endswith(".arrow"):
+        rows = _read_arrow(path)
+    else:
+        yield from ((f"{path}, line {number}", row) for number, row in read_jsonl(path, on_bad))
+        return
+    yield from ((f"{path}, row {number}", row) for number, row in rows)
+
+
+def _begins(path: str | os.PathLike[str], magic: bytes) -> bool:
+    try:
+        with open(path, "rb") as opened:
+            return opened.read(len(magic)) == magic
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file)):
+                if None in row or None in row.values():
+                    raise DataError(f"{path}, row {number}: it has not as many fields as the file's first line")
+                yield number, dict(row)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: text is not UTF-8: {error.reason}. Save the file as UTF-8.") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def _read_arrow(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    index = 0
+    try:
+        with pa.memory_map(str(path)) as file, cast("Any", pa).ipc.open_stream(file) as reader:
+            for batch in reader:
+                for row in batch.to_pylist():
+                    yield index, row
+                    index += 1
+    except NOT_PARQUET as error:
+        raise DataError(f"{path}: not a whole Arrow stream: {_reason(error)}{_again(error)}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
 def read_jsonl(
     path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) of a JSON-lines file; blank lines are skipped.
+    """Yield (line number from 1, object) of a JSON-lines file, also one packed by gzip.
 
-    A file that ends in .json may also hold one list of objects, or one object, over many lines;
-    rows are numbered from 1 then. Raises DataError for a missing file, invalid UTF-8, or a line
-    that is no JSON object. When ``on_bad`` is given, bad lines go to it (where, what is wrong)
-    instead, and reading goes on.
+    Blank lines are skipped. A file that ends in .json may also hold one list of objects, or one
+    object, over many lines; rows are numbered from 1 then. Raises DataError for a missing file,
+    invalid UTF-8, or a line that is no JSON object. When ``on_bad`` is given, bad lines go to it
+    (where, what is wrong) instead, and reading goes on.
     """
     try:
-        with open(path, "rb") as file:
-            if str(path).endswith(".json") and (whole := _document(file)) is not None:
+        packed = str(path).endswith(".gz")
+        with cast("BinaryIO", gzip.open(path)) if packed else open(path, "rb") as file:
+            if str(path).removesuffix(".gz").endswith(".json") and (whole := _document(file)) is not None:
                 for number, row in enumerate(whole, start=1):
                     yield number, _of_turns(row) or _table(row, f"{path}, row {number}")
                 return
@@ -91,7 +154,7 @@ def read_jsonl(
                     on_bad(where, error)
                     continue
                 yield number, row
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
 
 

@@ -19,6 +19,7 @@ _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
 _COUNTED = re.compile(r"(-?[\d.,/]+)\s+\(\s*[A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
 _PLACE = re.compile(r"N_(\d\d)")  # MAWPS: the numbers stand in a column of their own
 _CHOICES = ("options", "choices")  # AGIEval and AQuA, MMLU
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 EXAMPLE_COLUMNS, EXAMPLE_CHARS = 6, 60  # of a row that an error shows
 OPTIONS = (
     "Name the columns: --problem, and --answer, or --solution-box for a solution whose last \\boxed{} is the answer"
@@ -109,6 +110,7 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     UnknownLayout, and DataError naming the row and the column for any other.
     """
     found = layout_of(row, where, columns)
+    require_text_only(row, where)
     parts = [_asked(row[name], f"{where}, column {name}") for name in found.problem]
     problem = _filled("\n".join(parts), row.get("Numbers"))
     if row.get("context") and isinstance(row["context"], str):  # OlympiadBench
@@ -120,6 +122,16 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     except NoTruth as error:
         error.problem = problem
         raise
+
+
+def other_roles(row: Mapping[str, Any], columns: Columns | None = None) -> set[str]:
+    """The roles of the turns that a problem in turns has beside its last user turn."""
+    (name, *_) = layout_of(row, "", columns).problem
+    turns = turns_in_text(row[name])
+    if not is_tables(turns):
+        return set()
+    last = max((index for index, turn in enumerate(turns) if turn.get("role") == "user"), default=-1)
+    return {str(turn.get("role")) for index, turn in enumerate(turns) if index != last}
 
 
 def example(row: Mapping[str, Any]) -> str:
@@ -137,6 +149,7 @@ def shortened(value: Any) -> str:
 
 def _asked(value: Any, where: str) -> str:
     """The problem in a column: a text, or the last user turn of a prompt's messages."""
+    value = turns_in_text(value)
     if is_tables(value):
         users = [turn for turn in value if turn.get("role") == "user"]
         if not users or not isinstance(users[-1].get("content"), str):
@@ -147,6 +160,23 @@ def _asked(value: Any, where: str) -> str:
     if not isinstance(value, str) or not problem_of(value):
         raise DataError(f"{where}: the problem is {shortened(value)}, not a text")
     return problem_of(value)
+
+
+def turns_in_text(value: Any) -> Any:
+    """The messages that a text of JSON holds; anything else as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
+        try:
+            found: Any = json.loads(value)
+        except ValueError:
+            return value
+        return found if is_tables(found) and found else value
+    return value
+
+
+def require_text_only(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row with pictures, videos or sound, which no model here sees."""
+    if name := next((each for each in MEDIA if row.get(each) is not None and len(row[each])), None):
+        raise DataError(f"{where}, column {name}: the row needs more than text, and models are trained on text alone")
 
 
 def _truth(value: Any, column: str, where: str, *, box: bool) -> str:
@@ -194,7 +224,7 @@ def _only(truth: Any) -> Any:
             return truth
         one = isinstance(found, list) and len(cast("list[Any]", found)) == 1
         return _only(found) if one else truth
-    if isinstance(truth, Sequence) and not isinstance(truth, str):
+    if isinstance(truth, Sequence) and not isinstance(truth, str | bytes):
         several = cast("Sequence[Any]", truth)
         return _only(several[0]) if len(several) == 1 else several
     return truth
@@ -206,6 +236,11 @@ def truth_text(truth: Any, where: str) -> str:
     Raises NoTruth for an empty one, DataError for anything that is neither text nor number.
     """
     truth = _only(truth)
+    if isinstance(truth, bytes):
+        try:
+            truth = truth.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}: the answer is {truth!r:.80}, bytes that are no text") from error
     if isinstance(truth, float) and math.isfinite(truth):
         truth = int(truth) if truth.is_integer() else repr(truth)
     if isinstance(truth, int) and not isinstance(truth, bool):

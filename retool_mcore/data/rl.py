@@ -5,25 +5,30 @@ are read one by one, and only new problems are kept.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, read_problem
+from retool_mcore.data.files import ENDINGS
+from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, other_roles, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import PromptFormat
-from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, rows_of_split, split_of
+from retool_mcore.data.sources import SPLITS, row_split, rows_of_split, split_of
 from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import judgeable
 
-Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth", "too long", "other split", "bad row"]
+Outcome = Literal[
+    "kept", "duplicate", "conflict", "unreadable truth", "too long", "too many tokens", "other split", "bad row"
+]
 MAX_PROBLEM_CHARS = 100_000  # anything longer is no problem but a stray book or a broken export
 SHOWN_CHARS = 2000  # of the texts of a reject
+SHOWN_CONFLICTS = 3
 RARE: Mapping[Outcome, str] = {
     "too long": f"problems of more than {MAX_PROBLEM_CHARS} characters",
+    "too many tokens": "prompts of more than --max-prompt-tokens",
     "other split": "rows of another split",
     "bad row": "rows that cannot be read",
 }
@@ -41,6 +46,8 @@ class RlReport:
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
     rejects: Spool = field(default_factory=Spool)
     first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # row that was read
+    conflicts: list[str] = field(default_factory=list[str])  # the first of them, by row
+    other_turns: Counter[str] = field(default_factory=Counter[str])  # rows by the roles of turns left out
 
     def lines(self) -> list[str]:
         total = sum(self.counts.values())
@@ -48,10 +55,19 @@ class RlReport:
             f"{total} rows",
             f"{len(self.rows)} problems kept",
             f"{self.counts['duplicate']} repeats of a kept problem",
-            f"{self.counts['conflict']} repeats with another answer (the first one's answer is kept)",
+            f"{self.counts['conflict']} repeats with another answer (the first one's answer is kept){self._named()}",
             f"{self.counts['unreadable truth']} answers that nothing can be compared with",
             *(f"{self.counts[name]} {said}" for name, said in RARE.items() if self.counts[name]),
+            *(
+                f"{count} rows have {role} turns around the problem, which are left out (RL reads a file in verl's "
+                "schema with them)"
+                for role, count in self.other_turns.items()
+            ),
         ]
+
+    def _named(self) -> str:
+        more = self.counts["conflict"] - len(self.conflicts)
+        return f": {'; '.join(self.conflicts)}{f' and {more} more' if more else ''}" if self.conflicts else ""
 
     def reject(self, outcome: Outcome, where: str, problem: str, truth: str, why: str = "") -> None:
         """Record a reject with the beginning of its texts, and why."""
@@ -88,14 +104,15 @@ def convert_rl(
     columns: Columns | None = None,
     wanted: str | None = None,
     prompt_format: PromptFormat | None = None,
+    too_long: Callable[[list[dict[str, Any]]], str] = lambda _: "",
 ) -> RlReport:
     """Convert rows (where, row) of any known schema into verl's, deduplicated by normalised text.
 
     A row that names its own split keeps it; the others are of ``split``. With ``wanted``, rows that
     name another are left out, and without it rows of several splits are an error. ``prompt_format``
-    is how a problem is put to the model. ``report`` may already hold rejects from reading the file.
-    Raises DataError when no row is left, and when a row
-    has no known schema; with ``reject_bad`` such a row becomes a reject.
+    is how a problem is put to the model, and ``too_long`` says why a prompt is, or "". ``report``
+    may already hold rejects from reading the file. Raises DataError when no row is left, and when a
+    row has no known schema; with ``reject_bad`` such a row becomes a reject.
     """
     report = report or RlReport()
     seen: dict[bytes, bytes] = {}
@@ -125,13 +142,19 @@ def convert_rl(
             report.counts["duplicate"] += 1
         elif key in seen:
             report.reject("conflict", where, problem, truth)
+            report.conflicts = [*report.conflicts, where][:SHOWN_CONFLICTS]
         elif why := judgeable(truth):
             report.reject("unreadable truth", where, problem, truth, why)
         else:
+            place = (row_split(row) or split, len(report.rows))
+            made = rl_row(problem, truth, data_source, *place, asked_in=prompt_format)
+            if why := too_long(made["prompt"]):
+                report.reject("too many tokens", where, problem, truth, why)
+                continue
             seen[key] = answer
             report.counts["kept"] += 1
-            place = (row_split(row) or split, len(report.rows))
-            report.rows.append(rl_row(problem, truth, data_source, *place, asked_in=prompt_format))
+            report.other_turns.update(other_roles(row, columns))
+            report.rows.append(made)
     if not report.rows:
         raise DataError(report.nothing_left())
     return report
@@ -157,6 +180,7 @@ def rl_row(
 def name_and_split(source: str) -> tuple[str, str]:
     """data_source and split from a path or hub name: gsm8k/test.jsonl gives "gsm8k" and "test"."""
     path = Path(source)
-    stem = path.stem if path.suffix in ENDINGS else path.name
+    ending = max((each for each in ENDINGS if path.name.endswith(each)), key=len, default="")
+    stem = path.name.removesuffix(ending)
     split = split_of(stem) or "train"
     return (path.absolute().parent.name or stem, split) if stem in SPLITS else (stem or source, split)

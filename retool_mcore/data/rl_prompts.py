@@ -9,7 +9,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import column_names, read_rows
-from retool_mcore.data.layouts import truth_text
+from retool_mcore.data.layouts import MEDIA, require_text_only, truth_text, turns_in_text
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.wrappers import OURS, unwrap
@@ -63,6 +63,7 @@ def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
     known to put around a problem (``wrappers``) is taken off, because SFT has not learnt to answer
     it. Raises DataError when the prompt is no list of turns.
     """
+    prompt = turns_in_text(prompt)
     if not is_tables(prompt) or not prompt:
         raise DataError(f"{prompt!r:.80} is no list of messages")
     turns = [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
@@ -90,8 +91,10 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
     """Check every row of one file, add what the user should know, return the number of rows."""
     longest = config.data.max_prompt_tokens
     count, wrapped = 0, Counter[str]()
-    for index, row in read_rows(path, COLUMNS):
+    media = [name for name in column_names(path) if name in MEDIA]
+    for index, row in read_rows(path, [*COLUMNS, *media]):
         where = f"{path}, row {index}"
+        require_text_only(row, where)
         messages, taken_off = _messages_of_row(where, row)
         try:
             tokens = len(render(messages))

@@ -6,18 +6,18 @@ A batch is a pure function of (seed, step).
 from __future__ import annotations
 
 import heapq
-import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.base import is_tables
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import Rendered, render
 from retool_mcore.data.files import read_rows
+from retool_mcore.data.messages import parse_tools
 from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
 
@@ -73,7 +73,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         except DataError as error:
             raise DataError(f"{where}, column messages: {error}") from error
         if not any(rendered.loss_mask):
-            raise DataError(f"{where}, column messages: no assistant turn, so nothing to train on")
+            raise DataError(f"{where}, column messages: no assistant turn that is trained on")
         if len(rendered) > max_length_tokens:
             too_long.append(number)
         else:
@@ -88,31 +88,6 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
 def _packed(rendered: Rendered) -> Rendered:
     """The same in 5 bytes a token; lists of numbers take nine times as many."""
     return Rendered(array("i", rendered.token_ids), array("b", rendered.loss_mask))
-
-
-def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """Read the ``tools`` column: a list of schemas, the same list as a JSON string, or null.
-
-    Nulls that parquet adds to unify structs are dropped.
-    """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}, column tools: not JSON: {error}") from error
-    if value is None or value == []:
-        return None
-    if not is_tables(value) or not all("function" in tool for tool in value):
-        raise DataError(f"{where}, column tools: {value!r:.120} is not a list of function schemas")
-    return [_without_nulls(tool) for tool in value]
-
-
-def _without_nulls(value: object) -> Any:
-    if is_table(value):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in cast("list[object]", value)]
-    return value
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rows from a file, a folder of files or a data set on the hub, in parquet or JSON lines."""
+"""Rows from a file, a folder of files or a data set on the hub, in the formats of files.py."""
 
 import itertools
 import re
@@ -8,12 +8,11 @@ from typing import Any
 
 from retool_mcore.config.base import is_table
 from retool_mcore.config.files import is_hidden
-from retool_mcore.data.files import column_names, read_jsonl, read_rows
+from retool_mcore.data.files import ENDINGS, read_file
 from retool_mcore.errors import DataError
 
-ENDINGS = (".parquet", ".jsonl", ".json")
+OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # beside the rows of `save_to_disk`
 SPLITS = ("train", "test", "val", "validation", "dev")
-PARQUET_MAGIC = b"PAR1"
 
 OnBad = Callable[[str, DataError], None]
 
@@ -28,17 +27,21 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        if path.suffix in ENDINGS:
+        if path.name.endswith(ENDINGS):
             raise DataError(f"{source}: cannot be read: there is no such file")
         path = _download(source)
     inside = (file for file in path.rglob("*") if not is_hidden(file.relative_to(path)))
-    files = sorted(file for file in inside if file.suffix in ENDINGS and file.is_file())
+    files = sorted(file for file in inside if _holds_rows(file))
     chosen = [file for file in files if split is None or _is_of(split, str(file.relative_to(path)))]
     if not chosen:
         found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
         wanted = f" of split {split!r}" if split else ""
         raise DataError(f"{source}: no data file{wanted} ({', '.join(ENDINGS)}); it has {found}")
     return chosen
+
+
+def _holds_rows(file: Path) -> bool:
+    return file.name.endswith(ENDINGS) and file.name not in OF_DATASETS and file.is_file()
 
 
 def _is_of(split: str, name: str) -> bool:
@@ -116,14 +119,8 @@ def _read_files(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     empty = True
     for file in source_files(source, split):
-        if _is_parquet(file):
-            names = column_names(file)
-            for index, row in read_rows(file, [*required, *(name for name in names if name not in required)]):
-                empty = False
-                yield f"{file}, row {index}", row
-            continue
-        for line, row in read_jsonl(file, on_bad):
-            where, missing = f"{file}, line {line}", [column for column in required if column not in row]
+        for where, row in read_file(file, on_bad):
+            missing = [column for column in required if column not in row]
             empty = False
             if not missing:
                 yield where, row
@@ -134,16 +131,6 @@ def _read_files(
             on_bad(where, error)
     if empty:
         raise DataError(f"{source}: no rows")
-
-
-def _is_parquet(file: Path) -> bool:
-    if file.suffix in ENDINGS:
-        return file.suffix == ".parquet"
-    try:
-        with open(file, "rb") as opened:
-            return opened.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _download(name: str) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from retool_mcore.data.chat import HERMES_MARKUP
+from retool_mcore.data.messages import ROLES, order_problem
 from retool_mcore.data.spool import Spool
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
@@ -35,6 +36,7 @@ class VerifiedRows:
     rows: Spool = field(default_factory=Spool)
     rejects: Spool = field(default_factory=Spool)
     problems: int = 0  # that survived, where one may give several rows
+    notes: Counter[str] = field(default_factory=Counter[str])  # what was changed in rows that survived
 
     @property
     def _kept(self) -> int:
@@ -55,40 +57,41 @@ class VerifiedRows:
         for stage in self.stages:
             left -= counts[stage]
             lines.append(f"{left} after {stage} ({counts[stage]} rejected)")
-        return [*lines, f"{self.survived:.2%} survived"]
+        notes = [f"{what}: {count}" for what, count in self.notes.most_common()]
+        return [*lines, f"{self.survived:.2%} survived", *notes]
 
 
-def format_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the form of a trace, or None.
+def format_problem(messages: Sequence[Mapping[str, Any]], *, box: bool = True) -> str | None:
+    """What is wrong with the form of a conversation, or None.
 
-    The right form is: at most one system turn, one user turn, then assistant turns with calls, each
-    followed by one result per call, and at the end one assistant turn without calls. Only the last
-    turn gives an answer, and only one. No assistant turn holds markup as text.
+    The right form is: system turns if any, a user turn, then assistant turns with calls, each
+    followed by one result per call, and one assistant turn without calls; further user turns and
+    what answers them may follow. No assistant turn holds markup as text. With ``box`` the last turn
+    gives one answer, and no turn with a call gives any.
     """
-    turns = list(messages)
-    if turns and turns[0]["role"] == "system":
-        turns.pop(0)
-    if not turns or turns[0]["role"] != "user":
-        return "it does not start with the user's question"
-    position = 1
-    while position < len(turns):
-        turn = turns[position]
-        if turn["role"] != "assistant":
-            return f"turn {position} is a {turn['role']} turn, where the assistant's is due"
-        if any(mark in turn["content"] for mark in HERMES_MARKUP):
-            return f"turn {position} holds markup as text"
-        num_calls = len(turn.get("tool_calls") or [])
-        if num_calls == 0:
-            break
-        if last_answer(turn["content"]) is not None:
-            return f"turn {position} gives an answer and makes a call"
-        results = turns[position + 1 : position + 1 + num_calls]
-        if [result["role"] for result in results] != ["tool"] * num_calls:
-            return f"turn {position} makes {num_calls} calls that are not followed by as many results"
-        position += 1 + num_calls
-    if position != len(turns) - 1:
-        return "it does not end in one assistant turn without calls"
-    return final_answer_problem(turns[-1]["content"])
+    roles = [turn["role"] for turn in messages]
+    strange = next((index for index, role in enumerate(roles) if role not in ROLES), None)
+    if strange is not None:
+        return f"message {strange} has role {roles[strange]!r}"
+    if problem := order_problem(messages):
+        return problem
+    before = ""
+    for index, turn in enumerate(messages):
+        role, calls = turn["role"], turn.get("tool_calls")
+        if role == "assistant":
+            if any(mark in turn["content"] for mark in HERMES_MARKUP):
+                return f"message {index} holds markup as text"
+            if before == "assistant":
+                return f"message {index} is a second assistant turn in a row"
+            if box and calls and last_answer(turn["content"]) is not None:
+                return f"message {index} gives an answer and makes a call"
+        elif role == "user" and before in ("user", "tool"):
+            return f"message {index} is a user turn, where the assistant's is due"
+        before = role
+    last = messages[-1] if messages else {"role": "user"}
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        return "it does not end in an assistant turn without calls"
+    return final_answer_problem(last["content"]) if box else None
 
 
 def final_answer_problem(text: str) -> str | None:

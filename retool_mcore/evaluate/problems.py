@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.base import is_tables
-from retool_mcore.data.files import column_names, read_jsonl, read_rows
-from retool_mcore.data.layouts import Columns, NoTruth, layout_of, read_problem
+from retool_mcore.data.files import read_file
+from retool_mcore.data.layouts import Columns, NoTruth, layout_of, read_problem, turns_in_text
 from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.errors import DataError
@@ -51,14 +51,10 @@ def read_problems(paths: Sequence[Path], limit: int | None = None, columns: Colu
 
 
 def _read_file(path: Path, columns: Columns | None) -> Iterator[Problem]:
-    if path.suffix == ".parquet":
-        for number, row in read_rows(path, column_names(path)):
-            yield _problem(row, number, f"{path}, row {number}", columns)
-        return
-    number = 0
-    for number, row in read_jsonl(path):
-        yield _problem(row, number, f"{path}, line {number}", columns)
-    if not number:
+    number = -1
+    for number, (where, row) in enumerate(read_file(path)):
+        yield _problem(row, number, where, columns)
+    if number < 0:
         raise DataError(f"{path}: the file has no problems")
 
 
@@ -69,6 +65,6 @@ def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns |
     except NoTruth as error:
         raise DataError(f"{error}. An answer is missing; `retool data rl` leaves such rows out") from error
     (asked, *others) = layout_of(row, where, columns).problem
-    if not others and is_tables(row[asked]):
-        return Problem(id=number, messages=messages_of(row[asked]), truth=truth)
+    if not others and is_tables(turns := turns_in_text(row[asked])):
+        return Problem(id=number, messages=messages_of(turns), truth=truth)
     return Problem(id=number, messages=PromptFormat().messages(problem), truth=truth, text=problem)

@@ -161,11 +161,13 @@ def test_format_problems_are_told():
     assert format_problem([user, calling, tool, tool, answer]) is None
     assert format_problem([{"role": "system", "content": "s"}, user, answer]) is None
     for messages, problem in [
-        ([answer], "does not start with the user's question"),
-        ([user, user], "turn 1 is a user turn"),
-        ([user, calling, tool, answer], "makes 2 calls that are not followed by as many results"),
-        ([user, calling, tool, tool], "does not end in one assistant turn"),
-        ([user, answer, answer], "does not end in one assistant turn"),
+        ([answer], "begins with a turn of role 'assistant'"),
+        ([user, user], "message 1 is a user turn, where the assistant's is due"),
+        ([user, calling, tool, answer], "2 calls before it have 1 results"),
+        ([user, calling, tool, tool], "does not end in an assistant turn without calls"),
+        ([user, answer, answer], "message 2 is a second assistant turn in a row"),
+        ([user, tool, answer], "a result without a call before it"),
+        ([user, {"role": "critic", "content": ""}, answer], "message 1 has role 'critic'"),
         ([user, {"role": "assistant", "content": "1"}], "gives no answer"),
         ([user, {"role": "assistant", "content": "\\boxed{1} \\boxed{2}"}], "boxes different answers: 1, 2"),
     ]:

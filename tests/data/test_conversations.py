@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.conversations import openai_messages
-from retool_mcore.data.files import read_jsonl, read_rows
+from retool_mcore.data.chat import render
+from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.messages import in_order_of_calls, unified
+from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.errors import DataError
 
 ASKED = "What is 2 + 2?"
 CODE = "print(2 + 2)"
@@ -64,7 +68,9 @@ def convert(tmp_path, *rows, options=()):
 def test_each_form_gives_the_same_row(tmp_path, row):
     result, (made,) = convert(tmp_path, {**row, "answer": "4"}, options=("--truth", "answer"))
     assert result.exit_code == 0
-    asked, called, told, said = made["messages"]
+    asked, called, told, said = (turn for turn in made["messages"] if turn["role"] != "system")
+    kept = [turn["content"] for turn in made["messages"] if turn["role"] == "system"]
+    assert kept == ([] if row.get("conversations") is TAGGED else ["You may call tools."])
     assert asked["content"] == f"{ASKED}\nPut your final answer within \\boxed{{}}."
     assert called["content"] == "Let me add."
     assert called["tool_calls"][0]["function"] == CALL
@@ -114,10 +120,10 @@ def test_an_output_without_code_is_a_reject_with_its_reason(tmp_path):
 def test_thoughts_beside_a_turns_text_are_kept(tmp_path, name):
     turns = [*OPENAI[:2], {**OPENAI[2], name: "Two and two."}, OPENAI[3], {**OPENAI[4], name: "Done.\n"}]
     _, (made,) = convert(tmp_path, {"messages": turns})
-    assert made["messages"][1]["content"] == "<think>\nTwo and two.\n</think>\n\nLet me add."
+    assert made["messages"][2]["content"] == "<think>\nTwo and two.\n</think>\n\nLet me add."
     assert made["messages"][-1]["content"] == "<think>\nDone.\n</think>\n\nSo it is \\boxed{4}."
     result, _ = convert(tmp_path, {"messages": [*OPENAI[:4], {**OPENAI[4], name: ["Done."]}]})
-    assert result.exit_code == 2 and "the reasoning_content of a message is no text" in result.output
+    assert result.exit_code == 2 and f"{name} is ['Done.'], not a text" in result.output
 
 
 @given(st.permutations([0, 1, 2]))
@@ -125,17 +131,25 @@ def test_results_of_parallel_calls_go_to_their_calls(order):
     calls = [{"id": f"c{n}", "function": {"name": "x", "arguments": {"code": str(n)}}} for n in range(3)]
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": str(n)} for n in range(3)]
     turns = [OPENAI[1], {"role": "assistant", "content": "", "tool_calls": calls}, *(results[n] for n in order)]
-    assert openai_messages([*turns, OPENAI[-1]])[2:5] == results
+    assert in_order_of_calls([*turns, OPENAI[-1]])[2:5] == results
 
 
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
-        ({"from": "function_call", "value": "print(4)"}, "a tool call without code"),
-        ({"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Ulm"}}'}, "without code"),
-        ({"from": "gpt", "value": None}, "it does not end in one assistant turn"),
-        ({"from": "narrator", "value": "Then."}, "turn 1 is a narrator turn"),
-        ({"from": 5, "value": "Then."}, "turn 1 is a 5 turn"),
+        ({"from": "function_call", "value": "print(4)"}, "a call without a name"),
+        (
+            {"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Ulm"}}'},
+            "a call of get_weather, and the row declares code_interpreter",
+        ),
+        (
+            {"from": "function_call", "value": '{"name": "code_interpreter", "arguments": {"city": "Ulm"}}'},
+            "without code",
+        ),
+        ({"from": "function_call", "value": '{"name": "code_interpreter", "arguments": "{"}'}, "are not JSON"),
+        ({"from": "gpt", "value": None}, "a result without a call before it"),
+        ({"from": "narrator", "value": "Then."}, "message 1 has role 'narrator'"),
+        ({"from": 5, "value": "Then."}, "message 1 has role 5"),
     ],
 )
 def test_other_turns_are_rejects_with_the_reason(tmp_path, turn, reason):
@@ -184,11 +198,151 @@ def test_openais_other_forms_are_read_and_two_calls_of_one_id_keep_their_results
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "function", "content": "7"},
     ]
-    read = openai_messages(turns)
+    read = [unified(turn, "message") for turn in turns]
     assert [turn["role"] for turn in read] == ["system", "user", "assistant", "tool"]
     assert read[1]["content"] == "2+5\nis?"
     assert read[2]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
     calls = [{"id": "a", "function": {}}, {"id": "a", "function": {}}]
     results = [{"role": "tool", "tool_call_id": "a", "content": text} for text in ("1", "2")]
-    kept = openai_messages([{"role": "assistant", "tool_calls": calls}, *results])
+    kept = in_order_of_calls([{"role": "assistant", "tool_calls": calls}, *results])
     assert [turn["content"] for turn in kept[1:]] == ["1", "2"]
+
+
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "The price of a thing.",
+        "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+    },
+}
+
+
+def call_of(call_id: str, name: str, **arguments: object) -> dict:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+SHOP = [
+    {"role": "system", "content": "You are a shop clerk."},
+    {"role": "user", "content": "A pen and two boxes?"},
+    {"role": "assistant", "content": "Prices first.", "tool_calls": [
+        call_of("a", "lookup", thing="pen"), call_of("b", "lookup", thing="box")]},
+    {"role": "tool", "tool_call_id": "b", "name": "lookup", "content": "7"},
+    {"role": "tool", "tool_call_id": "a", "content": "3"},
+    {"role": "assistant", "content": "", "tool_calls": [call_of("c", "code_interpreter", code="print(3 + 2 * 7)")]},
+    {"role": "tool", "tool_call_id": "c", "content": "17"},
+    {"role": "assistant", "content": "\\boxed{17}"},
+]  # fmt: skip
+
+
+def test_calls_of_own_tools_are_kept_as_they_are_and_trained_on(tmp_path, tokenizer):
+    row = {"messages": SHOP, "tools": [LOOKUP, CODE_INTERPRETER], "answer": "17"}
+    interpreter_alone = {"messages": OPENAI, "answer": "4"}
+    result, (made, other) = convert(tmp_path, row, interpreter_alone, options=("--truth", "answer"))
+    assert json.loads(made["tools"]) == [LOOKUP, CODE_INTERPRETER]
+    assert [turn["role"] for turn in made["messages"]] == [turn["role"] for turn in SHOP]
+    assert made["messages"][0]["content"] == "You are a shop clerk."
+    assert [turn["content"] for turn in made["messages"] if turn["role"] == "tool"] == ["3", "7", "17"]
+    assert "user turns to which a line is added that asks for a box (--as-is leaves it out): 2" in result.output
+    assert json.loads(other["tools"]) == [CODE_INTERPRETER], "one column has one type"
+    example = load_sft(str(tmp_path / "out.parquet"), tokenizer, 10_000).examples[0]
+    whole = tokenizer.decode(list(example.token_ids))
+    trained = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+    assert "The price of a thing." in whole and "shop clerk" in whole
+    assert trained.count('"name": "lookup"') == 2 and "print(3 + 2 * 7)" in trained
+    assert whole.index('"thing": "pen"') < whole.index('"thing": "box"') < whole.index("3\n") < whole.index("7\n")
+
+
+def test_as_is_leaves_user_turns_and_no_box_takes_any_answer(tmp_path):
+    talk = [*SHOP[:-1], {"role": "assistant", "content": "That is 17."}, {"role": "user", "content": "Thanks."},
+            {"role": "assistant", "content": "Welcome."}]  # fmt: skip
+    row = {"messages": talk, "tools": [LOOKUP, CODE_INTERPRETER]}
+    refused, _ = convert(tmp_path, row)
+    assert refused.exit_code == 2 and "--no-box" in refused.output
+    result, (made,) = convert(tmp_path, row, options=("--no-box", "--as-is"))
+    assert made["messages"][1]["content"] == "A pen and two boxes?"
+    assert [turn["content"] for turn in made["messages"][-2:]] == ["Thanks.", "Welcome."]
+    assert "is added" not in result.output
+
+
+def test_an_interpreter_of_another_name_is_named_or_its_rows_are_rejects(tmp_path):
+    python = [{**turn, "tool_calls": [call_of("c", "python", code=CODE)]} if "tool_calls" in turn else turn
+              for turn in OPENAI]  # fmt: skip
+    python[3] = {**OPENAI[3], "tool_call_id": "c"}
+    refused, _ = convert(tmp_path, {"messages": python})
+    assert refused.exit_code == 2
+    assert "a call of python, and the row declares code_interpreter. --interpreter python says" in refused.output
+    other = {**CODE_INTERPRETER, "function": {**CODE_INTERPRETER["function"], "name": "python"}}
+    result, (made,) = convert(tmp_path, {"messages": python, "tools": [other]}, options=("--interpreter", "python"))
+    assert made["tools"] == [CODE_INTERPRETER]
+    assert made["messages"][2]["tool_calls"][0]["function"] == CALL
+    assert "calls of python that are written as calls of code_interpreter: 1" in result.output
+    assert "schema of the interpreter is replaced by that of rollouts (--as-is leaves it): 1" in result.output
+
+
+def test_protocol_retool_has_no_form_for_own_tools(tmp_path):
+    row = {"messages": SHOP, "tools": [LOOKUP, CODE_INTERPRETER]}
+    refused, _ = convert(tmp_path, row, options=("--protocol", "retool"))
+    assert refused.exit_code == 2 and "protocol retool has no form for the tools lookup" in refused.output
+    _, (made,) = convert(tmp_path, {"messages": OPENAI}, options=("--protocol", "retool"))
+    assert [turn["role"] for turn in made["messages"]] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "train", "trainable"])
+def test_a_turn_that_is_marked_carries_no_loss(tmp_path, tokenizer, key):
+    talk = [
+        OPENAI[1],
+        {"role": "assistant", "content": "It is WRONG.", key: False},
+        {"role": "user", "content": "Again."},
+        {"role": "assistant", "content": "So \\boxed{4}.", key: 1},
+    ]
+    _, (made,) = convert(tmp_path, {"messages": talk})
+    assert [turn.get("weight") for turn in made["messages"]] == [None, 0, None, 1]
+    (example,) = load_sft(str(tmp_path / "out.parquet"), tokenizer, 10_000).examples
+    trained = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+    assert trained == "So \\boxed{4}.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "assistant", "content": "a", "weight": 0.5}, "weight = 0.5. A turn is trained on (1) or not (0)"),
+        ({"role": "assistant", "content": "a", "weight": 0, "train": True}, "weight and train contradict each other"),
+        ({"role": "user", "content": "a", "trainable": True}, "only assistant turns are trained on"),
+        ({"role": "user", "content": "a", "images": [{"bytes": "x"}]}, "the message has images"),
+        ({"role": "assistant", "content": "<think>", "prefix": True}, "the message has prefix"),
+        ({"role": "user", "content": "a", "name": "bob"}, "name = 'bob' would not reach the model"),
+        ({"role": "assistant", "content": "a", "thinking": "b", "reasoning": "c"}, "reasoning and thinking differ"),
+        ({"role": "user", "content": "a", "thinking": "b"}, "only an assistant has thinking"),
+    ],
+)
+def test_a_key_that_means_something_is_used_or_refused(message, problem):
+    with pytest.raises(DataError) as error:
+        unified(message, "message 1")
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("results", "problem"),
+    [
+        (({"tool_call_id": "a"}, {"tool_call_id": "a"}), "two results have tool_call_id 'a'"),
+        (({"tool_call_id": "a"}, {"tool_call_id": "z"}), "a result has tool_call_id 'z', and the calls have 'a', 'b'"),
+        (({"tool_call_id": "a"},), "2 calls before it have 1 results"),
+        (({}, {}, {}), "a result without a call before it"),
+        (({"name": "other"}, {}), "a result has name 'other'"),
+    ],
+)
+def test_results_that_do_not_belong_to_calls_are_refused_in_data_and_in_training(tmp_path, tokenizer, results, problem):
+    calls = [call_of("a", "code_interpreter", code="1"), call_of("b", "code_interpreter", code="2")]
+    turns = [OPENAI[1], {"role": "assistant", "content": "", "tool_calls": calls},
+             *({"role": "tool", "content": "1", **result} for result in results), OPENAI[-1]]  # fmt: skip
+    refused, _ = convert(tmp_path, {"messages": turns})
+    assert refused.exit_code == 2 and problem in refused.output.replace("\n", " ")
+    with pytest.raises(DataError, match=problem):
+        render(turns, [CODE_INTERPRETER], tokenizer)
+
+
+def test_a_conversation_that_the_assistant_begins_is_refused_by_its_row(tmp_path, tokenizer):
+    write_parquet(tmp_path / "in.parquet", [{"messages": [OPENAI[-1], OPENAI[1], OPENAI[-1]], "tools": None}])
+    with pytest.raises(DataError, match=r"in\.parquet, row 0, column messages: the conversation begins"):
+        load_sft(str(tmp_path / "in.parquet"), tokenizer, 10_000)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.convert import Conversion, convert_sft, read_inline, read_trace
+from retool_mcore.data.convert import Conversion, convert_sft, read_inline, read_turns
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.prompts import QUESTION_MARK, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
@@ -80,7 +80,7 @@ async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, 
     other["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] = f"print(4, '{other_tag}')"
     report = await convert([cut, other], protocol=protocol)
     assert [(each["stage"], each["reason"]) for each in report.rejects] == [
-        ("format", f"the code of call 1 holds {tag}, where a rollout would end the call")
+        ("format", f"the arguments of call 1 hold {tag}, where a rollout would end the call")
     ]
     assert len(report.rows) == 1  # the other protocol's tag ends nothing here
 
@@ -110,6 +110,7 @@ async def test_a_trace_of_the_wrong_form_is_rejected_with_the_reason(text, reaso
     assert report.lines() == [
         "2 rows", "2 after source (0 rejected)", "1 after format (1 rejected)", "1 after answer (0 rejected)",
         "50.00% survived",
+        "user turns whose instructions, of another data set, are replaced by ours (--as-is leaves them): 1",
     ]  # fmt: skip
 
 
@@ -143,15 +144,14 @@ async def test_snippets_are_run_again_when_asked():
         ("[", "not JSON"),
         (None, "messages is NoneType"),
         ([{"role": "user", "content": 3}], "the content of a message is no text"),
-        ([CONVERTED["messages"][0], {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]},
-          *CONVERTED["messages"][2:]], "a tool call without code"),
+        ([], "messages is empty"),
         ([CONVERTED["messages"][0], {"role": "assistant", "content": "", "tool_calls": 5},
           *CONVERTED["messages"][2:]], "tool_calls = 5, which is no list"),
     ],
 )  # fmt: skip
 def test_messages_of_another_schema_are_rejected_at_the_source(messages, reason):
     with pytest.raises(Rejected, match=reason) as caught:
-        read_trace(messages)
+        read_turns(messages)
     assert caught.value.stage == "source"
 
 

@@ -32,7 +32,7 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
 def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
     asked = [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
     assert read_problems([jsonl(tmp_path / "p.jsonl", row)]) == [
-        Problem(id=1, messages=asked, truth="2", text="1 + 1?")
+        Problem(id=0, messages=asked, truth="2", text="1 + 1?")
     ]
 
 
@@ -97,6 +97,6 @@ def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path
     PromptFormat(system="Be brief.", instruction="").write(tmp_path)
     warning, _ = notes_on_prompt(Case(name="m", model=model), own, protocol)
     assert 'system turn "Be brief."' in warning and "no system turn" in warning
-    bare = Problem(id=1, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(model))
+    bare = Problem(id=0, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(model))
     (shown,) = notes_on_prompt(Case(name="m", model=model), [bare], protocol)
     assert "Be brief." in shown and "2 + 2?" in shown

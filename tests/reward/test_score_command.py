@@ -44,8 +44,15 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
         ("", "no rows"),
         ('{"response": "x"}', "line 1: no column answer; it has response"),
         ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is no response"),
-        ('{"response": "x", "answer": ["5"]}', "line 1, column answer: ['5'] is no answer"),
-        ('{"response": "x", "answer": NaN}', "line 1, column answer: nan is no answer"),
+        (
+            '{"response": "x", "answer": ["5", {}]}',
+            "line 1, column answer: the answer is ['5', {}], not a text or number",
+        ),
+        ('{"response": "x", "answer": NaN}', "line 1, column answer: the answer is nan, not a text or number"),
+        (
+            '{"text": "x", "answer": "5"}',
+            "no column response; it has text, answer. --response names the column",
+        ),
         ('{"response": "\\ud800", "answer": "5"}', "line 1: a text holds '\\ud800', half a character"),
         ('{"response": ' + "[" * 100_000, "line 1: not JSON"),
         ('{"response": "x", "answer": "5"}\n{', "line 2: not JSON"),
@@ -88,5 +95,37 @@ def test_a_row_with_an_empty_truth_is_told_and_the_others_are_judged(tmp_path):
     assert result.exit_code == 0, result.output
     assert [(row["correct"], row["reward"]) for _, row in read_jsonl(out)] == [(True, 1.0), (None, None), (False, -1.0)]
     told = " ".join(result.output.split())
-    assert "line 2, column answer: it is empty" in told
+    assert "line 2: the ground truth is empty" in told
     assert "3 rows, 1 correct" in told and "1 without truth" in told
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"question": "2 + 2?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}, ()),
+        ({"problem": "2 + 2?", "solution": "It is $\\boxed{4}$."}, ()),
+        ({"prompt": [{"role": "user", "content": "2 + 2?"}], "reward_model": {"ground_truth": "4"}}, ()),
+        ({"answer": ["4"]}, ()),
+        ({"answer": "nothing", "gold": 4.0}, ("--answer", "gold")),
+    ],
+    ids=["GSM8K", "MATH", "verl", "a list of one", "a named column"],
+)
+def test_the_truth_is_read_where_data_rl_finds_it(tmp_path, row, options):
+    result, out = run(tmp_path, json.dumps({"response": "So \\boxed{4}.", **row}), *options)
+    assert result.exit_code == 0, result.output
+    assert [made["correct"] for _, made in read_jsonl(out)] == [True]
+
+
+@pytest.mark.parametrize("truth", ["truth", "ground_truth"])
+def test_samples_of_an_evaluation_and_trajectories_of_a_run_are_scored(tmp_path, truth):
+    said = [{"text": "Let me see.", "tokens": 3}, {"text": "So \\boxed{4}.", "tokens": 5}]
+    rows = [{"turns": said, "answer": "5", "correct_before": False, truth: "4"}, {"turns": said, truth: "5"}]
+    result, out = run(tmp_path, "\n".join(map(json.dumps, rows)))
+    assert result.exit_code == 0, result.output
+    assert [made["correct"] for _, made in read_jsonl(out)] == [True, False]
+
+
+def test_a_response_of_another_name_is_named(tmp_path):
+    result, out = run(tmp_path, '{"output": "\\\\boxed{4}", "answer": "4"}', "--response", "output")
+    assert result.exit_code == 0, result.output
+    assert [made["reward"] for _, made in read_jsonl(out)] == [1.0]
