@@ -9,13 +9,18 @@ import sys
 
 import httpx
 
-from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.sandbox import open_sandbox
 
 
 async def answer(url: str, model: str, question: str, *, max_turns: int = 8, min_level: str = "namespaces") -> str:
-    messages: list[dict[str, object]] = [{"role": "user", "content": hermes_prompt(question)}]
+    asked = recorded_format(model) or PromptFormat()  # as its run has asked it, where MODEL is an export's folder
+    if asked.protocol == "retool":
+        raise SystemExit(
+            f"{model} was trained with protocol retool, whose calls stand in the text: see docs/serving.md"
+        )
+    messages = asked.messages(question)
     async with httpx.AsyncClient(timeout=600) as client, open_sandbox("local", min_level=min_level) as sandbox:
         for _ in range(max_turns):
             body = {"model": model, "messages": messages, "tools": [CODE_INTERPRETER]}

@@ -76,6 +76,10 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
     endpoint: ApiUrl = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="samples in flight; 2 * rollout.max_running_requests by default", show_default=False),
+    ] = None,
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
@@ -111,6 +115,7 @@ def evaluate(
             columns=Columns.named(problem, answer, solution_box),
             out=out,
             n=n,
+            concurrency=concurrency,
             limit=limit,
             on_start=bars.start,
             on_stage=bars.stage,

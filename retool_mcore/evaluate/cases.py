@@ -63,6 +63,7 @@ def evaluate_many(
     columns: Columns | None = None,
     out: Path,
     n: int | None = None,
+    concurrency: int | None = None,
     limit: int | None = None,
     url: str | None = None,
     on_start: OnStart = lambda name, finished, total: None,
@@ -91,7 +92,7 @@ def evaluate_many(
     reports: dict[str, dict[str, Any]] = {}
     with hold_folder(out), Servers(config, out, url) as servers, EventLoop(config) as loop:
         for case in cases:
-            settings = Settings.of(config, n, case.tool, len(servers))
+            settings = Settings.of(config, n, case.tool, len(servers), concurrency)
             problems = [problem.asked_in(recorded_format(case.model)) for problem in read]
             samples = SampleFile(out / case.name, identity_of(config, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)

@@ -59,6 +59,8 @@ from retool_mcore.sandbox.base import Sandbox
 CONNECT_S = 10.0
 CHARS_PER_TOKEN = 4  # of interpreter output: its budget in tokens becomes one in characters
 KEY = "OPENAI_API_KEY"
+NEWER_LENGTH = "max_completion_tokens"
+CONTROL = re.compile(r"<(?=\|[^|<>\s]{1,40}\|>)")  # of tokens such as <|im_end|>, whatever the model's are
 _TOO_LONG = re.compile(r"context|maximum.{0,40}(?:length|tokens)|too long", re.IGNORECASE | re.DOTALL)
 
 
@@ -69,6 +71,7 @@ class Endpoint(SglangEngine):
         base = url.rstrip("/")
         super().__init__(base if base.endswith("/v1") else f"{base}/v1", timeout_s=timeout_s, retry_s=retry_s)
         self.model = model
+        self.length_name = "max_tokens"
         if key := os.environ.get(KEY):
             self._client.headers["Authorization"] = f"Bearer {key}"
 
@@ -83,13 +86,26 @@ class Endpoint(SglangEngine):
             ) from error
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The first choice, and how many tokens the server says it has; 0 where it does not."""
-        answer = await self.post(path, {"model": self.model, **body})
+        """The first choice, and how many tokens the server says it has; 0 where it does not.
+
+        ``max_tokens`` of the body goes under the name that the server takes.
+        """
+        answer = await self._post_with_length(path, dict(body))
         choices = answer.get("choices")
         if not is_tables(choices) or not choices:
             raise RolloutError(f"{self.url}{path} answers no choices: {json.dumps(answer)[:300]}")
         usage = answer.get("usage")
         return choices[0], int(usage.get("completion_tokens") or 0) if is_table(usage) else 0
+
+    async def _post_with_length(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        most, name = body.pop("max_tokens"), self.length_name
+        try:
+            return await self.post(path, {"model": self.model, **body, name: most})
+        except RolloutError as error:
+            if name == NEWER_LENGTH or NEWER_LENGTH not in str(error):
+                raise
+        self.length_name = NEWER_LENGTH  # OpenAI's models that reason refuse max_tokens
+        return await self.post(path, {"model": self.model, **body, NEWER_LENGTH: most})
 
 
 class Form(Protocol):
@@ -127,21 +143,22 @@ class Chat:
     def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
         message = choice["message"]
         text: str = message.get("content") or ""
+        thoughts = {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
         if self._tools is None:
             return text, without_call(text)
         made: list[dict[str, Any]] = message.get("tool_calls") or []
         if not made:  # of a server that does not read calls itself
-            self._messages.append({"role": "assistant", "content": text})
+            self._messages.append({"role": "assistant", "content": text, **thoughts})
             parsed = parse_hermes(text, None, self._tools)
             self._ids = [f"call_{number}" for number in range(max(1, len(parsed.calls)))]
             return text, parsed
-        self._messages.append({"role": "assistant", "content": text, "tool_calls": made})
+        self._messages.append({"role": "assistant", "content": text, "tool_calls": made, **thoughts})
         self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(made)]
         repairs: list[str] = []
         try:
             calls = [self._call(each["function"], repairs) for each in made]
         except Malformed as error:
-            return text, error.parsed
+            return text, error.parsed(self._tools or ())
         return text, Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
     def _call(self, function: Mapping[str, Any], repairs: list[str]) -> Call:
@@ -153,7 +170,7 @@ class Chat:
     def told(self, results: Sequence[str]) -> None:
         results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # a malformed turn has one text
         for each, result in zip(self._ids, results, strict=True):
-            self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
+            self._messages.append({"role": "tool", "tool_call_id": each, "content": CONTROL.sub("< ", result)})
 
 
 class Inline:
@@ -178,7 +195,7 @@ class Inline:
         return text, parse_retool(text)
 
     def told(self, results: Sequence[str]) -> None:
-        shown = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", results[0])
+        shown = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", CONTROL.sub("< ", results[0]))
         self._text += f"\n<interpreter>\n{shown}\n</interpreter>\n"
 
 
@@ -283,6 +300,7 @@ def evaluate_endpoint(
     columns: Columns | None = None,
     out: Path,
     n: int | None = None,
+    concurrency: int | None = None,
     limit: int | None = None,
     on_start: OnStart = lambda name, finished, total: None,
     on_stage: OnStage = lambda words: None,
@@ -298,7 +316,7 @@ def evaluate_endpoint(
     reports: dict[str, dict[str, Any]] = {}
     with hold_folder(out), EventLoop(config) as loop:
         for case in cases:
-            settings = Settings.of(config, n, case.tool)
+            settings = Settings.of(config, n, case.tool, concurrency=concurrency)
             identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
             samples = SampleFile(out / case.name, identity)
             left = len(problems) * n - len(samples.rows)

@@ -17,7 +17,6 @@ from typing import Any
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.data.files import replacing
-from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
@@ -57,7 +56,9 @@ class Settings:
     concurrency: int
 
     @classmethod
-    def of(cls, config: EvaluationConfig, n: int, tool: bool, servers: int = 1) -> Settings:
+    def of(
+        cls, config: EvaluationConfig, n: int, tool: bool, servers: int = 1, concurrency: int | None = None
+    ) -> Settings:
         """n samples per problem, sampled as ``config`` says, with or without the tool."""
         rollout, offered = config.rollout.calling(tool), config.rollout.calling(True)
         return cls(
@@ -71,22 +72,16 @@ class Settings:
             mcp={name: server.model_dump() for name, server in offered.mcp.items()},
             sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
             seed=config.run.seed,
-            concurrency=2 * rollout.max_running_requests * servers,  # half of them may wait for the interpreter
+            # By default half of them may wait for the interpreter.
+            concurrency=concurrency or 2 * rollout.max_running_requests * servers,
         )
 
     def identity(self) -> dict[str, Any]:
-        """All settings that change the samples, which the concurrency does not.
+        """All settings that change a sample, which neither ``n`` nor ``concurrency`` does.
 
-        What came later is left out at its default: earlier evaluations do not have it.
+        Each sample has a seed of its own, so a larger n adds samples to an evaluation.
         """
-        found = {name: value for name, value in asdict(self).items() if name != "concurrency"}
-        if not self.limits.sessions:
-            del found["limits"]["sessions"]
-        if self.tools == (TOOL_NAME,):
-            del found["tools"]
-        if not self.mcp:
-            del found["mcp"]
-        return found
+        return {name: value for name, value in asdict(self).items() if name not in ("n", "concurrency")}
 
 
 class SampleFile:

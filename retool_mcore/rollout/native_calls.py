@@ -42,7 +42,7 @@ def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     try:
         calls = [read_call(each, repairs, tools) for each in _objects(body)]
     except Malformed as error:
-        return error.parsed
+        return error.parsed(tools)
     return _parsed(calls, [repair for repair in repairs if repair != "parameters_key"])
 
 
@@ -57,7 +57,7 @@ def parse_mistral(text: str, tools: Sequence[Tool] = ()) -> Parsed:
         for body in bodies:
             calls += _mistral_calls(body.strip(), repairs, tools)
     except Malformed as error:
-        return error.parsed
+        return error.parsed(tools)
     return _parsed(calls, repairs)
 
 
@@ -82,7 +82,7 @@ def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     try:
         calls = [_xml_call(block, repairs, tools) for block in found]
     except Malformed as error:
-        return error.parsed
+        return error.parsed(tools)
     return _parsed(calls, repairs)
 
 

@@ -9,7 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    RetryError,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
 
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import RolloutError
@@ -19,10 +26,28 @@ from retool_mcore.transport import ManyInFlight
 logger = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
+BACKOFF = wait_exponential_jitter(multiplier=0.2, max=5.0)
 
 
 class _Unreachable(Exception):
-    """One attempt failed in a way that another may not."""
+    """One attempt failed in a way that another may not, after ``pause_s`` if the server asks so."""
+
+    def __init__(self, message: str, pause_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.pause_s = pause_s
+
+
+def _pause_asked(response: httpx.Response) -> float:
+    """Seconds of the header Retry-After; 0 where there is none, or a date."""
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdecimal() else 0.0
+
+
+def _wait(state: RetryCallState) -> float:
+    """Some seconds, growing with the attempts; at least what the server asks for."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.pause_s if isinstance(error, _Unreachable) else 0.0
+    return max(asked, BACKOFF(state))
 
 
 class SglangEngine:
@@ -112,7 +137,7 @@ class SglangEngine:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Unreachable),
             stop=stop_after_delay(self.retry_s),
-            wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
+            wait=_wait,
         )
         try:
             async for attempt in retrying:
@@ -129,8 +154,8 @@ class SglangEngine:
         except httpx.TransportError as error:
             logger.debug("%s%s: %r", self.url, path, error)
             raise _Unreachable(f"{type(error).__name__}: {error}") from error
-        if response.status_code >= _SERVER_ERROR:
-            raise _Unreachable(f"status {response.status_code}: {response.text[:300]}")
+        if response.status_code >= _SERVER_ERROR or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            raise _Unreachable(f"status {response.status_code}: {response.text[:300]}", _pause_asked(response))
         if response.is_error:
             raise RolloutError(f"{self.url}{path} refuses the request: {response.status_code} {response.text[:500]}")
         try:

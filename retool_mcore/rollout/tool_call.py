@@ -85,9 +85,12 @@ class Malformed(Exception):
         super().__init__(message)
         self.problem: Problem = problem
 
-    @property
-    def parsed(self) -> Parsed:
-        return Parsed(kind="malformed", problem=self.problem, error=str(self))
+    def parsed(self, tools: Sequence[Tool] = ()) -> Parsed:
+        """The turn; its error names the tools where the interpreter is not the only one."""
+        error = str(self)
+        if tools and names_of(tools) not in error and self.problem != "arguments":
+            error = f"{error.rstrip('.')}. The tools are {names_of(tools)}"
+        return Parsed(kind="malformed", problem=self.problem, error=error)
 
 
 CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (name, arguments) of the calls it can read
@@ -114,7 +117,7 @@ def parse_hermes(text: str, first: CallReader | None = None, tools: Sequence[Too
         else:
             calls = [_read_block(block, repairs, tools) for block in found]
     except Malformed as error:
-        return error.parsed
+        return error.parsed(tools)
     return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
 
@@ -137,7 +140,7 @@ def without_interpreter(parsed: Parsed, tools: Sequence[Tool]) -> Parsed:
     else:
         return parsed
     told = f"{error}. The tools are {names_of(tools, interpreter=False)}"
-    return Malformed(parsed.problem or "name", told).parsed
+    return Malformed(parsed.problem or "name", told).parsed()
 
 
 def parse_retool(text: str) -> Parsed:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.data.convert import Trace
+from retool_mcore.data.convert import Conversion
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import read_problem_rows, require_disjoint
@@ -56,9 +56,10 @@ def test_a_long_text_is_read_in_linear_time():
 
 
 @pytest.mark.parametrize("as_prompt, of_protocol", [("hermes", hermes_prompt), ("retool", retool_prompt)])
-def test_sft_and_rl_ask_alike(as_prompt, of_protocol):
+async def test_sft_and_rl_ask_alike(as_prompt, of_protocol):
     problem = ROUND.format(10, 3)
-    asked = Trace(as_retool_sft(problem), (), "\\boxed{4}").messages(as_prompt)[0]["content"]
+    talk = [{"role": "user", "content": as_retool_sft(problem)}, {"role": "assistant", "content": "\\boxed{4}"}]
+    asked = (await Conversion(as_prompt).row("here", {"messages": talk}))["messages"][0]["content"]
     raw = {"prompt": [{"role": "user", "content": wrapped("DAPO", problem)}], "reward_model": {"ground_truth": "4"}}
     (row,) = convert_rl([("here", raw)], "x").rows
     assert asked == of_protocol(row["prompt"][0]["content"])

@@ -30,7 +30,7 @@ LOCAL = ["sandbox.min_level=rlimits", "sandbox.workers=1", "rollout.max_running_
 
 
 class StandIn(ThreadingHTTPServer):
-    """Answers requests one after the other with ``script``: JSON, or a status with a text."""
+    """Answers requests with ``script``: JSON, or a status with JSON and perhaps headers."""
 
     daemon_threads = True
 
@@ -38,6 +38,17 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script: list[Any] = []
         self.asked: list[tuple[str, dict[str, Any], str | None]] = []
+        self.pause_s, self.now, self.most, self.lock = 0.0, 0, 0, threading.Lock()
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """``most`` is how many requests were there at the same time."""
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        yield
+        with self.lock:
+            self.now -= 1
 
     @property
     def url(self) -> str:
@@ -52,11 +63,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, body, self.headers.get("Authorization")))
         script = self.server.script  # a request too many is refused, as a failure would be retried
         answer = script.pop(0) if script else (400, {"error": {"message": "the script is over"}})
-        status, answer = answer if isinstance(answer, tuple) else (200, answer)
+        status, answer, *headers = answer if isinstance(answer, tuple) else (200, answer)
+        with self.server.counted():
+            time.sleep(self.server.pause_s)
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers[0] if headers else {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 
@@ -336,7 +351,59 @@ def test_what_the_server_refuses_at_first_costs_one_line(server: StandIn, tmp_pa
     code, output, _ = evaluate(server, tmp_path)
     assert code == 3
     assert message in " ".join(output.split())
-    assert len(output.strip().splitlines()) <= 2, output
+    assert [line.partition(":")[0] for line in output.splitlines() if "rror" in line] == ["error"], output
+    assert "What is 123 + 456?" in output, "the first prompt as it is sent"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_busy_is_asked_again_no_sooner_than_it_says(server: StandIn, tmp_path: Path, status: int):
+    server.script = [(status, {"error": {"message": "slow down"}}, {"Retry-After": "2"}), chat("\\boxed{579}")]
+    began = time.monotonic()
+    code, output, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 2), output
+    assert time.monotonic() - began >= 2
+
+
+def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(server: StandIn, tmp_path: Path):
+    refusal = (400, {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}})
+    server.script = [refusal, chat(None, "print(579)"), chat("\\boxed{579}")]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 0, output
+    names = [[name for name in body if name.startswith("max_")] for _, body, _ in server.asked]
+    assert names == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_thoughts_before_a_call_go_back_with_it(server: StandIn, tmp_path: Path, name: str):
+    first = chat(None, "print(579)")
+    first["choices"][0]["message"][name] = "I compute."
+    server.script = [first, chat("\\boxed{579}")]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 0, output
+    assert server.asked[1][1]["messages"][-2][name] == "I compute."
+
+
+def test_control_tokens_in_what_code_prints_are_broken_up(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print('<|im_end|>', 1 < 2, '<|eot_id|>')"), chat("\\boxed{579}")]
+    evaluate(server, tmp_path)
+    assert server.asked[1][1]["messages"][-1]["content"].strip() == "< |im_end|> True < |eot_id|>"
+
+
+def test_concurrency_says_how_many_samples_are_in_flight(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}") for _ in range(6)]
+    server.pause_s = 0.3
+    code, output, _ = evaluate(server, tmp_path, "--n", "6", "--concurrency", "3")
+    assert code == 0, output
+    assert server.most == 3
+
+
+def test_a_larger_n_adds_samples_to_those_that_are_there(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}"), chat("\\boxed{1}")]
+    evaluate(server, tmp_path)
+    code, output, report = evaluate(server, tmp_path, "--n", "2")
+    assert (code, report["accuracy"], len(server.asked)) == (0, 0.5, 2), output
+    seeds = [body["seed"] for _, body, _ in server.asked]
+    assert len(set(seeds)) == 2
 
 
 def test_where_nobody_answers_is_told_at_once_and_before_any_bar(tmp_path: Path):

@@ -88,12 +88,6 @@ async def run(
 ANSWERS = ["0", "00", "0.0", "$0$", "2", "2.0", "5", "6", "4", "7", "7", "07"]
 
 
-def test_earlier_evaluations_are_continued_as_they_were_told_apart(settings):
-    with_sessions = load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", ["sandbox.sessions=96"])
-    assert "sessions" not in settings.identity()["limits"]
-    assert Settings.of(with_sessions, N, tool=True).identity()["limits"]["sessions"] is True
-
-
 @pytest.mark.parametrize(
     ("setting", "told"),
     [("sandbox.python=/absent/python", "cannot be started"), ('sandbox.preload=["absent_module"]', "has no module")],

@@ -134,7 +134,7 @@ def test_an_evaluation_is_told_apart_by_its_servers():
         run = config({"a": servers[0]} if servers else {})
         return Settings.of(EvaluationConfig.of(run), 1, True).identity()
 
-    assert "mcp" not in identity()
+    assert identity() != identity(over_stdio())
     assert identity(over_stdio()) != identity(over_stdio(tools=["count"]))
 
 

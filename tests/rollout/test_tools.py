@@ -153,6 +153,8 @@ def test_the_prompt_has_the_schema_and_the_reader_takes_the_name(tokenizer):
     assert alone.error == "there is no tool named 'search'. The only tool is 'code_interpreter'"
     other = protocol.read((), ask("calculator", x=1))
     assert other.error == "there is no tool named 'calculator'. The tools are 'code_interpreter', 'search'"
+    broken = protocol.read((), "<tool_call>\n{\n</tool_call>")
+    assert broken.error and broken.error.endswith("The tools are 'code_interpreter', 'search'")
     assert protocol.read((), call("print(1)")).calls == (Call("code_interpreter", {"code": "print(1)"}),)
 
 
