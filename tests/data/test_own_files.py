@@ -5,12 +5,17 @@ import json
 
 import pytest
 
+from configs.examples.two_tools.make_data import make as make_two_tools
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import asked_messages
+from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tasks import make_task
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
+from retool_mcore.rollout.protocol import protocol_of
 from tests.data.commands import refused, succeed
 
 ROWS = [{"problem": "How many primes are below 30?", "answer": "10"}, {"problem": "2 + 2?", "answer": "4"}]
@@ -104,3 +109,21 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_as_the_model_sees_the
     assert reject["reason"] == "too many tokens" and int(reject["why"].split()[3]) > 400
     assert "none of 3 rows can be used" in refused(*asked, "5", "--model", tmp_path / "task" / "model")
     assert "name it with --model" in refused(*asked, "5")
+
+
+def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
+    make_two_tools(tmp_path, {"conversations": 40, "problems": 20})
+    output = succeed("sft", tmp_path / "conversations.jsonl", "--out", tmp_path / "sft.parquet", "--execute")
+    assert "40 after execution (0 rejected)" in output, "the interpreter's calls print what the data shows"
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    examples = load_sft(str(tmp_path / "sft.parquet"), tokenizer, 512).examples
+    assert len(examples) == 40
+    for example in examples:
+        trained = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+        assert trained.count('"name": "lookup"') == 2 and trained.count('"name": "code_interpreter"') == 1
+    asked = ("--problem", "question", "--answer", "total")
+    succeed("rl", tmp_path / "problems.jsonl", *asked, "--out", tmp_path / "rl.parquet")
+    config = load_config(RlConfig, "configs/examples/two_tools/rl_cpu.toml")
+    protocol = protocol_of(config.rollout, tokenizer)
+    prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
+    assert "lookup" in prompt and "code_interpreter" in prompt

@@ -163,7 +163,7 @@ def runnable(line: str) -> bool:
     words = words_of(line)
     told = " ".join(words[1:3])
     here = words[0] == "retool" and words[1] in ("plan", "config", "get", "parse", "data")
-    absent = ("my_", "--like", "data/", "CONFIG", "[", "verl.yaml", "FILE", "DIR", "SOURCE")
+    absent = ("two_tools", "my_", "--like", "data/", "CONFIG", "[", "verl.yaml", "FILE", "DIR", "SOURCE")
     return here and not told.startswith(SLOW) and not any(part in line for part in absent)
 
 
