@@ -14,7 +14,9 @@ PLAIN_CHATML = (
 )
 
 
-def with_template(tokenizer: PreTrainedTokenizerBase, template: str = PLAIN_CHATML) -> PreTrainedTokenizerBase:
+def with_template(
+    tokenizer: PreTrainedTokenizerBase, template: str | dict[str, str] = PLAIN_CHATML
+) -> PreTrainedTokenizerBase:
     made = deepcopy(tokenizer)
     made.chat_template = template
     return made

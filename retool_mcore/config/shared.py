@@ -20,6 +20,7 @@ MAX_VERL_OVERRIDES = 10
 RECOMPUTE = ("none", "selective", "full", "auto")
 CONFIG_FILE = "config.toml"  # of a run's folder
 FORMAT_FILE = "prompt_format.json"  # how the run put problems to the model; an export has it, too
+END_OF_TURN = "end_of_turn"  # in it: the token that ends the model's turns, {token, id}
 
 
 class Run(Section):
@@ -31,7 +32,7 @@ class Run(Section):
     root: str = "runs"
     """The run's folder is root/name."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes the order of the data and the random numbers of trainer and engines.
 
     What is then the same twice: rollout/README.md, "Seeds".

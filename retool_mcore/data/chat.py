@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from retool_mcore.data.call_tags import blocks
 from retool_mcore.data.chat_format import HERMES_MARKUP, PROBE, ChatFormat, Message, Tool, chat_format, rendered
-from retool_mcore.data.messages import clean_messages, neutralise, with_call_ids
+from retool_mcore.data.messages import clean_messages, clean_tools, neutralise, with_call_ids
 from retool_mcore.data.templates import load_tokenizer, tokenizer_of
-from retool_mcore.data.tokenizer import encode, encode_piece, name_of
+from retool_mcore.data.tokenizer import encode, encode_piece, has_several_templates, name_of
 from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 
@@ -76,7 +76,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     of earlier user turns).
     """
     fmt = chat_format(tokenizer)
-    messages = clean_messages(messages, fmt)
+    messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
     trained = [message.pop("weight", 1) for message in messages]
     if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         require_tool_turns(tokenizer)
@@ -240,7 +240,8 @@ def render_prompt(
     messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
     """Token ids [T] of a conversation, up to the header of the assistant turn to be sampled."""
-    messages = clean_messages(messages, chat_format(tokenizer))
+    fmt = chat_format(tokenizer)
+    messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
     if any(message["role"] == "assistant" for message in messages):
         raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
     if tools:
@@ -272,8 +273,16 @@ def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_id
         {"role": "assistant", "content": "", "tool_calls": calls},
         *({"role": "tool", "content": text} for text in results),
     ]
-    text = rendered(tokenizer, with_call_ids(messages, call_ids), None, add_generation_prompt=True)
-    return text[text.index(chat_format(tokenizer).end_of_turn, text.index(PROBE)) :]
+    # Of several templates transformers takes the one for tools where some are offered.
+    tools = [CODE_INTERPRETER] if has_several_templates(tokenizer) else None
+    text = rendered(tokenizer, with_call_ids(messages, call_ids), tools, add_generation_prompt=True)
+    end = text.find(chat_format(tokenizer).end_of_turn, text.find(PROBE))
+    if PROBE not in text or end < 0:
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} does not end a turn with calls by "
+            f"{chat_format(tokenizer).end_of_turn!r}, as it ends others. {_INLINE}"
+        )
+    return text[end:]
 
 
 @lru_cache(maxsize=8)

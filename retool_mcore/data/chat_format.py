@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,14 @@ class ChatFormat:
     opened: str  # what only a prompt has after the header of the turn to sample: "<think>\n" of R1
     specials: tuple[str, ...]  # tokens that no message may contain
     markup: re.Pattern[str]  # markup that a tool's output must not be able to forge
+    # A text as the tokenizer looks for added tokens in it: some fold case or full-width letters.
+    normalised: Callable[[str], str] = str
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
+    """The token that ends the model's turns, and its id. Raises CheckpointError."""
+    fmt = chat_format(tokenizer)
+    return fmt.end_of_turn.strip(), fmt.end_of_turn_id
 
 
 @lru_cache(maxsize=8)
@@ -66,6 +74,9 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     if added_end:
         blank, end_token = "", _eos_of(tokenizer, after)
         first_id = encode_piece(tokenizer, end_token)
+    normalised = _normaliser(tokenizer)
+    marks = {*added, *map(normalised, added), *HERMES_MARKUP} - {""}
+    _require_same_end(tokenizer, "" if added_end else blank + end_token)
     return ChatFormat(
         end_of_turn=blank + end_token,
         end_of_turn_id=first_id[0],
@@ -73,7 +84,8 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
         added=added_end,
         opened=opened,
         specials=tuple(dict.fromkeys((*tokenizer.all_special_tokens, *specials, end_token))),
-        markup=re.compile("|".join(re.escape(mark) for mark in sorted({*added, *HERMES_MARKUP}, key=len)[::-1])),
+        markup=re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len)[::-1])),
+        normalised=normalised,
     )
 
 
@@ -85,6 +97,34 @@ def _eos_of(tokenizer: PreTrainedTokenizerBase, after: str) -> str:
             f"the tokenizer of {name_of(tokenizer)!r} has no eos_token of one token: a rollout could not see the end"
         )
     return token
+
+
+def _normaliser(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    folds = any(token.normalized for token in tokenizer.added_tokens_decoder.values())
+    normaliser = getattr(backend, "normalizer", None) if folds else None
+    return normaliser.normalize_str if normaliser is not None else str
+
+
+def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
+    """Raise CheckpointError where an earlier assistant turn ends otherwise than the last one.
+
+    Where the next occurrence of the last turn's end was taken, training would learn the user's text
+    between them. ``end``: "" for a template that writes none.
+    """
+    turns = [("user", "x"), ("assistant", PROBE), ("user", "y"), ("assistant", "z")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    try:
+        text = rendered(tokenizer, messages, None, add_generation_prompt=False)
+    except DataError:
+        return  # a template for one turn; conversations of more are refused where they are rendered
+    after = text[text.index(PROBE) + len(PROBE) :] if PROBE in text else end
+    if not after.startswith(end):
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} ends the last assistant turn by {end!r} and an earlier one "
+            f"by {after[: len(end) + 20]!r}, so a rollout could not tell where a turn ends. The shortest example is "
+            'two user turns, each with an answer. Set model.chat_template ("chatml" is one)'
+        )
 
 
 def _opened(prompt: str, text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.chat_format import ChatFormat, Message
+from retool_mcore.data.chat_format import ChatFormat, Message, Tool
 from retool_mcore.errors import DataError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -231,7 +231,8 @@ def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
-    found = next((token for token in fmt.specials if token in text), None)
+    normal = fmt.normalised(text)
+    found = next((token for token in fmt.specials if token in text or fmt.normalised(token) in normal), None)
     if found is not None:
         raise DataError(f"{where}: the text contains the control token {found}, which would end or forge a turn")
 
@@ -239,7 +240,25 @@ def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
 def neutralise(content: str, fmt: ChatFormat) -> str:
     """Break up turn and tool markup in a tool's output: "<|im_end|>" becomes "< |im_end|>"."""
     text = content.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which tokenizers refuse
+    normal = fmt.normalised(text)
+    if normal != text and len(fmt.markup.findall(normal)) > len(fmt.markup.findall(text)):
+        text = normal
     return fmt.markup.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+
+def clean_tools(tools: Sequence[Tool] | None, fmt: ChatFormat) -> list[dict[str, Any]] | None:
+    """Schemas whose texts cannot forge a turn: nobody has vetted what an MCP server describes."""
+    return [_neutral(tool, fmt) for tool in tools] if tools else None
+
+
+def _neutral(value: object, fmt: ChatFormat) -> Any:
+    if isinstance(value, str):
+        return neutralise(value, fmt)
+    if isinstance(value, Mapping):
+        return {_neutral(key, fmt): _neutral(item, fmt) for key, item in cast("Mapping[Any, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_neutral(item, fmt) for item in cast("Sequence[object]", value)]
+    return value
 
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.base import is_tables
-from retool_mcore.config.shared import FORMAT_FILE
+from retool_mcore.config.shared import END_OF_TURN, FORMAT_FILE
 from retool_mcore.data.files import column_names, read_rows, replacing
 from retool_mcore.data.prompts import ANSWER_FORMAT, QUESTION_MARK, hermes_prompt
 from retool_mcore.errors import DataError
@@ -54,10 +54,16 @@ class PromptFormat:
         instruction = f"instruction {_quoted(self.instruction)}" if self.instruction else "no instruction"
         return ", ".join((system, instruction, *([f"protocol {self.protocol}"] if self.protocol else [])))
 
-    def write(self, folder: Path) -> None:
-        """Write the record into a run's folder, whole or not at all."""
+    def write(self, folder: Path, end_of_turn: tuple[str, int] | None = None) -> None:
+        """Write the record into a run's folder, whole or not at all.
+
+        ``end_of_turn``: the token that ends the model's turns, and its id. An export makes it eos.
+        """
+        values: dict[str, Any] = asdict(self)
+        if end_of_turn is not None:
+            values[END_OF_TURN] = {"token": end_of_turn[0], "id": end_of_turn[1]}
         with replacing(folder / FORMAT_FILE) as draft:
-            draft.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def recorded_format(folder: str | Path) -> PromptFormat | None:
@@ -70,8 +76,9 @@ def recorded_format(folder: str | Path) -> PromptFormat | None:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        values.pop(END_OF_TURN, None)
         found = PromptFormat(**values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no record of a prompt format: {error}. Export the model again.") from error
     if wrong := [name for name, value in asdict(found).items() if not isinstance(value, str)]:
         raise DataError(f"{path}: {wrong[0]} is not a text. Export the model again.")

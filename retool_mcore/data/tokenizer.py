@@ -28,6 +28,11 @@ def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
     return cast("str", tokenizer.name_or_path)
 
 
+def has_several_templates(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer has templates by name, such as "default" and "tool_use"."""
+    return isinstance(cast("Any", tokenizer).chat_template, dict)
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids [T] of a text, with nothing added."""
     return tokenizer.encode(text, add_special_tokens=False)

@@ -12,9 +12,10 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from retool_mcore.config import RlConfig, RunConfig
-from retool_mcore.config.shared import CONFIG_FILE, FORMAT_FILE
+from retool_mcore.config.shared import CONFIG_FILE, END_OF_TURN, FORMAT_FILE
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.adapter import CONFIG, is_adapter, merge
 from retool_mcore.model.files import dtype_of_weights, read_config
@@ -59,6 +60,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
                 _tell_dtype(hidden)
             if (run_dir / FORMAT_FILE).is_file():
                 shutil.copy(run_dir / FORMAT_FILE, hidden / FORMAT_FILE)
+                _end_turns(hidden)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
@@ -82,10 +84,41 @@ def _tell_dtype(folder: Path) -> None:
     had another dtype.
     """
     path = folder / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for key in {"dtype", "torch_dtype"} & values.keys() or {"dtype"}:
         values[key] = dtype_of_weights(folder)
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    _write(path, values)
+
+
+def _end_turns(folder: Path) -> None:
+    """Make the token that ends the run's turns the model's eos, if it is not one of them yet.
+
+    A base model that was trained with another chat template would never stop.
+    """
+    end = json.loads((folder / FORMAT_FILE).read_text(encoding="utf-8")).get(END_OF_TURN)
+    config, generation = _values(folder / "config.json"), _values(folder / "generation_config.json")
+    if end is None or config is None:
+        return
+    known = [config.get("eos_token_id"), *_listed((generation or {}).get("eos_token_id"))]
+    if end["id"] in known:
+        return
+    ends = list(dict.fromkeys(each for each in (end["id"], *known) if each is not None))
+    _write(folder / "config.json", {**config, "eos_token_id": end["id"]})
+    _write(folder / "generation_config.json", {**(generation or {}), "eos_token_id": ends})
+    if (tokenizer := _values(folder / "tokenizer_config.json")) is not None:
+        _write(folder / "tokenizer_config.json", {**tokenizer, "eos_token": end["token"]})
+
+
+def _values(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _listed(ids: Any) -> list[int]:
+    return ids if isinstance(ids, list) else [ids]
 
 
 def export_at_end(config: RunConfig) -> None:

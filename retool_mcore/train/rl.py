@@ -14,6 +14,8 @@ from rich.console import Console
 
 from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
+from retool_mcore.data.chat import tokenizer_of
+from retool_mcore.data.chat_format import end_of_turn
 from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
@@ -94,7 +96,8 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     for note in checks.result():
         _tell(note, console)
     if unfinished:
-        format_of_file(parquet_files(config.data.train_file)[0], config.rollout.protocol).write(config.run.dir)
+        asked = format_of_file(parquet_files(config.data.train_file)[0], config.rollout.protocol)
+        asked.write(config.run.dir, end_of_turn(tokenizer_of(config.model)))
         with usual_exit_code(), Watchdog(config, console.file):
             run(config, platform, resume.path if resume is not None else None)
 

@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from retool_mcore.config import SftConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import Rendered, tokenizer_of
+from retool_mcore.data.chat_format import end_of_turn
 from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError
@@ -102,7 +103,6 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     _require_equal_nodes(config)
     if rank == 0:
         write_environment(config.run.dir, platform)  # before the model fills the devices
-        format_of_file(parquet_files(config.data.train_file)[0]).write(config.run.dir)
         alive.belong_to(config.run.dir)
         for note in (*notes, keeps_nothing(config)):
             _tell(note, console)
@@ -224,6 +224,9 @@ def _set_up(
 
     tokenizer = tokenizer_of(config.model)
     check_protocols(config, tokenizer)
+    if console is not None:
+        asked = format_of_file(parquet_files(config.data.train_file)[0])
+        asked.write(config.run.dir, end_of_turn(tokenizer))
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if console is not None:
