@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -156,3 +158,83 @@ def test_a_models_values_are_looked_at_in_one_thread(whole: Path, monkeypatch: p
     finally:
         torch.set_num_threads(threads)
     assert set(seen) == {1}
+
+
+def changed(**tensors: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    """Tensors by the end of their names, changed in the file of the weights."""
+
+    def change(model: Path) -> None:
+        held = load_file(model / "model.safetensors")
+        for end, make in tensors.items():
+            name = next(name for name in held if name.endswith(f"{end.replace('_weight', '.weight')}"))
+            held[name] = make(held[name]).contiguous()
+        save_file(held, model / "model.safetensors")
+
+    return change
+
+
+def as_shards(model: Path, *, keep_whole: bool = False, swapped: bool = False) -> None:
+    held = load_file(model / "model.safetensors")
+    names = sorted(held)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, of_file in parts.items():
+        save_file({name: held[name] for name in of_file}, model / file)
+    files = {name: file for file, of_file in parts.items() for name in of_file}
+    if swapped:
+        files[names[0]], files[names[1]] = files[names[1]], files[names[0]]
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    if not keep_whole:
+        (model / "model.safetensors").unlink()
+
+
+def with_token_beyond(model: Path) -> None:
+    path = model / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["added_tokens"][-1]["id"] = 5000
+    path.write_text(json.dumps(values))
+
+
+def with_adapter(model: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            changed(embed_tokens_weight=lambda held: held[:-32]),
+            "model.embed_tokens.weight of shape [480, 128], and by",
+        ),
+        (changed(up_proj_weight=lambda held: held[:-1]), "has [384, 128]. Take a checkpoint and a config.json"),
+        (changed(down_proj_weight=lambda held: held.T), "mlp.down_proj.weight of shape [384, 128]"),
+        (changed(q_proj_weight=lambda held: held.to(torch.int8)), "self_attn.q_proj.weight as I8"),
+        (changed(q_proj_weight=lambda held: held.to(torch.float8_e4m3fn)), "self_attn.q_proj.weight as F8_E4M3"),
+        (with_token_beyond, "has a token 5000, and its embedding has 512 rows"),
+        (partial(as_shards, keep_whole=True), "has both model.safetensors and model.safetensors.index.json"),
+        (partial(as_shards, swapped=True), "which does not have it. Copy or fetch the index"),
+        (with_adapter, "has adapter_config.json beside whole weights"),
+        (as_shards, ""),
+    ],
+    ids=[
+        "embedding",
+        "width",
+        "transposed",
+        "int8",
+        "fp8",
+        "tokenizer",
+        "whole and shards",
+        "wrong shard",
+        "adapter",
+        "fit",
+    ],
+)
+def test_files_that_do_not_belong_together_are_told_before_training(
+    change: Callable[[Path], None], told: str, whole: Path, tmp_path: Path
+):
+    """They ended after minutes, with lines that named no tensor, or trained on other weights."""
+    model = tmp_path / "model"
+    shutil.copytree(whole, model)
+    change(model)
+    run = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}"])
+    with pytest.raises(CheckpointError, match=re.escape(told)) if told else nullcontext():
+        check_model(run)

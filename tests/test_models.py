@@ -38,7 +38,8 @@ EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
 def write_model(folder: Path, values: dict[str, Any]) -> None:
     """The config.json, and a checkpoint whose tensors have the names that training reads."""
     (folder / "config.json").write_text(json.dumps(values))
-    save_file({name: np.zeros(1, np.float32) for name in trained_tensors(values)}, folder / "model.safetensors")
+    tensors = {name: np.ones(shape, np.float32) for name, shape in trained_tensors(values).items()}
+    save_file(tensors, folder / "model.safetensors")
 
 
 def check(folder: Path, more: dict[str, Any], *settings: str) -> None:

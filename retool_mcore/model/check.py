@@ -1,13 +1,14 @@
 """Checks that a run fits its model, without starting an engine."""
 
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import Experts, RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
 from retool_mcore.model.families import check_engine_fields, check_fields, check_window
-from retool_mcore.model.files import fetch_config, read_config, tensor_files
+from retool_mcore.model.files import check_files, fetch_config, highest_token, read_config, tensor_files
 from retool_mcore.model.rope import rope_of_config
 from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.model.tensors import EMBEDDING, HEAD, check_tensors, check_values, same_tensor, trained_tensors
@@ -57,6 +58,7 @@ def check_model(config: RunConfig) -> None:
         _check_old_log_prob(config)
     _check_length(config, values)
     check_recompute(config, shape)
+    _check_vocabulary(config.model.path, shape.vocab)
     _check_tensors(config, values)
 
 
@@ -81,6 +83,7 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
     if found is None:
         return
     folder, files = found
+    check_files(folder)
     check_tensors(files, values, config.model.path)
     check_values(folder, files, trained_tensors(values), config.model.path)
     if HEAD in files and HEAD not in trained_tensors(values) and not same_tensor(folder, files, EMBEDDING, HEAD):
@@ -88,6 +91,16 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
             f"{config.model.path} says tie_word_embeddings = true in its config.json, and its {HEAD} differs from "
             f"{EMBEDDING}: one of the two would be left out. Set tie_word_embeddings = false in a copy of its "
             "config.json, or remove the tensor that is not meant."
+        )
+
+
+def _check_vocabulary(model: str, vocabulary: int) -> None:
+    """Raise CheckpointError where the tokenizer has a token without a row of the embedding."""
+    highest = highest_token(Path(model))
+    if highest >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer of {model} has a token {highest}, and its embedding has {vocabulary} rows (vocab_size in "
+            "config.json). Take a tokenizer and weights that belong together."
         )
 
 

@@ -12,6 +12,7 @@ from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import ModelShape, shape_of_config
 
 GENERATION = "generation_config.json"
+WHOLE, ADAPTER = "model.safetensors", "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
 _HUB_S = 10.0  # how long the hub may take to answer
@@ -178,6 +179,31 @@ def _index(folder: Path) -> dict[str, str]:
 
 def _shards(folder: Path) -> list[str]:
     return sorted(set(_index(folder).values())) if (folder / INDEX).is_file() else ["model.safetensors"]
+
+
+def check_files(folder: Path) -> None:
+    """Raise CheckpointError where a folder holds weights twice, of which a reader takes one."""
+    if (folder / INDEX).is_file() and (folder / WHOLE).is_file() and WHOLE not in _index(folder).values():
+        raise CheckpointError(
+            f"{folder} has both {WHOLE} and {INDEX} with other files, and transformers reads the first. Move one of "
+            "them away."
+        )
+    if (folder / ADAPTER).is_file() and ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
+        raise CheckpointError(
+            f"{folder} has {ADAPTER} beside whole weights, and transformers would add the adapter to them. Merge it, "
+            "or move it away."
+        )
+
+
+def highest_token(folder: Path) -> int:
+    """The highest token id in a folder's tokenizer.json; -1 where none can be read."""
+    try:
+        values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = values["model"]["vocab"]
+        ids = vocabulary.values() if is_table(vocabulary) else range(len(vocabulary))
+        return max([-1, *ids, *(int(token["id"]) for token in values.get("added_tokens") or ())])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1  # load_tokenizer says what is wrong with it
 
 
 def _check_shards(folder: Path) -> None:

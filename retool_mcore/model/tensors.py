@@ -12,37 +12,44 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import safe_open, tensor_files
-from retool_mcore.model.shape import shape_of_config
+from retool_mcore.model.files import INDEX, safe_open, tensor_files
+from retool_mcore.model.shape import ModelShape, shape_of_config
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
+DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
 CHUNK_ROWS = 4096
 SAMPLED_ROWS = 64  # of a matrix, at its beginning and in its middle
 MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # of layers that were added to a model and not trained yet
 
 
-def trained_tensors(values: Mapping[str, Any]) -> set[str]:
-    """The names that training reads, of a config.json that ``check_fields`` has passed."""
+def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that training reads, with their shapes, of a config.json that fits a family."""
     shape, kind = shape_of_config(values), values["model_type"]
-    names = {EMBEDDING, "model.norm.weight"} | ({HEAD} if not shape.tied else set[str]())
+    found = {EMBEDDING: (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
+    if not shape.tied:
+        found[HEAD] = (shape.vocab, shape.hidden)
     for layer in range(shape.layers):
-        names |= {f"model.layers.{layer}.{name}" for name in _layer(kind, shape.experts)}
-    return names
+        found |= {f"model.layers.{layer}.{name}": size for name, size in _layer(kind, shape)}
+    return found
 
 
-def _layer(kind: str, experts: int) -> Iterator[str]:
-    yield from ("input_layernorm.weight", "post_attention_layernorm.weight")
-    yield from (f"self_attn.{name}_proj.weight" for name in "qkvo")
+def _layer(kind: str, shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = shape.hidden
+    rows = {"q": shape.heads * shape.head_dim, **dict.fromkeys("kv", shape.kv_heads * shape.head_dim)}
+    yield from ((f"{name}_layernorm.weight", (hidden,)) for name in ("input", "post_attention"))
+    yield from ((f"self_attn.{name}_proj.weight", (count, hidden)) for name, count in rows.items())
+    yield "self_attn.o_proj.weight", (hidden, rows["q"])
     if kind == "qwen2":
-        yield from (f"self_attn.{name}_proj.bias" for name in "qkv")
+        yield from ((f"self_attn.{name}_proj.bias", (count,)) for name, count in rows.items())
     if kind.startswith("qwen3"):
-        yield from (f"self_attn.{name}_norm.weight" for name in "qk")
-    parts = [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]
-    if experts:
-        yield "mlp.gate.weight"
+        yield from ((f"self_attn.{name}_norm.weight", (shape.head_dim,)) for name in "qk")
+    parts = [f"mlp.experts.{number}" for number in range(shape.experts)] or ["mlp"]
+    if shape.experts:
+        yield "mlp.gate.weight", (shape.experts, hidden)
     for part in parts:
-        yield from (f"{part}.{name}_proj.weight" for name in ("gate", "up", "down"))
+        yield from ((f"{part}.{name}_proj.weight", (shape.ffn, hidden)) for name in ("gate", "up"))
+        yield f"{part}.down_proj.weight", (hidden, shape.ffn)
 
 
 def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str) -> None:
@@ -51,7 +58,7 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
     A tied model may have its output matrix as a tensor, too, and old files have the positions'
     frequencies.
     """
-    wanted, found = trained_tensors(values), set(names)
+    wanted, found = trained_tensors(values).keys(), set(names)
     tied = {HEAD} if HEAD not in wanted else set[str]()
     unknown = sorted(name for name in found - wanted - tied if not UNREAD.fullmatch(name))
     for told, which, what in (
@@ -79,17 +86,34 @@ def one_thread() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def check_values(folder: Path, files: Mapping[str, str], names: Collection[str], model: str) -> None:
-    """Raise CheckpointError for a matrix of zeros or of no numbers: a file that is not whole.
+def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tuple[int, ...]], model: str) -> None:
+    """Raise CheckpointError for a tensor of another shape or type, and for one without values.
 
-    A file with a hole has the size and the header of a whole one. Rows are sampled. ``files``: the
-    file of each name, in ``folder``; one that a hub's cache lacks is fetched later.
+    A file with a hole has the size and the header of a whole one, but zeros in it. Rows are
+    sampled. ``files``: the file of each name, in ``folder``; one that a hub's cache lacks is
+    fetched later. ``wanted``: the shape of each name.
     """
-    for file in sorted({files[name] for name in names if (folder / files[name]).exists()}):
+    for file in sorted({files[name] for name in wanted if (folder / files[name]).exists()}):
         with one_thread(), safe_open()(folder / file, "pt") as opened:
-            for name in sorted(name for name in names if files[name] == file):
+            held = set(opened.keys())
+            for name in sorted(name for name in wanted if files[name] == file):
+                if name not in held:
+                    raise CheckpointError(
+                        f"{folder / INDEX} says that {name} is in {file}, which does not have it. Copy or fetch the "
+                        "index and its files again."
+                    )
                 matrix = opened.get_slice(name)
-                shape = matrix.get_shape()
+                shape, dtype = tuple(matrix.get_shape()), matrix.get_dtype()
+                if shape != wanted[name]:
+                    raise CheckpointError(
+                        f"{folder / file} has {name} of shape {list(shape)}, and by its config.json {model} has "
+                        f"{list(wanted[name])}. Take a checkpoint and a config.json that belong together."
+                    )
+                if dtype not in DTYPES:
+                    raise CheckpointError(
+                        f"{folder / file} has {name} as {dtype}, and {model} is trained from {', '.join(DTYPES)}: a "
+                        "quantized checkpoint. Take the one that it was made from."
+                    )
                 if len(shape) != 2:
                     continue
                 largest = [float(matrix[row : row + SAMPLED_ROWS].float().abs().amax()) for row in (0, shape[0] // 2)]
