@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +23,7 @@ from retool_mcore.data.files import read_rows
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.templates import load_tokenizer
-from retool_mcore.errors import CheckpointError, DataError
+from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import read_config
 
@@ -238,3 +240,68 @@ def test_files_that_do_not_belong_together_are_told_before_training(
     run = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}"])
     with pytest.raises(CheckpointError, match=re.escape(told)) if told else nullcontext():
         check_model(run)
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        (model / name).unlink(missing_ok=True)
+        os.mkfifo(model / name)
+
+    return change
+
+
+def endless_link(name: str) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        (model / name).unlink(missing_ok=True)
+        (model / name).symlink_to("/dev/zero")
+
+    return change
+
+
+def with_text(name: str, text: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).write_text(text) and None
+
+
+def with_value(key: str, value: Any) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+    return change
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (pipe("generation_config.json"), "generation_config.json is no regular file"),
+        (endless_link("generation_config.json"), "generation_config.json is no regular file"),
+        (pipe("tokenizer_config.json"), "tokenizer_config.json is no regular file"),
+        (endless_link("chat_template.jinja"), "chat_template.jinja is no regular file"),
+        (with_text("config.json", "[" * 200_000), "cannot be read as a model's configuration"),
+        (with_text("generation_config.json", "[" * 200_000), "cannot be read as a model's settings"),
+        (with_text("tokenizer_config.json", "[" * 200_000), "is no tokenizer that can be read"),
+        (
+            with_value("num_attention_heads", "8; rm"),
+            "num_attention_heads = '8; rm', which is no positive",
+        ),
+        (with_value("num_hidden_layers", -3), "num_hidden_layers = -3, which is no positive"),
+        (with_value("vocab_size", True), "vocab_size = True, which is no positive"),
+        (with_text("chat_template.jinja", LOOPS), "a loop over numbers in another one"),
+        (with_text("chat_template.jinja", "{{ 'x' * 4000000000 }}"), "it has the number 4000000000"),
+        (with_text("chat_template.jinja", "{{ 'x' * 10 ** 10 }}"), "it has a power of a number"),
+    ],
+)
+def test_a_strangers_folder_is_told_in_one_line_within_seconds(
+    change: Callable[[Path], None], told: str, whole: Path, tmp_path: Path
+):
+    model = tmp_path / "model"
+    shutil.copytree(whole, model)
+    change(model)
+    run = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}"])
+    with pytest.raises((CheckpointError, ConfigError)) as refused:
+        check_model(run)
+        load_tokenizer(str(model))
+    assert told in str(refused.value) and "\n" not in str(refused.value)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from retool_mcore.config.model import BUILT_IN, Model
 from retool_mcore.data.tokenizer import from_pretrained
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.model.files import fetch_config, is_hub_name, read_config
+from retool_mcore.model.files import fetch_config, is_hub_name, read_config, require_regular_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Without one of them transformers makes a tokenizer of nothing, from tokenizer_config.json alone.
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
+MAX_NUMBER = 1_000_000  # in a template
 _FOLDER = Path(__file__).parent / "built_in_templates"
 
 
@@ -39,9 +40,10 @@ def load_tokenizer(
         )
     if not folder.exists():  # transformers asks the hub many times, a line for each; these say it once
         read_config(path) if "/" in path and not is_hub_name(path) else fetch_config(path)
+    require_regular_files(folder)
     try:
         tokenizer = from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
         first_line = str(error).strip().split("\n", 1)[0]
         raise CheckpointError(
@@ -50,6 +52,9 @@ def load_tokenizer(
         ) from error
     if chat_template:
         tokenizer.chat_template = read_template(chat_template)
+    for template in _templates(tokenizer):
+        if why := endless(template):
+            raise CheckpointError(f"the chat template of {path} is not rendered: {why}. Set model.chat_template")
     if not getattr(tokenizer, "chat_template", None):
         raise CheckpointError(
             f"the tokenizer in {path} has no chat template. Use an instruct model's tokenizer, or set "
@@ -63,12 +68,52 @@ def load_tokenizer(
     return tokenizer
 
 
+def _templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    own = cast("Any", tokenizer).chat_template
+    return list(own.values()) if isinstance(own, dict) else [own] if isinstance(own, str) else []
+
+
+def endless(template: str) -> str:
+    """Why rendering a template may never end, or take all memory; "" if it does neither.
+
+    No published template counts to a million or nests loops over numbers. What Jinja cannot parse
+    is left to those who render it.
+    """
+    from jinja2 import TemplateError, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except (TemplateError, RecursionError):
+        return ""
+    if large := next((each for each in tree.find_all(nodes.Const) if _is_large(each.value)), None):
+        return f"it has the number {large.value}"
+    if next(tree.find_all(nodes.Pow), None):
+        return "it has a power of a number"
+    for outer in tree.find_all(nodes.For):
+        if any(_counts(inner) for inner in outer.find_all(nodes.For) if inner is not outer) and _counts(outer):
+            return "it has a loop over numbers in another one"
+    return ""
+
+
+def _is_large(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > MAX_NUMBER
+
+
+def _counts(loop: Any) -> bool:
+    """Whether a loop goes over a range of numbers."""
+    from jinja2 import nodes
+
+    calls = [loop.iter, *loop.iter.find_all(nodes.Call)]
+    return any(getattr(getattr(call, "node", None), "name", "") == "range" for call in calls)
+
+
 def _broken(folder: Path) -> str:
     """The first of a tokenizer's files that is no JSON, and why; "" if none is."""
     for file in sorted(folder.glob("*token*.json")):
         try:
             json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             return f"{file.name}: {error}"
     return ""
 

@@ -14,6 +14,8 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 GENERATION = "generation_config.json"
 WHOLE, ADAPTER = "model.safetensors", "adapter_config.json"
 INDEX = "model.safetensors.index.json"
+TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+TEXT_BYTES = 2**28  # of a tokenizer; the largest published ones have a tenth of it
 ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
 _HUB_S = 10.0  # how long the hub may take to answer
 
@@ -32,11 +34,29 @@ def read_config(path: str) -> dict[str, Any]:
             f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
         )
     refuse_gguf(path)
+    require_regular_files(folder)
     values = _config_json(folder)
     if (generation := folder / GENERATION).exists():  # the engine would meet it after minutes
         _table_of(generation, "a model's settings for sampling")
     _check_shards(folder)
     return values
+
+
+def require_regular_files(folder: Path) -> None:
+    """Raise CheckpointError for a text of a model's folder that reading would not end on.
+
+    A pipe waits for a writer, and a link to a device has no end.
+    """
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if file.suffix not in TEXTS or file.is_dir():
+            continue
+        if file.exists() and not file.is_file():
+            raise CheckpointError(f"{file} is no regular file, so it is not read. Replace it, or remove it.")
+        if file.exists() and file.stat().st_size > TEXT_BYTES:
+            raise CheckpointError(
+                f"{file} has {file.stat().st_size / 2**20:.0f} MiB, and no file of a configuration or tokenizer has "
+                f"more than {TEXT_BYTES // 2**20}. Replace it, or remove it."
+            )
 
 
 def refuse_gguf(path: str) -> None:
@@ -110,7 +130,7 @@ def _table_of(file: Path, what: str) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
         if not is_table(values):
             raise ValueError("it is no table of names and values")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"{file} cannot be read as {what}: {why}. Correct it, copy or fetch it again, or name another model."
@@ -171,7 +191,7 @@ def _index(folder: Path) -> dict[str, str]:
         if not is_table(found):
             raise ValueError("weight_map is no table of names and files")
         return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{folder / INDEX} cannot be read as an index of weights: {error}. Copy or fetch it again."
         ) from error
@@ -202,7 +222,7 @@ def highest_token(folder: Path) -> int:
         vocabulary = values["model"]["vocab"]
         ids = vocabulary.values() if is_table(vocabulary) else range(len(vocabulary))
         return max([-1, *ids, *(int(token["id"]) for token in values.get("added_tokens") or ())])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return -1  # load_tokenizer says what is wrong with it
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import ConfigError
 
+OPTIONAL = ("num_key_value_heads", "head_dim")
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -137,6 +138,13 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
         raise ConfigError(
             f"the model's config.json (model_type {values.get('model_type')}) lacks {', '.join(missing)}. It is not of "
             "a decoder for text alone, and no other is trained here: take one of Qwen2, Qwen2.5, Qwen3 or Llama."
+        )
+    numbers = (*NEEDED, width, *(key for key in OPTIONAL if values.get(key) is not None))
+    wrong = [key for key in numbers if type(values[key]) is not int or values[key] < 1]
+    if wrong:
+        raise ConfigError(
+            f"the model's config.json has {wrong[0]} = {values[wrong[0]]!r:.80}, which is no positive whole number. "
+            "Correct it, or fetch it again."
         )
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     return ModelShape(
