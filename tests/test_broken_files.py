@@ -259,7 +259,10 @@ def endless_link(name: str) -> Callable[[Path], None]:
 
 
 def with_text(name: str, text: str) -> Callable[[Path], None]:
-    return lambda model: (model / name).write_text(text) and None
+    def change(model: Path) -> None:
+        (model / name).write_text(text)
+
+    return change
 
 
 def with_value(key: str, value: Any) -> Callable[[Path], None]:

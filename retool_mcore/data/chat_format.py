@@ -100,9 +100,10 @@ def _eos_of(tokenizer: PreTrainedTokenizerBase, after: str) -> str:
 
 
 def _normaliser(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    folds = any(token.normalized for token in tokenizer.added_tokens_decoder.values())
-    normaliser = getattr(backend, "normalizer", None) if folds else None
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    added: Any = tokenizer.added_tokens_decoder.values()
+    folds = any(bool(token.normalized) for token in added)
+    normaliser: Any = getattr(backend, "normalizer", None) if folds else None
     return normaliser.normalize_str if normaliser is not None else str
 
 

@@ -114,7 +114,8 @@ def _read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any
 def _read_arrow(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     index = 0
     try:
-        with pa.memory_map(str(path)) as file, cast("Any", pa).ipc.open_stream(file) as reader:
+        arrow = cast("Any", pa)
+        with arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as reader:
             for batch in reader:
                 for row in batch.to_pylist():
                     yield index, row

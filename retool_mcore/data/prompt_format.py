@@ -89,7 +89,7 @@ def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: 
     """The format of a file's first prompts: their system turn, and the lines that end them all."""
     system, asked, inline = "", list[str](), False
     for messages in islice(prompts, ROWS_READ):
-        first = messages[0] if messages else {}
+        first: Mapping[str, Any] = messages[0] if messages else {}
         if not asked and first.get("role") == "system" and isinstance(first.get("content"), str):
             system = first["content"].strip()
         user = next((turn.get("content") for turn in messages if turn.get("role") == "user"), None)

@@ -70,7 +70,9 @@ def load_tokenizer(
 
 def _templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     own = cast("Any", tokenizer).chat_template
-    return list(own.values()) if isinstance(own, dict) else [own] if isinstance(own, str) else []
+    if isinstance(own, dict):
+        return list(cast("dict[str, str]", own).values())
+    return [own] if isinstance(own, str) else []
 
 
 def endless(template: str) -> str:

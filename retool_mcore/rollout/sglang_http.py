@@ -25,7 +25,7 @@ from retool_mcore.transport import ManyInFlight
 
 logger = logging.getLogger(__name__)
 
-_SERVER_ERROR = 500
+_TOO_MANY, _SERVER_ERROR = 429, 500
 BACKOFF = wait_exponential_jitter(multiplier=0.2, max=5.0)
 
 
@@ -154,7 +154,7 @@ class SglangEngine:
         except httpx.TransportError as error:
             logger.debug("%s%s: %r", self.url, path, error)
             raise _Unreachable(f"{type(error).__name__}: {error}") from error
-        if response.status_code >= _SERVER_ERROR or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        if response.status_code >= _SERVER_ERROR or response.status_code == _TOO_MANY:
             raise _Unreachable(f"status {response.status_code}: {response.text[:300]}", _pause_asked(response))
         if response.is_error:
             raise RolloutError(f"{self.url}{path} refuses the request: {response.status_code} {response.text[:500]}")

@@ -12,7 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.config.shared import CONFIG_FILE, END_OF_TURN, FORMAT_FILE
@@ -118,7 +118,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _listed(ids: Any) -> list[int]:
-    return ids if isinstance(ids, list) else [ids]
+    return cast("list[int]", ids) if isinstance(ids, list) else [ids]
 
 
 def export_at_end(config: RunConfig) -> None:

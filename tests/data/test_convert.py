@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -41,7 +42,7 @@ CONVERTED = {
 }
 
 
-async def convert(rows, protocol="hermes", truth="answer", sandbox=None):
+async def convert(rows, protocol: Any = "hermes", truth="answer", sandbox=None):
     named = [(f"file, row {index}", row) for index, row in enumerate(rows)]
     return await convert_sft(named, Conversion(protocol, truth, sandbox))
 

@@ -63,9 +63,10 @@ def test_few_problems_are_said_to_give_wide_intervals(tmp_path: Path):
 @pytest.mark.parametrize("n", [1, 4])
 def test_the_terminals_table_fits_a_log(tmp_path: Path, n: int):
     report = report_of(tmp_path, "#" * n, "." * n)
-    console = Console(file=io.StringIO(), width=120)
+    told = io.StringIO()
+    console = Console(file=told, width=120)
     console.print(summary_table({"a_model": report, "a_model_text": {**report, "tool": False}}))
-    text = console.file.getvalue()
+    text = told.getvalue()
     assert f"mean@{n}" in text and "0.500" in text and "0.000 to 1.000" in text
     assert ("maj@" in text) == (n > 1)
 
