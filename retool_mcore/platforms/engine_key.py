@@ -3,23 +3,13 @@
 The key follows from the secret of the run's Ray, which all processes of the run have.
 """
 
-import hmac
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
+from retool_mcore.platforms.network import engine_key
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.versions import requirement
-
-
-def engine_key() -> str:
-    """What a request's ``Authorization: Bearer`` must say; "" where Ray has no secret, either."""
-    secret, path = (os.environ.get(name, "") for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if not secret and path:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    return hmac.new(secret.encode(), b"SGLang", "sha256").hexdigest() if secret else ""
 
 
 def _with_key(original: Callable[..., Any]) -> Callable[..., Any]:

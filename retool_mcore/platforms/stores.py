@@ -11,10 +11,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from retool_mcore.platforms.network import LATER_PORTS
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.versions import requirement
-
-LATER_PORTS = (15_000, 32_000)  # to listen at a while after the choice; Linux gives clients ports from 32768 on
 
 
 def _below_clients(original: Callable[..., None]) -> Callable[..., None]:

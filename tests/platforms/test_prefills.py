@@ -12,6 +12,7 @@ import pytest
 from retool_mcore.platforms.prefills import MOST_STEPS, prefill_together
 from retool_mcore.rollout.server import SglangServer
 from tests.platforms.prefill_waits import Request, Scheduling
+from tests.sglang_client import access
 
 
 def sglangs_choice(scheduler: Scheduling) -> Any:
@@ -88,7 +89,7 @@ def test_second_turns_are_prefilled_together_and_say_the_same(server: SglangServ
 
     async def play() -> tuple[list[list[list[int]]], list[int], list[list[list[int]]]]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False, limits=limits) as client:
+        async with httpx.AsyncClient(**access(server), limits=limits) as client:
             await generate(client, prompts[:1], [1])  # behind it no request of /health is left: each is prefilled, too
             before = len(prefills(server.log_path))
             each_alone = (respond(client, [prompt], [first]) for prompt, first in zip(prompts, firsts, strict=True))

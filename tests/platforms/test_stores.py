@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.stores import LATER_PORTS, MASTER_PORT_PATCH, STORE_PATCH
+from retool_mcore.platforms.network import LATER_PORTS
+from retool_mcore.platforms.stores import MASTER_PORT_PATCH, STORE_PATCH
 from tests.platforms.doors import ports_of_workers, where_the_store_listens
 from tests.sockets import listening, reachable_from_elsewhere
 
