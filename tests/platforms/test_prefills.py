@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from retool_mcore.platforms.prefills import MOST_STEPS, prefill_together
+from retool_mcore.platforms.patches_sglang import MOST_STEPS, prefill_together
 from retool_mcore.rollout.server import SglangServer
 from tests.platforms.prefill_waits import Request, Scheduling
 from tests.sglang_client import access

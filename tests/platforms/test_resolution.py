@@ -11,7 +11,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
-from retool_mcore.platforms.versions import VERSIONS, requirement
+from retool_mcore.platforms.patches import VERSIONS, requirement
 
 ROOT = Path(__file__).parents[2]
 CUDA_PINS = ROOT / "retool_mcore" / "platforms" / "cuda" / "constraints.txt"
