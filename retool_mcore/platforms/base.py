@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig
+from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig, ToolLoop
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import RolloutEngine
@@ -23,6 +23,7 @@ PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() tak
 }
 WITHOUT_DEVICES = "cpu"
 SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's group of entry points; ours is sglang_plugin.load
+PREFILLS_ENV = "RETOOL_BATCH_PREFILLS"  # "0": rollout.batch_prefills is off
 PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
 
 
@@ -260,6 +261,11 @@ class Platform(ABC):
         return {
             var.name: var.value if var.forced else os.environ.get(var.name, var.value) for var in self.environment()
         }
+
+
+def engine_environment(loop: ToolLoop) -> dict[str, str]:
+    """What an engine's processes need in their environment, beyond ``Platform.process_env``."""
+    return {} if loop.batch_prefills else {PREFILLS_ENV: "0"}
 
 
 def training_patches() -> tuple[Patch, ...]:

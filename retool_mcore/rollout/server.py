@@ -34,7 +34,7 @@ class SglangServer:
     a fixed port, for a server that replaces another. ``engine_args``: arguments of SGLang's
     ServerArgs, by their names; ``extra_args``: further options of ``sglang.launch_server``.
     ``devices``: the only devices that the server sees, by their numbers on this machine; empty: all
-    of them.
+    of them. ``env``: more of its environment.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class SglangServer:
         tp: int = 1,
         engine_args: Mapping[str, Any] | None = None,
         devices: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
         extra_args: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         port: int | None = None,
@@ -55,7 +56,7 @@ class SglangServer:
         self.model_path = str(model_path)
         self.platform = platform
         self.dtype, self.max_running_requests, self.tp = dtype, max_running_requests, tp
-        self.engine_args, self.devices = engine_args, devices
+        self.engine_args, self.devices, self.env = engine_args, devices, env or {}
         self.log_path = log_path
         self.extra_args = list(extra_args)
         self.start_timeout_s = start_timeout_s
@@ -102,7 +103,7 @@ class SglangServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.platform.process_env(), **shared_out},
+                env={**os.environ, **self.platform.process_env(), **shared_out, **self.env},
                 start_new_session=True,  # its own process group: ended as a whole, and not by our Ctrl-C
                 # Not SIGTERM: SGLang would wait for requests whose answers nobody reads.
                 preexec_fn=die_with_parent,  # noqa: PLW1509  system calls only, no lock is taken in the child

@@ -17,7 +17,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.platforms.base import Platform, engine_environment, get_platform
 from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
@@ -76,6 +76,7 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     """From the checks to the last step; a run that has ended is only checked."""
     _tell(keeps_nothing(config), console)
     platform.activate()
+    os.environ.update(engine_environment(config.rollout))  # this node's processes inherit it
     for note in checkpoint.require_whole(config):
         _tell(note, console)
     resume = checkpoint.find_resume(config)

@@ -9,7 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from retool_mcore.platforms.patches_sglang import MOST_STEPS, prefill_together
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.base import engine_environment
+from retool_mcore.platforms.patches_sglang import MOST_STEPS, PREFILL_PATCH, prefill_together
 from retool_mcore.rollout.server import SglangServer
 from tests.platforms.prefill_waits import Request, Scheduling
 from tests.sglang_client import access
@@ -57,6 +60,16 @@ def test_it_does_not_wait_for_a_step_that_will_not_be():
     scheduler = Scheduling(40, 3)
     scheduler.running_batch.reqs = [Request(over=number > 0) for number in range(40)]
     assert choose(scheduler) is None
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_the_setting_leaves_prefills_to_sglang(platform: str, monkeypatch: pytest.MonkeyPatch):
+    """In the environment that an engine's processes inherit."""
+    for on in (True, False):
+        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"rollout.batch_prefills={str(on).lower()}"])
+        for name, value in engine_environment(config.rollout).items():
+            monkeypatch.setenv(name, value)
+        assert (PREFILL_PATCH in get_platform(platform).sglang_patches()) == on
 
 
 def test_in_a_full_engine_those_count_that_find_room():
