@@ -26,13 +26,9 @@ from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.model.rope import rope_of_config
-from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
-from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
-from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
-from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.base import PLATFORM_ENV, DeviceFacts, EnvVar, Platform, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.patches import Patch, requirement
 from retool_mcore.platforms.rollout_engines import VLLM
-from retool_mcore.platforms.stores import STORE_PATCHES
-from retool_mcore.platforms.versions import requirement
 
 # Where CANN's installers put it, 8 and 9; ASCEND_HOME_PATH says otherwise.
 CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
@@ -160,7 +156,10 @@ class Ascend(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        return (*STORE_PATCHES, MICRO_BATCH_PATCH)  # the last where memory.recompute = "auto" asks for it
+        from retool_mcore.platforms.patches_torch import STORE_PATCH
+        from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH, MICRO_BATCH_PATCH
+
+        return (MICRO_BATCH_PATCH, MASTER_PORT_PATCH, STORE_PATCH)  # the first with memory.recompute = "auto"
 
     def mapping(self) -> str:
         return limits.markdown()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aiohttp
+import httpx
 import typer
 from gaps import read_trace
 
@@ -154,7 +155,10 @@ async def wave(load: Load, tokens: tuple[int, int]) -> dict[str, Any]:
 def session(url: str) -> aiohttp.ClientSession:
     """A client without limits. httpx looks through all its connections for each request."""
     connector, never = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-    return aiohttp.ClientSession(url, connector=connector, timeout=never, trust_env=False)
+    at = httpx.URL(url)
+    headers = {"Authorization": f"Bearer {at.password}"}
+    address = str(at.copy_with(userinfo=b""))
+    return aiohttp.ClientSession(address, headers=headers, connector=connector, timeout=never, trust_env=False)
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -19,8 +19,8 @@ if importlib.util.find_spec("torchvision") is None:  # transformers asks once, a
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.network import INTERFACES, RAY_ON_LOOPBACK, RAY_SECRETS
 from retool_mcore.rollout.server import SglangServer
-from retool_mcore.run.network import INTERFACES, RAY_ON_LOOPBACK, RAY_SECRETS
 
 # What Hypothesis says of a busy machine is no fault of the code. Examples share a test's fixtures.
 hypothesis_settings.register_profile(

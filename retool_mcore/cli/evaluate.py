@@ -74,7 +74,10 @@ def evaluate(
     protocol: Annotated[str, typer.Option(help="hermes or retool; the configuration's by default")] = "",
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
-    url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="a running SGLang server that holds the model, http://HOST:PORT or http://:KEY@HOST:PORT"),
+    ] = None,
     endpoint: ApiUrl = None,
     concurrency: Annotated[
         int | None,

@@ -44,7 +44,7 @@ def parse(
 @guarded
 def rollout(
     *,
-    url: Annotated[str, typer.Option(help="of a running SGLang server")],
+    url: Annotated[str, typer.Option(help="of a running SGLang server, http://HOST:PORT or http://:KEY@HOST:PORT")],
     model: Annotated[str, typer.Option(help="its model directory; the tokenizer is read from it")],
     prompt_file: Annotated[Path, typer.Option(help="JSON lines with messages, prompt, problem or question")],
     out: Annotated[Path, typer.Option(help="JSON lines, one trajectory each, as they finish; overwritten")],

@@ -28,7 +28,7 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
 
-    from retool_mcore.platforms.stores import STORE_PATCH
+    from retool_mcore.platforms.patches_torch import STORE_PATCH
 
     STORE_PATCH.apply()
     asked: list[tuple[int, float]] = []  # the signals that were handed on, and when

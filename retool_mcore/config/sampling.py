@@ -73,6 +73,12 @@ class ToolLoop(Section):
     max_running_requests: PositiveInt = 64
     """Requests that one engine samples at the same time; others wait."""
 
+    batch_prefills: bool = True
+    """While many requests decode, prefill new ones together: a few wait for at most 16 steps.
+
+    This patches SGLang (platforms/patches_sglang.py). When false, each step waits for a prefill.
+    """
+
     engine_args: dict[str, Any] = Field(default={})
     """The engine's own settings, by its names for them: attention_backend = "triton"."""
 

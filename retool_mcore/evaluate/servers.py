@@ -15,7 +15,7 @@ from retool_mcore.config import EvaluationConfig
 from retool_mcore.data.templates import tokenizer_of
 from retool_mcore.errors import CheckpointError, RolloutError
 from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf, safe_open, tensor_files
-from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.base import engine_environment, get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
@@ -118,6 +118,7 @@ class Servers:
                 max_running_requests=config.rollout.max_running_requests,
                 engine_args={**args, "random_seed": args["random_seed"] + number},
                 devices=devices,
+                env=engine_environment(config.rollout),
                 log_path=self._out / name,
             )
             self._stack.callback(server.stop)

@@ -1,4 +1,4 @@
-"""What differs between CPU, CUDA and Ascend machines, as one small class per platform."""
+"""What differs between CPU, CUDA and Ascend machines: one class for each, with records of facts."""
 
 import importlib
 import importlib.util
@@ -6,15 +6,15 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig
+from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig, ToolLoop
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
+from retool_mcore.platforms.rollout_engines import RolloutEngine
 
 PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last that fits
     "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
@@ -23,6 +23,7 @@ PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() tak
 }
 WITHOUT_DEVICES = "cpu"
 SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's group of entry points; ours is sglang_plugin.load
+PREFILLS_ENV = "RETOOL_BATCH_PREFILLS"  # "0": rollout.batch_prefills is off
 PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
 
 
@@ -34,6 +35,49 @@ class EnvVar:
     value: str
     reason: str
     forced: bool = True  # False: a value the user exported wins
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """What torch, verl and Ray call the device, and how fast it is."""
+
+    name: str  # torch's and verl's
+    comm_backend: str  # of torch.distributed.init_process_group
+    ray_resource: str  # the Ray resource that stands for one training process's device
+    peak_flops: float | None  # dense bfloat16 flop/s of one device, for MFU; None: not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFacts:
+    """How Megatron is built here; read by verl/keys."""
+
+    dtypes: tuple[str, ...]  # what model.dtype may be, the usual one first
+    engine_config_class: str  # Hydra _target_ of verl's Megatron engine configuration
+    external_lib: str | None = None  # module that registers engines with verl (model.external_lib)
+    transformer_options: Mapping[str, Any]  # of Megatron's TransformerConfig: kernels that this machine has
+    ddp_options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of its DistributedDataParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutFacts:
+    """How the rollout engine starts and gets its weights; read by verl/keys and the evaluation."""
+
+    engine: RolloutEngine
+    free_cache_engine: bool  # it gives its memory back while the actor trains
+    enforce_eager: bool  # it runs without captured graphs
+    # How weights reach engines on other devices: verl's checkpoint engine, and the module that
+    # registers it if verl does not.
+    weight_transport: tuple[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What a run needs of the machine around its devices; read by preflight."""
+
+    shm_gib: float = 16.0  # Ray's object store and the data of a weight update
+    open_files: int = 65_536  # Ray's own advice for clusters
+    has_devices: bool = True  # False: processes share the cores, and Ray counts made-up devices
+    least_addresses_gib: int = 32  # that a process maps, used or not; not measured on devices
 
 
 class Platform(ABC):
@@ -57,7 +101,10 @@ class Platform(ABC):
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
-        """Every patch of the platform, in any kind of process; for `retool preflight` and tests."""
+        """Every patch of the platform, in any kind of process; for `retool preflight` and tests.
+
+        By library in the order verl, Megatron, mbridge, SGLang, torch, the most important first.
+        """
 
     def seams(self) -> Sequence[Seam]:
         """Private names that the platform's code depends on; listed by `retool preflight`."""
@@ -214,6 +261,29 @@ class Platform(ABC):
         return {
             var.name: var.value if var.forced else os.environ.get(var.name, var.value) for var in self.environment()
         }
+
+
+def engine_environment(loop: ToolLoop) -> dict[str, str]:
+    """What an engine's processes need in their environment, beyond ``Platform.process_env``."""
+    return {} if loop.batch_prefills else {PREFILLS_ENV: "0"}
+
+
+def training_patches() -> tuple[Patch, ...]:
+    """The patches that every process applies that trains with Megatron, on CPU and CUDA."""
+    from retool_mcore.platforms import patches_mbridge, patches_megatron, patches_torch, patches_verl
+
+    return (
+        *patches_verl.TRAINING_PATCHES,
+        *patches_megatron.MEGATRON_PATCHES,
+        *patches_mbridge.MBRIDGE_PATCHES,
+        patches_torch.INDEX_PATCH,
+    )
+
+
+def listed(patches: Iterable[Patch]) -> list[Patch]:
+    """The patches by library; those of one library stay in their order."""
+    order = ("verl", "megatron", "mbridge", "sglang", "torch", "transformer_engine")
+    return sorted(patches, key=lambda patch: order.index(patch.changes[0].target.partition(".")[0]))
 
 
 def sglang_options(args: Mapping[str, Any]) -> list[str]:

@@ -1,20 +1,16 @@
 """Where a call's closing tag of several tokens is complete, decided by token ids alone.
 
-Loops and engines share it. An engine that stops on each token that can complete the tag (every ">")
-would end a request at each; the patch lets SGLang's scheduler, which has no tokenizer, go on where
-the tag is not there. A server without the patch stops, and the loop sends the next request.
+Loops and engines share it. SGLang's scheduler, which has no tokenizer, uses it in
+patches_sglang.py. A server without that patch stops at each token that can complete the tag, and
+the loop sends the next request.
 """
 
 import base64
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, wraps
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Self
-
-from retool_mcore.platforms.patches import Patch
-from retool_mcore.platforms.versions import requirement
+from typing import Self
 
 TABLE = "retool_call_end"  # in SGLang's custom_params: CallEnd.text
 TURN_TOKENS = "retool_turn_tokens"  # how many tokens at the prompt's end belong to the turn
@@ -93,55 +89,3 @@ def _written(left: Sequence[Mapping[int, int]]) -> str:
             of_start.setdefault(start, []).append(token_id)
         found.append({start: [b - a for a, b in pairwise([0, *ids])] for start, ids in of_start.items()})
     return base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 9)).decode()
-
-
-_read = lru_cache(maxsize=8)(CallEnd.read)
-
-
-def go_on_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Take back a stop on a token that only looked like the end of a call, and check the rest.
-
-    A step of speculative decoding has several new tokens. The start of the tag may be in the
-    prompt: an abort has cut the turn there.
-    """
-
-    @wraps(original)
-    def _check_token_based_finish(self: Any, new_accepted_tokens: Any) -> bool:
-        custom = self.sampling_params.custom_params
-        table = custom.get(TABLE) if isinstance(custom, dict) else None
-        if table is not None and self.custom_logit_processor is None:
-            # The request itself, for processors of logits. With it a request that is over keeps its
-            # tokens and routes until Python's collector looks for cycles.
-            custom.pop("__req__", None)
-        rest = new_accepted_tokens
-        while original(self, rest):
-            if table is None:
-                return True
-            call_end = _read(table)
-            end = self.finished_len
-            assert end is not None, "a request that ended has a length"
-            if self.output_ids[end - 1] not in call_end.completing:
-                return True
-            window = call_end.max_tokens
-            turn = list(self.output_ids[max(0, end - window) : end])
-            if before := min(custom.get(TURN_TOKENS, 0), window - len(turn)):
-                turn = [*self.origin_input_ids[-before:], *turn]
-            if call_end.complete(turn):
-                return True
-            self.finished_reason, self.finished_len = None, None
-            unread = len(self.output_ids) - end
-            if not unread:
-                return False
-            rest = new_accepted_tokens[-unread:]
-        return False
-
-    return _check_token_based_finish
-
-
-CALL_END_PATCH = Patch(
-    target="sglang.srt.managers.schedule_batch.Req._check_token_based_finish",
-    replace=go_on_without_a_tag,
-    reason="each token that can complete </code> ends a request, and most of them, as in x > 3, complete nothing",
-    applies_to=requirement("sglang"),
-    remove_when="SGLang stops on sequences of token ids without a tokenizer in its scheduler",
-)

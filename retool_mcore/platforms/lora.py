@@ -1,4 +1,4 @@
-"""Low-rank adapters on Megatron's linear layers: Transformer Engine's and the plain ones of a CPU.
+"""LoRA: adapters on Megatron's linear layers, their frozen base in FP8, and the bridge's export.
 
 A layer keeps its weight and the weight's name, and gets a module `lora` below it with A [r, in] and
 B [out, r] for each Hugging Face matrix that it holds: linear_qkv has those of q_proj, k_proj and
@@ -10,12 +10,15 @@ input, the other way round.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
@@ -24,8 +27,13 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import dropout, linear
+
+from retool_mcore.model.adapter import merged
+from retool_mcore.model.fp8 import from_fp8, row_scales, to_fp8
 
 HELD = {  # a linear of Megatron's layer -> the Hugging Face matrices that it holds, in their order
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -34,6 +42,7 @@ HELD = {  # a linear of Megatron's layer -> the Hugging Face matrices that it ho
     "mlp.linear_fc2": ("mlp.down_proj",),
 }
 CUT_BY_INPUT = ("self_attention.linear_proj", "mlp.linear_fc2")
+Pair = tuple[torch.Tensor, torch.Tensor]  # A [r, in] and B [out, r], whole
 MODULE = "lora"  # an adapter's name below its layer, and so a part of its parameters' names
 
 
@@ -46,7 +55,7 @@ class Adapters:
     dropout: float
     matrices: tuple[str, ...]  # "q_proj" ...
     seed: int
-    base_in_fp8: bool = False  # the frozen weights of the layers: fp8_base.py
+    base_in_fp8: bool = False  # the frozen weights of the layers
 
     @property
     def scale(self) -> float:
@@ -70,15 +79,12 @@ class Factor(torch.nn.Module):
         whole = width * (ranks if by_input else 1)
         digest = hashlib.sha256(f"{adapters.seed} {name}".encode()).digest()
         drawn = torch.empty(adapters.rank, whole)
-        drawn.uniform_(-(whole**-0.5), whole**-0.5, generator=torch.Generator().manual_seed(_seed_of(digest)))
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        drawn.uniform_(-(whole**-0.5), whole**-0.5, generator=generator)
         mine = drawn[:, rank * width : (rank + 1) * width]
         self.A = torch.nn.Parameter(mine.to(like.device, like.dtype).contiguous())
         self.B = torch.nn.Parameter(torch.zeros(out, adapters.rank, device=like.device, dtype=like.dtype))
         set_tensor_model_parallel_attributes(self.A if by_input else self.B, True, 1 if by_input else 0, 1)
-
-
-def _seed_of(digest: bytes) -> int:
-    return int.from_bytes(digest[:7], "big")
 
 
 class Adapter(torch.nn.Module):
@@ -102,9 +108,7 @@ class Adapter(torch.nn.Module):
             short = name.rpartition(".")[2]
             if short in adapters.matrices:
                 where = f"model.layers.{layer.lora_layer}.{name}"
-                self.factors[short] = Factor(
-                    where, adapters, weight.shape[1], rows, by_input=by_input, like=weight
-                )  # fmt: skip
+                self.factors[short] = Factor(where, adapters, weight.shape[1], rows, by_input=by_input, like=weight)
         self._order = [name.rpartition(".")[2] for name in held]
         for factor in self.factors.values():
             # What is whole on every rank sees this rank's tokens only; Megatron sums its gradient.
@@ -244,3 +248,226 @@ def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
     finally:
         for adapter in found:
             adapter.on = True
+
+
+class _Stored:
+    """Mixed in before the class of a linear layer whose weight is in FP8, as model/fp8.py has it.
+
+    The parameter holds one byte a value. It is whole while the layer computes its output. Autograd
+    keeps a note of whose weight it was, and the weight is made again for the gradient of the
+    layer's input. So one matrix at a time is whole.
+    """
+
+    weight: torch.nn.Parameter
+    scales: torch.Tensor
+    made: Callable[[], Any]  # a weak reference to the storage of the whole weight
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        stored, whole = self.weight.data, self.whole()
+        address = whole.data_ptr()
+        self.weight.data = whole
+        del whole  # it ends with this call
+
+        def pack(saved: torch.Tensor) -> Any:
+            if saved.untyped_storage().data_ptr() == address:
+                return _Noted(self, saved)
+            # A function that kept its own output through a hook would never be freed.
+            return saved if saved.is_leaf else saved.detach()
+
+        try:
+            with saved_tensors_hooks(pack, _unpack):
+                return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.weight.data = stored
+
+    def whole(self) -> torch.Tensor:
+        """The weight in the model's number type; the same one for all who hold it at a time."""
+        if (alive := self.made()) is not None:
+            view: Any = torch.empty(0, dtype=self.scales.dtype, device=alive.device)
+            return view.set_(alive, 0, self.weight.shape)
+        made = from_fp8(self.weight.data, self.scales.to(self.weight.device))
+        self.made = weakref.ref(made.untyped_storage())
+        return made
+
+
+class _Noted:
+    """What autograd keeps in place of a layer's whole weight, or of a view of it."""
+
+    def __init__(self, layer: _Stored, saved: torch.Tensor) -> None:
+        self._layer = layer
+        self._view = (saved.size(), saved.stride(), saved.storage_offset())
+
+    def whole(self) -> torch.Tensor:
+        return self._layer.whole().as_strided(*self._view)
+
+
+def _unpack(kept: Any) -> torch.Tensor:
+    return kept.whole() if isinstance(kept, _Noted) else kept
+
+
+@torch.no_grad()
+def store(chunk: Any) -> None:
+    """Keep the frozen matrices of a loaded chunk's layers in FP8. Collective.
+
+    A row's scale is that of the whole row. Ranks of tensor parallelism that each have a part of its
+    columns agree on it, so that every layout has the same weights.
+    """
+    cut = parallel_state.get_tensor_model_parallel_world_size() > 1
+    for layer in chunk.decoder.layers:
+        for path, one in linears_of(layer):
+            largest = one.weight.abs().amax(1)
+            if cut and path in CUT_BY_INPUT:
+                group = parallel_state.get_tensor_model_parallel_group()
+                dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+            one.scales, one.made = row_scales(largest, one.weight.dtype), _nothing
+            one.weight.data = to_fp8(one.weight.data, one.scales)
+            one.__class__ = type(f"Stored{type(one).__name__}", (_Stored, type(one)), {})
+
+
+def _nothing() -> None:
+    """A weak reference to what is not there."""
+
+
+def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A chunk's parameters by name; those in FP8 whole, one at a time."""
+    layers = {f"{name}.weight": module for name, module in chunk.named_modules() if isinstance(module, _Stored)}
+    for name, parameter in chunk.named_parameters():
+        layer = layers.get(name)
+        if layer is None:
+            yield name, parameter
+            continue
+        whole = layer.whole()
+        copy_tensor_model_parallel_attributes(whole, parameter)
+        yield name, whole
+
+
+@torch.no_grad()
+def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
+    """Every adapter of the model, whole, on every rank; by the name of its matrix. Collective."""
+    mine = factors_of(chunks)
+    found = dict(zip((factor.name for factor in mine), _over_tensor_parallel(mine), strict=True))
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return found
+    shapes = [(name, *(each.shape for each in pair)) for name, pair in found.items()]
+    of_all: list[Any] = [None] * group.size()
+    dist.all_gather_object(of_all, shapes, group=group)
+    like, whole = mine[0].A, dict[str, Pair]()
+    for stage, told in enumerate(of_all):
+        count = sum(a.numel() + b.numel() for _, a, b in told)
+        flat = torch.empty(count, device=like.device, dtype=like.dtype)
+        if stage == group.rank():
+            flat = torch.cat([each.reshape(-1) for pair in found.values() for each in pair])
+        dist.broadcast(flat, dist.get_global_rank(group, stage), group=group)
+        pieces = iter(flat.split([shape.numel() for _, *pair in told for shape in pair]))
+        for name, a, b in told:
+            whole[name] = next(pieces).view(a), next(pieces).view(b)
+    return whole
+
+
+def _over_tensor_parallel(factors: Sequence[Factor]) -> Iterator[Pair]:
+    group: Any = parallel_state.get_tensor_model_parallel_group()
+    cut = [getattr(factor, factor.cut).detach() for factor in factors]
+    parts = [[each] for each in cut]
+    if group.size() > 1:
+        flat = torch.cat([each.reshape(-1) for each in cut])
+        of_all = [torch.empty_like(flat) for _ in range(group.size())]
+        dist.all_gather(of_all, flat, group=group)
+        split = [each.split([one.numel() for one in cut]) for each in of_all]
+        parts = [[rank[number].view_as(one) for rank in split] for number, one in enumerate(cut)]
+    for factor, pieces in zip(factors, parts, strict=True):
+        whole = torch.cat(pieces, 1 if factor.cut == "A" else 0)
+        yield (whole, factor.B.detach()) if factor.cut == "A" else (factor.A.detach(), whole)
+
+
+@torch.no_grad()
+def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
+    """Copy this rank's part of whole adapters into the model."""
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    for factor in factors_of(chunks):
+        for own, whole, cut in zip((factor.A, factor.B), weights[factor.name], ("A", "B"), strict=True):
+            dim = 1 if cut == "A" else 0
+            mine = whole.narrow(dim, rank * own.shape[dim], own.shape[dim]) if factor.cut == cut else whole
+            assert mine.shape == own.shape, f"{factor.name} {cut}: {mine.shape} for {own.shape}"
+            own.copy_(mine)
+
+
+class _WithoutAdapters:
+    """A model's chunk as the bridge knows it. ``only``: of its weights those of adapted layers."""
+
+    def __init__(self, chunk: Any, *, only: bool) -> None:
+        self._chunk, self._only = chunk, only
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chunk, name)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        adapted = {name.partition(f".{MODULE}.")[0] for name, _ in self._chunk.named_parameters() if _is_adapter(name)}
+        for name, parameter in whole_parameters(self._chunk):
+            layer, _, last = name.rpartition(".")
+            if not _is_adapter(name) and (not self._only or (last == "weight" and layer in adapted)):
+                yield name, parameter
+
+
+def _is_adapter(name: str) -> bool:
+    return any(f".{path}.{MODULE}." in name for path in HELD)
+
+
+class AdaptedBridge:
+    """mbridge of a model that gets adapters, which it neither reads nor writes.
+
+    It builds chunks with adapters, and exports W + s B A under the names and in the shapes of W.
+    ``only_changed``: the export that is asked for next leaves out what training does not change.
+    """
+
+    only_changed = False
+
+    def __init__(self, bridge: Any, adapters: Adapters) -> None:
+        self._adapters = adapters
+        self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
+        names, build = bridge._weight_name_mapping_mcore_local_to_global, bridge.get_model
+        bridge.get_model = partial(self._get_model, build)
+        if adapters.base_in_fp8:
+            bridge.load_weights = partial(self._load_and_store, bridge.load_weights)
+        bridge._weight_name_mapping_mcore_local_to_global = _known(names)
+        bridge.export_weights = lambda models: self._merged(_unwrapped(models), self.only_changed)
+
+    def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        callbacks = [*kwargs.pop("post_model_creation_callbacks", []), self._adapt]
+        return build(*args, post_model_creation_callbacks=callbacks, **kwargs)
+
+    def _load_and_store(self, load_weights: Callable[..., None], models: Sequence[Any], *args: Any) -> None:
+        from verl.utils.device import get_torch_device
+
+        load_weights(models, *args)
+        for chunk in _unwrapped(models):
+            store(chunk)
+        device = get_torch_device()
+        device.empty_cache()
+        device.reset_peak_memory_stats()  # or the peak of a run would be that of its start, with all weights whole
+
+    def _adapt(self, model: Any, **_: Any) -> None:
+        adapt(model, self._adapters)
+
+    def _merged(self, chunks: Sequence[Any], only_changed: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        pairs = gather(chunks)
+        for name, weight in self._export([_WithoutAdapters(chunk, only=only_changed) for chunk in chunks]):
+            pair = pairs.get(name.removesuffix(".weight"))
+            if pair is not None:
+                yield name, merged(weight.detach(), *pair, self._adapters.scale)
+            elif not only_changed:
+                yield name, weight
+
+
+def _known(original: Callable[..., dict[str, str]]) -> Callable[..., dict[str, str]]:
+    @wraps(original)
+    def names(model: Any, *args: Any, **kwargs: Any) -> dict[str, str]:
+        return {local: name for local, name in original(model, *args, **kwargs).items() if not _is_adapter(local)}
+
+    return names
+
+
+def _unwrapped(models: Sequence[Any]) -> list[Any]:
+    from mbridge.core.util import unwrap_model
+
+    return [unwrap_model(model) for model in models]

@@ -1,6 +1,8 @@
-"""Where our code depends on the insides of other people's: patches and seams, as listed records.
+"""Where our code depends on the insides of other packages: patches and seams, as listed records.
 
-Each record checks its package's version and says when it can be deleted.
+Each record checks the version of its package, and says when it can be deleted. patches_verl.py,
+patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py have the patches,
+the most important first. cpu/patches.py and cuda/patches.py have those that one platform needs.
 """
 
 import importlib
@@ -18,104 +20,178 @@ from retool_mcore.errors import PlatformError
 
 logger = logging.getLogger(__name__)
 
-_originals: dict[str, Any] = {}  # target -> what stood there before; the patches applied in this process
+# The versions that this code was read against. The extras of pyproject.toml allow no others.
+VERSIONS = {
+    "torch": ">=2.9,<2.14",
+    "megatron-core": ">=0.16.1,<0.17",  # mbridge 0.15.1 cannot build a model of 0.17 and newer
+    "transformer-engine": ">=2.11,<2.12",  # 2.13 wants cuBLAS 13.2, torch 2.11 brings 13.1; 2.12 has not been run
+    "mbridge": "==0.15.1",
+    "verl": "==0.9.1",
+    "sglang": "==0.5.14",
+    "ray": "==2.60.0",
+}
+
+_originals: dict[str, Any] = {}  # target -> what stood there before; the changes made in this process
+
+
+def requirement(package: str) -> str:
+    """The package with its range, in pip's form."""
+    return package + VERSIONS[package]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A place in other people's code that ours depends on, beyond what that code offers to callers.
+    """A dependence on other people's code, beyond what that code offers to callers.
 
-    ``target`` is a dotted path to an attribute of a module or class. ``applies_to`` is a
-    requirement ("torch>=2.9,<2.14"), see versions.py. ``remove_when`` says what would make the
+    ``applies_to`` is a requirement ("torch>=2.9,<2.14"). ``remove_when`` says what would make the
     record unnecessary.
     """
 
-    target: str
     reason: str
     applies_to: str
     remove_when: str
 
+    @property
+    def title(self) -> str:
+        """What is depended on, for messages."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
     def check_version(self) -> None:
         """Raise PlatformError unless the package is installed in a version of the range."""
         requirement = Requirement(self.applies_to)
-        kind = type(self).__name__.lower()
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError as error:
             raise PlatformError(
-                f"the {kind} of {self.target} needs {self.applies_to}, and {requirement.name} is not installed. "
+                f"the {self.kind} of {self.title} needs {self.applies_to}, and {requirement.name} is not installed. "
                 "Run `make install`."
             ) from error
         if not requirement.specifier.contains(version, prereleases=True):
             raise PlatformError(
-                f"the {kind} of {self.target} was written for {self.applies_to}, and {requirement.name} {version} is "
-                f"installed. Install a version in that range, or check whether the {kind} can go ({self.remove_when})."
+                f"the {self.kind} of {self.title} was written for {self.applies_to}, and {requirement.name} {version} "
+                f"is installed. Install a version in that range, or check whether the {self.kind} can go "
+                f"({self.remove_when})."
             )
 
-    def locate(self) -> tuple[Any, str]:
+    def locate(self, target: str) -> tuple[Any, str]:
         """The object that holds the target, and its name. Raises PlatformError when it is gone."""
-        path, _, name = self.target.rpartition(".")
+        path, _, name = target.rpartition(".")
         owner = _resolve(path)
         if owner is None or not hasattr(owner, name):
             raise PlatformError(
-                f"the {type(self).__name__.lower()} of {self.target} does not fit the installed "
-                f"{Requirement(self.applies_to).name}: there is no such attribute any more. It was made because "
-                f"{self.reason}. Check whether it can go."
+                f"the {self.kind} of {target} does not fit the installed {Requirement(self.applies_to).name}: there is "
+                f"no such attribute any more. It was made because {self.reason}. Check whether it can go."
             )
         return owner, name
+
+    def check_parameters(self, target: str, parameters: tuple[str, ...] | None) -> None:
+        """Raise PlatformError when the target is gone, or its parameters are not these.
+
+        None: the target is no Python function.
+        """
+        owner, name = self.locate(target)
+        if parameters is None:
+            return
+        found = tuple(inspect.signature(getattr(owner, name)).parameters)
+        if found != parameters:
+            raise PlatformError(
+                f"the {self.kind} at {target} takes {', '.join(found)}, and was read with {', '.join(parameters)}. "
+                f"It was made because {self.reason}. Read what changed."
+            )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One attribute that a patch replaces by what ``replace`` makes of it.
+
+    ``target``: the dotted path of an attribute of a module or class. ``parameters``: the names in
+    its signature when it was read; None for what is no Python function.
+    """
+
+    target: str
+    parameters: tuple[str, ...] | None
+    replace: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch(Record):
-    """One attribute of a foreign module or class is replaced by what ``replace`` makes of it."""
+    """Replaces attributes of other packages for one reason.
 
-    replace: Callable[[Any], Any]
+    ``gain``: what it wins, or which wrong result it prevents, with a figure where one was measured.
+    ``upstream``: the issue or pull request, if there is one.
+    """
+
+    changes: tuple[Change, ...]
+    gain: str
+    upstream: str = ""
+
+    @property
+    def title(self) -> str:
+        first, *more = self.changes
+        return f"{first.target} and {len(more)} more" if more else first.target
+
+    def __str__(self) -> str:
+        upstream = f" ({self.upstream})" if self.upstream else ""
+        return f"{self.title}: {self.reason}. {self.gain}. Goes when {self.remove_when}{upstream}"
 
     @property
     def applied(self) -> bool:
-        return self.target in _originals
+        return all(change.target in _originals for change in self.changes)
 
     def apply(self) -> None:
-        """Replace the target in this process; the second call does nothing.
+        """Replace the targets in this process; the second call does nothing.
 
-        Raises PlatformError when the target is gone or its package's version is out of range.
+        Raises PlatformError when a target is gone, takes other parameters than those that it was
+        read with, or its package's version is out of range.
         """
-        if self.applied:
+        waiting = [change for change in self.changes if change.target not in _originals]
+        if not waiting:
             return
         self.check_version()
-        owner, name = self.locate()
-        original = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
-        setattr(owner, name, self.replace(original))
-        _originals[self.target] = original
-        logger.info("patched %s: %s", self.target, self.reason)
+        for change in waiting:
+            self.check_parameters(change.target, change.parameters)
+        for change in waiting:
+            owner, name = self.locate(change.target)
+            original = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+            setattr(owner, name, change.replace(original))
+            _originals[change.target] = original
+            logger.info("patched %s: %s", change.target, self.reason)
 
-    def revert(self) -> None:
-        """Put the original back. For tests that show what happens without the patch."""
-        owner, name = self.locate()
-        setattr(owner, name, _originals.pop(self.target))
+    def revert(self, *targets: str) -> None:
+        """Put back what stood at ``targets``, or at all of them.
+
+        For tests that show what happens without the patch.
+        """
+        for target in targets or [change.target for change in self.changes]:
+            owner, name = self.locate(target)
+            setattr(owner, name, _originals.pop(target))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seam(Record):
     """A private name that our code overrides, calls or sets, without replacing it for others.
 
-    ``parameters``: the names in its signature, None for what is no function. Tests compare them
-    with the installed package's, so a new version that changes one is noticed before a run is.
+    ``target`` and ``parameters`` are those of ``Change``. Tests compare the parameters with the
+    installed package's, so a new version that changes one is noticed before a run is.
     """
 
+    target: str
     parameters: tuple[str, ...] | None = None
+
+    @property
+    def title(self) -> str:
+        return self.target
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.reason}. Goes when {self.remove_when}"
 
     def check_signature(self) -> None:
         """Import the target. Raises PlatformError when it is gone or its parameters differ."""
-        owner, name = self.locate()
-        if self.parameters is None:
-            return
-        found = tuple(inspect.signature(getattr(owner, name)).parameters)
-        if found != self.parameters:
-            raise PlatformError(
-                f"the seam at {self.target} takes {', '.join(found)}, and was read with {', '.join(self.parameters)}. "
-                f"It is held because {self.reason}. Read what changed."
-            )
+        self.check_parameters(self.target, self.parameters)
 
 
 def _resolve(path: str) -> Any | None:

@@ -18,22 +18,22 @@ class RolloutEngine:
 
     name: str  # verl's name for it, of its keys and its registry
     title: str  # its own name, for messages
-    own_server: bool  # it runs in our server, whose load is polled and whose death is seen (verl/sglang_server.py)
-    request_seeds: bool  # a request carries its own seed, and how the end of a call is found; else one by one
-    reads_calls: bool  # it brings a reader of tool calls, which is asked first (rollout/sglang_reader.py)
+    own_server: bool = False  # it runs in our server, whose load is polled and whose death is seen
+    request_seeds: bool = False  # a request carries its own seed, and how the end of a call is found; else one by one
+    reads_calls: bool = False  # it brings a reader of tool calls, which is asked first (rollout/sglang_reader.py)
     # The argument that takes run.seed. None: verl passes its rollout.seed, to which it adds the
     # replica's number.
-    seed_argument: str | None
+    seed_argument: str | None = None
     # What gives it a cache of keys and values in FP8: argument, value. None: it has none here.
-    fp8_cache: tuple[str, str] | None
+    fp8_cache: tuple[str, str] | None = None
     # Where its arguments are declared: package, file, class. None: their names are not checked.
-    arguments_class: tuple[str, str, str] | None
+    arguments_class: tuple[str, str, str] | None = None
     # The argument for the requests of the largest decoding step in a graph. None: it is left alone.
-    graphs_argument: str | None
+    graphs_argument: str | None = None
     # The argument for the most tokens that its cache may hold. None: its share of memory says it.
-    cache_argument: str | None
+    cache_argument: str | None = None
     # The argument that names a drafter, and the drafters without weights of their own.
-    draft_argument: str | None
+    draft_argument: str | None = None
     drafts_without_weights: tuple[str, ...] = ()
 
     def graphs(self, max_running: int, tp: int) -> dict[str, int]:
@@ -87,17 +87,5 @@ SGLANG = RolloutEngine(
     draft_argument="speculative_algorithm",
     drafts_without_weights=("NGRAM",),
 )
-VLLM = RolloutEngine(
-    name="vllm",
-    title="vLLM",
-    own_server=False,
-    request_seeds=False,  # it would process seeded requests one by one
-    reads_calls=False,
-    seed_argument=None,
-    fp8_cache=None,
-    arguments_class=None,
-    graphs_argument=None,
-    cache_argument=None,
-    draft_argument=None,
-)
+VLLM = RolloutEngine(name="vllm", title="vLLM")  # requests without seeds: it would process seeded ones one by one
 ENGINES = {engine.name: engine for engine in (SGLANG, VLLM)}  # by verl's name, which verl's tree holds

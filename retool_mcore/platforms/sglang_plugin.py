@@ -7,7 +7,7 @@ import os
 
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
-from retool_mcore.platforms.stores import STORE_PATCH
+from retool_mcore.platforms.patches_torch import STORE_PATCH
 
 
 def load() -> None:

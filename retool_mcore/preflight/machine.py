@@ -102,13 +102,12 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 def patches(platform: Platform) -> Iterator[Finding]:
     """Every patch and seam of a run, and whether it was written for the installed version."""
     for record in (*platform.patches(), *platform.seams(), *SEAMS):
-        name = type(record).__name__.lower()
         try:
             record.check_version()
         except PlatformError as problem:
-            yield error(name, str(problem))
+            yield error(record.kind, str(problem))
         else:
-            yield ok(name, f"{record.target}: {record.reason}; goes when {record.remove_when}")
+            yield ok(record.kind, str(record))
     if not platform.patches():
         yield ok("patch", "none on this platform")
 

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ import httpx
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.stores import LATER_PORTS
+from retool_mcore.platforms.network import LATER_PORTS, engine_key
 from retool_mcore.process import die_with_parent
 
 START_TIMEOUT_S = 600.0  # a 32B model from a cold disk takes minutes, a tiny one on two cores half a minute
@@ -27,10 +29,12 @@ class SglangServer:
     """Runs the SGLang server of a model directory on a free port of 127.0.0.1.
 
     Entering the block starts it and waits until it answers; leaving the block ends all its
-    processes. ``log_path`` takes its output. ``port``: a fixed port, for a server that replaces
-    another. ``engine_args``: arguments of SGLang's ServerArgs, by their names; ``extra_args``:
-    further options of ``sglang.launch_server``. ``devices``: the only devices that the server sees,
-    by their numbers on this machine; empty: all of them.
+    processes. The server refuses requests without its ``key``: SGLang unpickles what some paths are
+    sent, so whoever may post there runs code as the user. ``log_path`` takes its output. ``port``:
+    a fixed port, for a server that replaces another. ``engine_args``: arguments of SGLang's
+    ServerArgs, by their names; ``extra_args``: further options of ``sglang.launch_server``.
+    ``devices``: the only devices that the server sees, by their numbers on this machine; empty: all
+    of them. ``env``: more of its environment.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class SglangServer:
         tp: int = 1,
         engine_args: Mapping[str, Any] | None = None,
         devices: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
         extra_args: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         port: int | None = None,
@@ -51,16 +56,19 @@ class SglangServer:
         self.model_path = str(model_path)
         self.platform = platform
         self.dtype, self.max_running_requests, self.tp = dtype, max_running_requests, tp
-        self.engine_args, self.devices = engine_args, devices
+        self.engine_args, self.devices, self.env = engine_args, devices, env or {}
         self.log_path = log_path
         self.extra_args = list(extra_args)
         self.start_timeout_s = start_timeout_s
         self.port = port or free_port()
+        self.key = engine_key() or secrets.token_hex(32)
+        self._key_file: Any = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """The server's address with its key as the password, as ``SglangEngine`` takes it."""
+        return f"http://:{self.key}@127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -83,15 +91,19 @@ class SglangServer:
             tp=self.tp,
             engine_args=self.engine_args,
         )
+        # Other users can read a command's arguments, but not this file.
+        self._key_file = tempfile.NamedTemporaryFile("w", suffix=".yaml")  # noqa: SIM115  closed in stop()
+        self._key_file.write(f'api-key: "{self.key}"\n')
+        self._key_file.flush()
         shared_out = self.platform.only_devices(self.devices) if self.devices else {}
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log_path, "wb") as log:
+        with open(self.log_path, "wb", opener=_private) as log:  # SGLang writes its arguments there
             self._process = subprocess.Popen(
-                [*command, *self.extra_args],
+                [*command, "--config", self._key_file.name, *self.extra_args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.platform.process_env(), **shared_out},
+                env={**os.environ, **self.platform.process_env(), **shared_out, **self.env},
                 start_new_session=True,  # its own process group: ended as a whole, and not by our Ctrl-C
                 # Not SIGTERM: SGLang would wait for requests whose answers nobody reads.
                 preexec_fn=die_with_parent,  # noqa: PLW1509  system calls only, no lock is taken in the child
@@ -116,7 +128,7 @@ class SglangServer:
     def _wait(self) -> None:
         assert self._process is not None, "the server was not started"
         deadline = time.monotonic() + self.start_timeout_s
-        with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 status = self._process.poll()
                 if status is not None:
@@ -142,6 +154,7 @@ class SglangServer:
         process, self._process = self._process, None
         if process is None:
             return
+        self._key_file.close()
         # The scheduler and the detokenizer are children in the same group. SIGTERM lets them free
         # shared memory.
         _signal_group(process.pid, signal.SIGTERM)
@@ -162,6 +175,13 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that no other user can read, whatever its mode was."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -55,14 +55,17 @@ class SglangEngine:
 
     ``retry_s``: how long a request is retried while the server is away (restarting); the turn is
     then sampled from its start again. ``timeout_s``: the limit for one turn; an attempt that takes
-    longer counts as failed.
+    longer counts as failed. A password in ``url`` (http://:KEY@HOST:PORT) is the server's API key.
+    ``self.url`` is without it, for messages.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
-        self.url = url.rstrip("/")
+        given = httpx.URL(url.rstrip("/"))
+        self.url = str(given.copy_with(userinfo=b""))
         self.retry_s = retry_s
         self._client = httpx.AsyncClient(
             base_url=self.url,
+            headers={"Authorization": f"Bearer {given.password}"} if given.password else {},
             timeout=httpx.Timeout(timeout_s, connect=10.0),
             transport=ManyInFlight(),
             trust_env=False,  # the environment's proxy does not lead to a server of this cluster

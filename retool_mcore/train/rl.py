@@ -19,7 +19,8 @@ from retool_mcore.data.chat_format import end_of_turn
 from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.platforms.base import Platform, engine_environment, get_platform
+from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
@@ -28,7 +29,6 @@ from retool_mcore.run.ending import Ended
 from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.metrics import read_metrics
-from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
 from retool_mcore.run.status import notes_on, print_commands, print_text, shown
 from retool_mcore.sandbox.state import remove_stale
@@ -78,6 +78,7 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     """From the checks to the last step; a run that has ended is only checked."""
     _tell(keeps_nothing(config), console)
     platform.activate()
+    os.environ.update(engine_environment(config.rollout))  # this node's processes inherit it
     for note in checkpoint.require_whole(config):
         _tell(note, console)
     resume = checkpoint.find_resume(config)

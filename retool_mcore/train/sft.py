@@ -28,6 +28,7 @@ from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
@@ -39,7 +40,6 @@ from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
-from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
 from retool_mcore.run.status import notes_on, print_commands, print_text, shown
 from retool_mcore.train.ranks import held_by_first, told_as_lost

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.tensors import untrained_copies
-from retool_mcore.platforms.pickles import files_are_data
+from retool_mcore.platforms.patches_torch import files_are_data
 from retool_mcore.process import die_with_parent
 from retool_mcore.run import checksums
 

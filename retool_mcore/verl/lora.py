@@ -12,8 +12,7 @@ from typing import Any
 
 from retool_mcore.config.lora import FP8
 from retool_mcore.model.adapter import peft_config, read_adapter, write_adapter
-from retool_mcore.platforms.lora import Adapters, switched_off
-from retool_mcore.platforms.lora_weights import AdaptedBridge, gather, load
+from retool_mcore.platforms.lora import AdaptedBridge, Adapters, gather, load, switched_off
 
 
 def attach(engine: Any) -> None:

@@ -8,7 +8,7 @@ import os
 
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
-from retool_mcore.platforms.stores import STORE_PATCH
+from retool_mcore.platforms.patches_torch import STORE_PATCH
 
 
 def _load() -> None:

@@ -12,8 +12,7 @@ from math import ceil
 from typing import Any
 
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens
-from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES
-from retool_mcore.platforms.packing import lengths_of
+from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES, lengths_of
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:

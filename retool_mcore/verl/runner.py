@@ -18,8 +18,8 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.platforms.stores import MASTER_PORT_PATCH
 from retool_mcore.process import exit_on_sigterm, without_hangups
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin

@@ -5,8 +5,7 @@ happens inside one is reached by these names. `retool preflight` lists them;
 tests/verl/test_seams.py holds that none is missing here and that each still takes what it took.
 """
 
-from retool_mcore.platforms.patches import Seam
-from retool_mcore.platforms.versions import requirement
+from retool_mcore.platforms.patches import Seam, requirement
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
 _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."

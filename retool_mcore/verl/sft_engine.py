@@ -11,7 +11,7 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
+from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer, memory_by_rank
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.keys.sft import sft_worker_config

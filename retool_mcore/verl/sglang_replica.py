@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
-from retool_mcore.platforms.engine_key import KEY_PATCH
+from retool_mcore.platforms.patches_verl import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import settings_of_run

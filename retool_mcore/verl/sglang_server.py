@@ -19,7 +19,7 @@ from sglang.srt.utils.auth import add_api_key_middleware
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
-from retool_mcore.platforms.engine_key import engine_key
+from retool_mcore.platforms.network import engine_key
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.platforms.pickles import files_are_data
+from retool_mcore.platforms.patches_torch import files_are_data
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending

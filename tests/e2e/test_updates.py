@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from retool_mcore.data.chat import load_tokenizer
-from retool_mcore.platforms.stores import LATER_PORTS
+from retool_mcore.platforms.network import LATER_PORTS
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
 from tests.e2e.commands import argv_rl, succeed

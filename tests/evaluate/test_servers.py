@@ -17,7 +17,7 @@ from retool_mcore.data.templates import load_tokenizer
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
 from retool_mcore.evaluate.servers import Servers, SpreadEngine, kind_of
-from retool_mcore.platforms.base import get_platform, sglang_options
+from retool_mcore.platforms.base import PREFILLS_ENV, get_platform, sglang_options
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 
@@ -92,10 +92,12 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
     model.mkdir()
     (model / "config.json").write_text("{}")
     args = 'rollout.engine_args={attention_backend="triton",enable_metrics=true}'
-    with Servers(h200x8("rollout.engine_tp=2", "run.seed=7", args), tmp_path, None) as running:
+    settings = ("rollout.engine_tp=2", "run.seed=7", "rollout.batch_prefills=false", args)
+    with Servers(h200x8(*settings), tmp_path, None) as running:
         assert len(running) == 2
         assert running.urls_of(str(model)) == ["http://1", "http://2"]
     assert order == ["start", "start", "wait", "wait", "stop", "stop"]
+    assert [each["env"] for each in made] == [{PREFILLS_ENV: "0"}] * 2
     assert [(each["devices"], each["tp"], each["log_path"].name) for each in made] == [
         ([0, 1], 2, "server_0.log"),
         ([2, 3], 2, "server_1.log"),

@@ -88,11 +88,10 @@ def install() -> None:
     from megatron.core.tensor_parallel import layers
     from verl.models.mcore import model_forward_fused
 
-    from retool_mcore.platforms.cuda.patches import LOG_PROB_PATCHES
-    from retool_mcore.platforms.patches import apply_all
+    from retool_mcore.platforms.patches_verl import LOG_PROB_PATCH
 
     sys.modules[CROSS_ENTROPY] = transformer_engine_module()
     layers.__dict__["fused_weight_gradient_mlp_cuda"] = _Product
-    if not LOG_PROB_PATCHES[0].applied:
+    if not LOG_PROB_PATCH.applied:
         model_forward_fused.__dict__["linear_cross_entropy"] = linear_cross_entropy
-        apply_all(LOG_PROB_PATCHES)
+        LOG_PROB_PATCH.apply()

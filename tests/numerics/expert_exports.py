@@ -42,7 +42,7 @@ def main(jobs_file: str, out_file: str) -> None:
     platform = get_platform("cpu")
     platform.activate()
     dist.init_process_group("gloo")
-    from retool_mcore.platforms.expert_export import EXPERT_EXPORT_PATCH
+    from retool_mcore.platforms.patches_mbridge import EXPERT_EXPORT_PATCH
 
     job, found = json.loads(Path(jobs_file).read_text()), {}
     for name, layout in job["layouts"].items():

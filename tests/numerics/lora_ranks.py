@@ -75,7 +75,7 @@ class LoraEngine(Engine):
 
     def initial(self) -> dict[str, Any]:
         """Of each adapter before any step: two numbers that tell A apart, and B's largest."""
-        from retool_mcore.platforms.lora_weights import gather
+        from retool_mcore.platforms.lora import gather
 
         found = gather(self.engine.module)
         return {name: [float(A.sum()), float(A[0, -1]), float(B.abs().max())] for name, (A, B) in found.items()}

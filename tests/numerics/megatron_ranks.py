@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.network import engine_key
+from retool_mcore.platforms.patches_verl import KEY_PATCH
 from retool_mcore.process import die_with_parent
 from retool_mcore.verl.async_save import load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches
@@ -250,6 +252,7 @@ class Engine:
         from verl.workers.rollout.base import get_rollout_class
         from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
 
+        KEY_PATCH.apply()
         ranks = dist.get_world_size()
         os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)  # Ray's workers have it
         config = RolloutConfig(name="sglang", tensor_model_parallel_size=ranks, free_cache_engine=False)
@@ -273,7 +276,9 @@ class Engine:
         if dist.get_rank() == 0:
             sampling = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
             body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
-            box[0] = httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=300, trust_env=False).json()
+            headers = {"Authorization": f"Bearer {engine_key()}"}
+            url = f"http://127.0.0.1:{port}/generate"
+            box[0] = httpx.post(url, json=body, headers=headers, timeout=300, trust_env=False).json()
         dist.broadcast_object_list(box)
         answers = box[0]
         rows = self.logprobs([prompt + answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)])

@@ -177,8 +177,9 @@ def test_weights_come_back_bit_equal(model: str, tmp_path: Path):
     assert [name for name in want if not torch.equal(want[name].bfloat16(), got[name])] == []
 
 
-def test_sglang_computes_what_megatron_trained(model: str, tmp_path: Path):
+def test_sglang_computes_what_megatron_trained(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Log-probabilities of sampled tokens, in both, before any update and after each of two."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")  # the server's key follows from it
     extra = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.2"]
     with SglangServer(
         model,

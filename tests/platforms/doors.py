@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from retool_mcore.platforms.engine_key import KEY_PATCH
-from retool_mcore.platforms.stores import MASTER_PORT_PATCH
+from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 from tests.sockets import listening
 
 
@@ -101,8 +100,8 @@ def are_ports_of_clients(_: object) -> str:
 
 
 ENABLES = {
-    KEY_PATCH.target: what_verl_says_to_a_server,
-    MASTER_PORT_PATCH.target: are_ports_of_clients,
+    KEY_PATCH.changes[0].target: what_verl_says_to_a_server,
+    MASTER_PORT_PATCH.changes[0].target: are_ports_of_clients,
     "torch.distributed.TCPStore.__init__": where_the_store_listens,
     "torch.distributed.checkpoint.filesystem.pickle": what_an_index_calls,
 }

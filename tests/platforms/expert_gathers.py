@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from retool_mcore.platforms.expert_export import EXPERT_EXPORT_PATCH
+from retool_mcore.platforms.patches_mbridge import EXPERT_EXPORT_PATCH
 
 EXPERTS = 6  # of one layer on two ranks
 
@@ -53,4 +53,4 @@ def gathers_of_a_layer(_: object) -> str:
     return f"{' '.join(found)}; {len(counted)} gathers"
 
 
-ENABLES = {EXPERT_EXPORT_PATCH.target: gathers_of_a_layer}
+ENABLES = {EXPERT_EXPORT_PATCH.changes[0].target: gathers_of_a_layer}

@@ -8,7 +8,7 @@ def known_tokens():
     """Two sequences whose lengths the host knows."""
     import torch
 
-    from retool_mcore.platforms.packing import jagged
+    from retool_mcore.platforms.patches_verl import jagged
 
     return jagged(torch.arange(5), torch.tensor([0, 3, 5]), (3, 2))
 

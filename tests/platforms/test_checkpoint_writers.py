@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
+from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
 from tests.platforms.writers import write
 
 pytestmark = [pytest.mark.usefixtures("verl_on_cpu", "patched"), pytest.mark.slow]  # threads start the writers
-PATCH = next(patch for patch in ENGINE_PATCHES if patch.target.endswith("write_preloaded_data_multiproc"))
+PATCH = MEGATRON_PATCHES[0]
 
 
 def test_files_and_reports_are_the_originals(tmp_path: Path):

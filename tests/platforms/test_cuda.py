@@ -1,5 +1,6 @@
 """Platform cuda: its patches against what they replace, and settings that lack what they need."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,11 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import log_probs, patches, platform
 from retool_mcore.platforms.cuda.platform import Cuda
+from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.patches_sglang import HOST_COPY_PATCH
+from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH, LOG_PROB_PATCH
 from retool_mcore.preflight import machine
+from tests.scenario import ROOT
 
 on_gpu = [
     pytest.mark.gpu,
@@ -114,6 +119,23 @@ def test_fp8_of_experts_which_is_slower_is_remarked_on(fp8: str, ep: int, told: 
     config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", settings)
     remarks = get_platform("cuda").remarks(config)
     assert len(remarks) == told and all("slower than in bfloat16" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize("patch", [LOG_PROB_PATCH, FLAT_BUCKET_PATCH, HOST_COPY_PATCH], ids=lambda patch: patch.title)
+def test_what_only_cuda_patches_takes_what_it_took(verl_on_cpu: None, patch: Patch):
+    patch.check_version()
+    for change in patch.changes:
+        patch.check_parameters(change.target, change.parameters)
+
+
+def test_the_page_lists_what_cuda_changes_of_sglang():
+    of_cuda = Cuda().sglang_patches()
+    if not of_cuda:
+        pytest.skip("SGLang is not installed")
+    section = (ROOT / "retool_mcore/platforms/README.md").read_text(encoding="utf-8").split("\n## ")[1]
+    listed = re.findall(r"^\| `(.+?)` \|", section, flags=re.MULTILINE)
+    changed = [change.target for patch in of_cuda for change in patch.changes]
+    assert listed == [".".join(target.split(".")[-2:]) for target in changed]
 
 
 def test_an_engine_that_goes_to_sleep_copies_nothing_to_the_host():

@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("sglang", reason="sglang is not installed")
 pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import flat_buckets, get_platform
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.patches_verl import send_as_one_tensor
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LIMIT = 4096
@@ -22,7 +23,7 @@ def send() -> Any:
     get_platform("cpu").activate()
     from sglang.srt.weight_sync.utils import update_weights
 
-    return flat_buckets.FLAT_BUCKET_PATCH.replace(update_weights)
+    return send_as_one_tensor(update_weights)
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -40,10 +41,10 @@ def weights() -> dict[str, torch.Tensor]:
     }
 
 
-def buckets_of(sent: dict[str, torch.Tensor]) -> list[flat_buckets.Named]:
+def buckets_of(sent: dict[str, torch.Tensor]) -> list[list[tuple[str, torch.Tensor]]]:
     from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
-    async def all_of_them() -> list[flat_buckets.Named]:
+    async def all_of_them() -> list[list[tuple[str, torch.Tensor]]]:
         return [each async for each in get_named_tensor_buckets(iter(sent.items()), LIMIT)]
 
     return asyncio.run(all_of_them())
@@ -99,6 +100,6 @@ def test_a_bucket_of_another_load_format_is_left_to_sglang():
         return "answered"
 
     batch = [("a", torch.ones(2))]
-    send = flat_buckets.FLAT_BUCKET_PATCH.replace(original)
+    send = send_as_one_tensor(original)
     assert asyncio.run(send("engine", batch, "infer_tp", "mesh", "direct")) == "answered"
     assert sent == [("engine", batch, "infer_tp", "mesh", "direct")]

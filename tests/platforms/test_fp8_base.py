@@ -42,7 +42,7 @@ class SavesItsOutput(Plain):
 
 
 def stored(chunk: Any) -> Any:
-    from retool_mcore.platforms.fp8_base import store
+    from retool_mcore.platforms.lora import store
 
     store(chunk)
     return chunk
@@ -78,11 +78,11 @@ def test_a_rows_scale_brings_its_largest_value_to_the_top_of_float8():
 def test_rounding_moves_a_value_by_a_sixteenth_at_most_and_only_once(dtype: torch.dtype):
     weight = (torch.randn(64, 256) * torch.logspace(-20, 5, 64)[:, None]).to(dtype)
     once = rounded(weight)
-    apart, largest = (once.double() - weight.double()).abs(), weight.double().abs().amax(1, keepdim=True)
+    apart, scales = (once.double() - weight.double()).abs(), row_scales(weight.abs().amax(1), dtype)
     assert once.dtype == dtype and torch.equal(rounded(once), once)
-    assert bool((apart <= torch.maximum(weight.double().abs() / 16, largest * 2.0**-18)).all())
+    half_a_step = 2.0**-10 * scales.double()  # between float8's smallest numbers
+    assert bool((apart <= torch.maximum(weight.double().abs() / 16, half_a_step)).all())
     assert 0.01 < float((apart / weight.double().abs().clamp(min=1e-30)).mean()) < 0.04
-    scales = row_scales(weight.abs().amax(1), dtype)
     assert to_fp8(weight, scales).element_size() == 1
     assert torch.equal(from_fp8(to_fp8(weight, scales), scales), once)
 
@@ -115,7 +115,7 @@ def test_a_stored_layer_computes_and_learns_as_one_with_rounded_weights(
 def test_one_matrix_at_a_time_is_whole(
     alone: None, kind: type[Plain], recomputed: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    from retool_mcore.platforms import fp8_base
+    from retool_mcore.platforms import lora
 
     chunk = stored(adapted(kind, "q_proj", "o_proj", "up_proj"))
     made: list[int] = []
@@ -124,7 +124,7 @@ def test_one_matrix_at_a_time_is_whole(
         made.append(sum(one.made() is not None for one in linears(chunk)))
         return from_fp8(*args)
 
-    monkeypatch.setattr(fp8_base, "from_fp8", counted)
+    monkeypatch.setattr(lora, "from_fp8", counted)
     run(chunk, torch.randn(4, 2, HIDDEN), recomputed=recomputed)
     assert made == [0] * (12 if recomputed else 8), "whole ones while another was made"
     for one in linears(chunk):
@@ -156,14 +156,14 @@ def test_ranks_that_have_parts_of_a_row_agree_on_its_scale(alone: None, monkeypa
     """The other rank's columns are a thousand times larger."""
     from megatron.core import parallel_state
 
-    from retool_mcore.platforms import fp8_base
+    from retool_mcore.platforms import lora
 
     chunk, twin = adapted(Plain, "q_proj"), adapted(Plain, "q_proj")
     twin.load_state_dict(chunk.state_dict())
     stored(twin)
     monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_world_size", lambda: 2)
     monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: "both")
-    monkeypatch.setattr(fp8_base.dist, "all_reduce", lambda largest, op, group: largest.mul_(1024))
+    monkeypatch.setattr(lora.dist, "all_reduce", lambda largest, op, group: largest.mul_(1024))
     times = [
         float(one.scales[0] / other.scales[0]) for one, other in zip(linears(stored(chunk)), linears(twin), strict=True)
     ]
@@ -178,7 +178,7 @@ def test_an_error_in_a_layer_leaves_its_weight_stored(alone: None):
 
 
 def test_the_bridge_reads_whole_weights_with_the_marks_of_their_cut(alone: None):
-    from retool_mcore.platforms.fp8_base import whole_parameters
+    from retool_mcore.platforms.lora import whole_parameters
 
     chunk = adapted(Plain, "q_proj")
     proj = chunk.decoder.layers[0].self_attention.linear_proj

@@ -1,4 +1,4 @@
-"""platforms/packing.py against what it stands in for, verl's own packing."""
+"""The packing of platforms/patches_verl.py against what it replaces, verl's own."""
 
 from types import SimpleNamespace
 
@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from retool_mcore.platforms import get_platform, packing
-from retool_mcore.platforms.packing import PADDING, Layout
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms import patches_verl as packing
+from retool_mcore.platforms.patches_verl import PADDING, Layout
 
 if torch.accelerator.is_available():
     pytest.skip("platform cpu refuses an accelerator", allow_module_level=True)
@@ -19,9 +20,9 @@ from megatron.core import parallel_state  # noqa: E402
 from verl.models.mcore import util  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-pack = packing._packed_by_index(util.preprocess_thd_engine)
-unpack = packing._unpacked_by_index(util.postprocess_thd_engine)
-select_rows = packing._selected_by_index(tu.index_select_tensor_dict)
+pack = packing.packed_by_index(util.preprocess_thd_engine)
+unpack = packing.unpacked_by_index(util.postprocess_thd_engine)
+select_rows = packing.selected_by_index(tu.index_select_tensor_dict)
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 

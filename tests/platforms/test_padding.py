@@ -1,4 +1,4 @@
-"""platforms/padding.py against what it stands in for: verl's loops over responses."""
+"""The padding of platforms/patches_verl.py against what it replaces: loops over responses."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from retool_mcore.platforms import get_platform, packing, padding
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms import patches_verl as packing
 from retool_mcore.verl.plugin import assert_loaded
 
 if torch.accelerator.is_available():
@@ -20,8 +21,8 @@ from verl.workers.utils import padding as verls  # noqa: E402
 from tests.platforms.host_reads import reads  # noqa: E402
 from tests.platforms.test_packing import nested  # noqa: E402
 
-pad = padding._padded_by_index(verls.no_padding_2_padding)
-join = padding._joined_by_index(verls_engine.postprocess_batch_func)
+pad = packing.padded_by_index(verls.no_padding_2_padding)
+join = packing.joined_by_index(verls_engine.postprocess_batch_func)
 some_rows = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=6)
 
 

@@ -9,9 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from retool_mcore.platforms.prefills import MOST_STEPS, prefill_together
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.base import engine_environment
+from retool_mcore.platforms.patches_sglang import MOST_STEPS, PREFILL_PATCH, prefill_together
 from retool_mcore.rollout.server import SglangServer
 from tests.platforms.prefill_waits import Request, Scheduling
+from tests.sglang_client import access
 
 
 def sglangs_choice(scheduler: Scheduling) -> Any:
@@ -58,6 +62,16 @@ def test_it_does_not_wait_for_a_step_that_will_not_be():
     assert choose(scheduler) is None
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_the_setting_leaves_prefills_to_sglang(platform: str, monkeypatch: pytest.MonkeyPatch):
+    """In the environment that an engine's processes inherit."""
+    for on in (True, False):
+        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"rollout.batch_prefills={str(on).lower()}"])
+        for name, value in engine_environment(config.rollout).items():
+            monkeypatch.setenv(name, value)
+        assert (PREFILL_PATCH in get_platform(platform).sglang_patches()) == on
+
+
 def test_in_a_full_engine_those_count_that_find_room():
     """300 wait, and 3 have ended."""
     full = Scheduling(253, 300, slots=256)
@@ -88,7 +102,7 @@ def test_second_turns_are_prefilled_together_and_say_the_same(server: SglangServ
 
     async def play() -> tuple[list[list[list[int]]], list[int], list[list[list[int]]]]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False, limits=limits) as client:
+        async with httpx.AsyncClient(**access(server), limits=limits) as client:
             await generate(client, prompts[:1], [1])  # behind it no request of /health is left: each is prefilled, too
             before = len(prefills(server.log_path))
             each_alone = (respond(client, [prompt], [first]) for prompt, first in zip(prompts, firsts, strict=True))

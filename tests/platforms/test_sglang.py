@@ -12,6 +12,7 @@ import torch
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.server import SglangServer
 from tests.numerics.megatron_ranks import launch, make_model
+from tests.sglang_client import access
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,6 +20,14 @@ pytestmark = [
 ]
 PROMPTS = [[random.Random(i).randrange(2, 258) for _ in range(4 + 5 * i)] for i in range(6)]
 GREEDY = {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secret():
+    """The key of a run's servers follows from it, in the processes that send weights, too."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_TOKEN", "a secret")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +44,8 @@ def server(model, tmp_path_factory):
 
 def generate(server, **request) -> list[dict]:
     body = {"input_ids": PROMPTS, "sampling_params": GREEDY, "return_logprob": True} | request
-    reply = httpx.post(f"{server.url}/generate", json=body, timeout=300, trust_env=False)
+    with httpx.Client(**access(server)) as client:
+        reply = client.post("/generate", json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 

@@ -15,6 +15,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.server import SglangServer
 from tests.model_parity import KINDS, Case, sequences
 from tests.numerics.megatron_ranks import make_model
+from tests.sglang_client import access
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +33,8 @@ def test_a_served_model_computes_what_transformers_does(kind: str, tmp_path: Pat
     ) as server:
         sampling = {"temperature": 0, "max_new_tokens": 1}
         body = {"input_ids": sequences(), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        answers = httpx.post(f"{server.url}/generate", json=body, timeout=300, trust_env=False).json()
+        with httpx.Client(**access(server)) as client:
+            answers = client.post("/generate", json=body).json()
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

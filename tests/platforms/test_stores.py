@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.stores import LATER_PORTS, MASTER_PORT_PATCH, STORE_PATCH
+from retool_mcore.platforms.network import LATER_PORTS
+from retool_mcore.platforms.patches_torch import STORE_PATCH
+from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from tests.platforms.doors import ports_of_workers, where_the_store_listens
 from tests.sockets import listening, reachable_from_elsewhere
 
@@ -39,8 +41,9 @@ def test_without_the_patch_it_listens_on_every_interface():
 def test_a_worker_groups_store_gets_a_port_that_no_client_is_given(monkeypatch: pytest.MonkeyPatch):
     """Nor, at the same time, the store of another run."""
     base = pytest.importorskip("verl.single_controller.ray.base", reason="verl is not installed")
-    name = MASTER_PORT_PATCH.target.rpartition(".")[2]
-    monkeypatch.setattr(base.RayWorkerGroup, name, MASTER_PORT_PATCH.replace(getattr(base.RayWorkerGroup, name)))
+    [change] = MASTER_PORT_PATCH.changes
+    name = change.target.rpartition(".")[2]
+    monkeypatch.setattr(base.RayWorkerGroup, name, change.replace(getattr(base.RayWorkerGroup, name)))
     chosen = ports_of_workers(None)
     first, end = LATER_PORTS
     assert all(first <= port < end for port in chosen) and len(set(chosen)) > 15

@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.versions import VERSIONS, requirement
+from retool_mcore.platforms.patches import VERSIONS, requirement
 from retool_mcore.verl.seams import SEAMS
 
 ROOT = Path(__file__).parents[2]

@@ -1,9 +1,9 @@
-"""Takes one patch of platform `cpu` out at a time and does, for real, what it is there for.
+"""Takes one change of platform `cpu` out at a time and does, for real, what it is there for.
 
     python -m tests.platforms.without_patches OUT_FOLDER
 
 Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its
-own because the patches concern a whole process. For every patch there is something it enables, in
+own because the patches concern a whole process. For every change there is something it enables, in
 ENABLES.
 """
 
@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
+from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
 from tests.platforms import doors, expert_gathers, host_reads, model_probes, prefill_waits, token_stops
 from tests.platforms.host_reads import known_tokens, reads
@@ -120,11 +120,8 @@ class Probes:
     def kill_a_rank_that_wrote_a_checkpoint(self) -> str:
         import psutil
 
-        from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
-
-        [writer] = [patch for patch in ENGINE_PATCHES if patch.target == WRITER]
         module = "tests.platforms.without_patches"
-        command = [sys.executable, "-W", "ignore", "-m", module, "rank", "patched" if writer.applied else "plain"]
+        command = [sys.executable, "-W", "ignore", "-m", module, "rank", "patched" if QUEUE.applied else "plain"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
             assert rank.stdout is not None
             children = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
@@ -201,26 +198,6 @@ class Probes:
         return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
                      for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
 
-    def weight_of_the_only_stage(self) -> str:
-        """How often exporting it asks all stages for it."""
-        import torch
-        import torch.distributed as dist
-        from mbridge.core import bridge
-        from megatron.core import parallel_state
-
-        join_gloo()
-        group, weight = dist.group.WORLD, torch.ones(2)
-        alone = {
-            "get_pipeline_model_parallel_world_size": lambda: 1,
-            "get_pipeline_model_parallel_group": lambda: group,
-        }
-        with (
-            mock.patch.multiple(parallel_state, **alone),
-            mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as asked,
-        ):
-            name, same = bridge.broadcast_str_from_megatron_pp("weight"), bridge.broadcast_from_megatron_pp(weight)
-        return f"{name} {same.tolist()}, asked {asked.call_count} times"
-
     def log_probabilities_beyond_the_original_context(self) -> str:
         join_gloo()
         return model_probes.log_probabilities_beyond_the_original_context(self.folder)
@@ -288,11 +265,11 @@ class Probes:
             return "it waits"
 
 
-WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
+QUEUE = MEGATRON_PATCHES[1]
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
 ENABLES = {
-    WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
+    QUEUE.changes[0].target: Probes.kill_a_rank_that_wrote_a_checkpoint,
     "megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync"
     ".write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
@@ -303,8 +280,6 @@ ENABLES = {
     **host_reads.ENABLES,
     **prefill_waits.ENABLES,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
-    "mbridge.core.bridge.broadcast_from_megatron_pp": Probes.weight_of_the_only_stage,
-    "mbridge.core.bridge.broadcast_str_from_megatron_pp": Probes.weight_of_the_only_stage,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     "mbridge.core.llm_bridge.LLMBridge._model_provider": Probes.log_probabilities_beyond_the_original_context,
     "mbridge.models.llama.LLaMABridge._adjust_mapping_for_shared_weights": Probes.head_of_a_tied_llama,
@@ -343,11 +318,8 @@ def rank(patched: bool) -> None:
     import psutil
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
-
-    for patch in ENGINE_PATCHES:
-        if patch.target == WRITER and patched:
-            patch.apply()
+    if patched:
+        QUEUE.apply()
     filesystem_async._get_write_results_queue()
     print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
     sys.stdin.read()
@@ -367,13 +339,14 @@ def main(folder: Path) -> None:
     apply_all(platform.patches())  # also those that processes apply when they first need them
     with_all, result = dict[object, str](), {}
     for patch in platform.patches():
-        probe = ENABLES.get(patch.target, Probes.train_and_resume)
-        if probe not in with_all:
-            with_all[probe] = outcome(probe, probes)
-        patch.revert()
-        without = outcome(probe, probes)
-        patch.apply()
-        result[patch.target] = [with_all[probe], without]
+        for target in (change.target for change in patch.changes):
+            probe = ENABLES.get(target, Probes.train_and_resume)
+            if probe not in with_all:
+                with_all[probe] = outcome(probe, probes)
+            patch.revert(target)
+            without = outcome(probe, probes)
+            patch.apply()
+            result[target] = [with_all[probe], without]
     (folder / "result.json").write_text(json.dumps(result, indent=1))
 
 

@@ -67,6 +67,8 @@ def test_a_good_run_passes_as_a_command(task: Path):
     names = " ".join(line[8:24].strip() for line in lines[:-1])
     looked_at = "settings versions devices disk shared_memory open_files model tokenizer data sandbox patch"
     assert all(name.replace("_", " ") in names for name in looked_at.split())
+    listed = [line[24:] for line in lines if line[8:24].strip() == "patch"]
+    assert listed == [str(patch) for patch in get_platform("cpu").patches()]
     problems = [line for line in lines[:-1] if not line.startswith("ok")]
     assert short.stdout.splitlines() == [*problems, f"{lines[-1]}; -v lists them"]
 

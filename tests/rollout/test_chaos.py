@@ -47,7 +47,10 @@ def sandbox_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(timeout=300)
 
 
-async def test_both_are_killed_and_nothing_is_lost(model_dir: Path, tokenizer, tmp_path: Path):
+async def test_both_are_killed_and_nothing_is_lost(
+    model_dir: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")  # both servers have the key that follows from it
     engine_port, sandbox_port = free_port(), free_port()
 
     def sglang(name: str) -> SglangServer:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from retool_mcore.data.chat import render
 from retool_mcore.data.prompts import RETOOL_INSTRUCTION
-from retool_mcore.platforms.call_end import TABLE, CallEnd, go_on_without_a_tag
+from retool_mcore.platforms.call_end import TABLE, CallEnd
+from retool_mcore.platforms.patches_sglang import continue_without_a_tag
 from retool_mcore.rollout.engine import EngineTurn, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
@@ -173,7 +174,7 @@ async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tok
 def test_a_request_names_itself_only_to_processors_of_logits(processor: str | None, kept: bool):
     custom = {TABLE: CallEnd.of({"</code>": 1}, "</code>").text, "__req__": "itself"}
     request = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=custom), custom_logit_processor=processor)
-    assert go_on_without_a_tag(lambda request, accepted: False)(request, [2]) is False
+    assert continue_without_a_tag(lambda request, accepted: False)(request, [2]) is False
     assert ("__req__" in custom) == kept
 
 

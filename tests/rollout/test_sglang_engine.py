@@ -9,9 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import torch
 
@@ -28,6 +31,8 @@ from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import roll_out
 from tests.rollout.scripted_server import PlannedEngine, make_plan
+from tests.sglang_client import access
+from tests.sockets import listening
 
 pytestmark = pytest.mark.slow
 
@@ -192,6 +197,27 @@ async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
         with pytest.raises(RolloutError, match="refuses the request") as caught:
             await engine.generate(plain_request([1] * 4000))
     assert not isinstance(caught.value, EngineUnavailable)
+
+
+def test_no_path_of_the_server_answers_without_its_key(server: SglangServer):
+    """On each socket that speaks HTTP. SGLang leaves open only what monitors ask for."""
+    with httpx.Client(**access(server)) as client:
+        routes: dict[str, Any] = client.get("/openapi.json").raise_for_status().json()["paths"]
+    asked = [(path, method) for path, methods in routes.items() for method in methods]
+    closed = [each for each in asked if not each[0].startswith(("/health", "/metrics"))]
+    assert ("/load_lora_adapter_from_tensors", "post") in closed, "it unpickles what it is sent"
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    answers: dict[str, set[int]] = {}
+    for address in listening(process.pid for process in processes):
+        with suppress(httpx.HTTPError), httpx.Client(base_url=f"http://{address}", trust_env=False) as client:
+            answers[address] = {client.request(method, path).status_code for path, method in closed}
+    assert answers == {f"127.0.0.1:{server.port}": {401}}
+
+
+def test_no_other_user_can_read_the_servers_key(server: SglangServer):
+    assert server.key not in " ".join(psutil.Process(server.pid).cmdline())
+    assert server.key in server.log_path.read_text(encoding="utf-8"), "SGLang writes its arguments there"
+    assert server.log_path.stat().st_mode & 0o077 == 0
 
 
 async def test_weights_can_be_replaced(server, model_dir):

@@ -20,7 +20,7 @@ import ray
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.engine_key import engine_key
+from retool_mcore.platforms.network import engine_key
 
 PATHS = ("/update_weights_from_tensor", "/generate", "/abort_request", "/release_memory_occupation")
 

@@ -224,7 +224,7 @@ def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch
 def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: pytest.MonkeyPatch):
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCH
+    from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH
     from retool_mcore.verl.workers import SavingActorWorker
 
     monkeypatch.setenv(PLATFORM_ENV, "cuda")

@@ -16,7 +16,7 @@ from tests.scenario import ROOT
 
 START = """
 import os, subprocess, sys, time
-from retool_mcore.run.network import keep_to_loopback
+from retool_mcore.platforms.network import keep_to_loopback
 keep_to_loopback()
 import psutil
 from retool_mcore.config import RlConfig, load_config

@@ -15,7 +15,7 @@ from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.check import check_recompute
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
 from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
 

@@ -3,7 +3,7 @@
 Three rules keep the reach of the patches small. A ``torch.cuda`` function is replaced only when the
 original can only raise on a machine without CUDA. A ``device="cuda"`` or ``pin_memory=True``
 written into a file is redirected in that file alone: the file gets a view of ``torch``. Each set of
-patches is applied only in the processes that need it.
+patches is applied only in the processes that need it. None was measured: without them nothing runs.
 """
 
 from __future__ import annotations
@@ -15,19 +15,13 @@ from typing import Any
 
 import torch
 
-from retool_mcore.platforms.call_end import CALL_END_PATCH
+from retool_mcore.platforms.base import training_patches
 from retool_mcore.platforms.cpu import seeded_sampling
-from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
-from retool_mcore.platforms.patches import ModuleView, Patch, Seam
-from retool_mcore.platforms.prefills import PREFILL_PATCH
-from retool_mcore.platforms.versions import requirement
+from retool_mcore.platforms.patches import Change, ModuleView, Patch, Seam, requirement
 
 CPU = torch.device("cpu")
 TORCH = requirement("torch")
 MEGATRON = requirement("megatron-core")
-VERL = requirement("verl")
-SGLANG = requirement("sglang")
-NO_CUDA_ASSUMED = "Megatron-core takes its device from its tensors or from one setting"
 
 
 def _is_cuda(device: object) -> bool:
@@ -85,7 +79,7 @@ def _cuda_type_name(original: Any) -> Callable[..., Any]:
     return type_
 
 
-def _one_gloo(original: Any) -> Callable[..., None]:
+def _name_gloo_once(original: Any) -> Callable[..., None]:
     @functools.wraps(original)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         original("cpu:gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
@@ -93,7 +87,7 @@ def _one_gloo(original: Any) -> Callable[..., None]:
     return init_process_group
 
 
-def _adam_step_too(original: Any) -> Callable[..., None]:
+def _with_adam_step(original: Any) -> Callable[..., None]:
     @functools.wraps(original)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
         states = self._get_main_param_and_optimizer_states(model_param)
@@ -106,23 +100,6 @@ def _cpu_rollout(registry: Any) -> dict[tuple[str, str], str]:
     return {**registry, ("sglang", "async"): "retool_mcore.platforms.cpu.sglang_adapter.ServerAdapter"}
 
 
-def _torch_cuda(name: str, replace: Callable[[Any], Any], reason: str) -> Patch:
-    return Patch(
-        target=f"torch.cuda.{name}", replace=replace, reason=reason, applies_to=TORCH, remove_when=NO_CUDA_ASSUMED
-    )
-
-
-def _torch_seen_by(module: str, *factories: str, reason: str) -> Patch:
-    applies_to = SGLANG if module.startswith("sglang") else MEGATRON
-    return Patch(
-        target=f"{module}.torch",
-        replace=_torch_view(*factories),
-        reason=reason,
-        applies_to=applies_to,
-        remove_when="the file takes the device from its inputs and pins memory only where there is a device",
-    )
-
-
 def _router_logits(
     inp: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, router_dtype: torch.dtype
 ) -> torch.Tensor:
@@ -131,7 +108,7 @@ def _router_logits(
     return torch.nn.functional.linear(inp.to(router_dtype), weight.to(router_dtype), bias_E)
 
 
-def _counts_are_moved(original: Callable[..., Any]) -> Callable[..., Any]:
+def _counts_on_the_host(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         del record_stream
@@ -183,147 +160,142 @@ def _uneven_collectives(module: Any) -> ModuleView:
     )
 
 
+def _torch_seen_by(module: str, *factories: str) -> Change:
+    return Change(f"{module}.torch", None, _torch_view(*factories))
+
+
 # Every process of a run.
 PROCESS_PATCHES = (
     Patch(
-        target="torch.distributed.init_process_group",
-        replace=_one_gloo,
+        changes=(
+            Change(
+                "torch.distributed.init_process_group",
+                ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options",
+                 "device_id", "_ranks"),
+                _name_gloo_once,
+            ),
+        ),
         reason='verl builds the backend "cpu:gloo,<device>:<backend>", which torch refuses when the device is the CPU',
+        gain="Without it no process group starts",
         applies_to=TORCH,
         remove_when="verl.utils.distributed names the CPU's backend once",
     ),
-)
+)  # fmt: skip
 
 # Processes that train, and those beside an engine that receive its weights.
 ROLLOUT_CLASS = Patch(
-    target="verl.workers.rollout.base._ROLLOUT_REGISTRY",
-    replace=_cpu_rollout,
+    changes=(Change("verl.workers.rollout.base._ROLLOUT_REGISTRY", None, _cpu_rollout),),
     reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
-    applies_to=VERL,
+    gain="Without it engines never receive the trained weights",
+    applies_to=requirement("verl"),
     remove_when="verl can register a rollout class, or sends CPU tensors itself",
 )
 
 # Processes that train with Megatron.
+_CORE = "megatron.core."
+_DISPATCHER = f"{_CORE}transformer.moe.token_dispatcher."
 ENGINE_PATCHES = (
-    *ENGINE_PATCHES,
-    _torch_cuda("current_device", _always(lambda: CPU), "Megatron-core creates tensors on torch.cuda.current_device()"),
-    _torch_cuda("synchronize", _always(lambda device=None: None), "Megatron-core waits for the device at checkpoints"),
-    _torch_cuda("manual_seed", _manual_seed, "Megatron-core seeds the device's generator"),
-    _torch_cuda("get_rng_state", _always(_get_rng_state), "Megatron-core's generator tracker reads the device's state"),
-    _torch_cuda("random.get_rng_state", _always(_get_rng_state), "the tracker's fork reads the device's state here"),
-    Patch(
-        target="megatron.core.tensor_parallel.random._set_cuda_rng_state",
-        replace=_always(_set_megatron_rng_state),
-        reason="the tracker's fork writes the state of torch.cuda.default_generators, which is empty",
-        applies_to=MEGATRON,
-        remove_when=NO_CUDA_ASSUMED,
-    ),
-    Patch(
-        target="torch.Tensor.cuda",
-        replace=_always(lambda self, *args, **kwargs: self),
-        reason="mbridge moves the built model, and Megatron-core its shared embeddings and indices, with cuda()",
-        applies_to=TORCH,
-        remove_when=NO_CUDA_ASSUMED,
-    ),
-    Patch(
-        target="torch.Tensor.type",
-        replace=_cuda_type_name,
-        reason='Megatron-core\'s optimizers compare Tensor.type() with "torch.cuda.FloatTensor"',
-        applies_to=TORCH,
-        remove_when="Megatron-core's optimizers compare dtypes",
-    ),
-    _torch_seen_by(
-        "megatron.core.optimizer.optimizer", "tensor", reason='the loss scale is created with device="cuda"'
-    ),
-    _torch_seen_by(
-        "megatron.core.optimizer.clip_grads",
-        "zeros",
-        "tensor",
-        reason='the gradient norm is created with device="cuda"',
-    ),
-    _torch_seen_by(
-        "megatron.core.utils", "tensor", reason='the local norm of all gradients is made with device="cuda"'
-    ),
-    _torch_seen_by(
-        "megatron.core.pipeline_parallel.schedules", "zeros", reason='the token count is created with device="cuda"'
-    ),
-    _torch_seen_by(
-        "megatron.core.models.common.embeddings.rope_utils",
-        "tensor",
-        reason="with context parallelism the rotary indices are created in pinned memory",
-    ),
-    Patch(
-        target="megatron.core.transformer.moe.token_dispatcher.torch",
-        replace=_one_stream,
-        reason="the dispatcher of tokens to experts copies their counts to the host on a CUDA stream of its own",
-        applies_to=MEGATRON,
-        remove_when="it makes a stream only where counts are on a device",
-    ),
-    Patch(
-        target="megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
-        replace=_counts_are_moved,
-        reason="it turns counts into what gloo and NCCL take for sizes only on their way from a device",
-        applies_to=MEGATRON,
-        remove_when="it heeds as_numpy for a tensor of the CPU, too",
-    ),
-    Patch(
-        target="megatron.core.tensor_parallel.mappings.torch",
-        replace=_uneven_collectives,
-        reason="with expert and tensor parallelism ranks gather unequal numbers of tokens, which gloo refuses",
-        applies_to=MEGATRON,
-        remove_when="torch's gloo gathers and scatters tensors of unequal sizes, as its NCCL does",
-    ),
-    Patch(
-        target="megatron.core.transformer.moe.router.router_gating_linear",
-        replace=_always(_router_logits),
-        reason="the router's product names a function of Transformer Engine that is not even None where it is missing",
-        applies_to=MEGATRON,
-        remove_when="megatron.core.transformer.moe.moe_utils defines te_general_gemm without Transformer Engine",
-    ),
-    Patch(
-        target="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
-        replace=_adam_step_too,
-        reason="a reshardable checkpoint has no step for each parameter, which torch's Adam keeps and it asks for",
-        applies_to=MEGATRON,
-        remove_when="it copies the states that it is given",
-    ),
-    _torch_seen_by(
-        "megatron.core.dist_checkpointing.exchange_utils",
-        "empty_like",
-        reason='what another rank has read of a checkpoint is received on device="cuda"',
-    ),
+    *training_patches(),
     ROLLOUT_CLASS,
     Patch(
-        target="torch.Tensor.pin_memory",
-        replace=_always(lambda self, device=None: self),
-        reason="verl's asynchronous trainer keeps a copy of the weights in pinned memory",
+        changes=(
+            Change("torch.cuda.current_device", (), _always(lambda: CPU)),  # where Megatron-core creates tensors
+            Change("torch.cuda.synchronize", ("device",), _always(lambda device=None: None)),  # at checkpoints
+            Change("torch.cuda.manual_seed", ("seed",), _manual_seed),
+            Change("torch.cuda.get_rng_state", ("device",), _always(_get_rng_state)),  # its generator tracker reads it
+            Change("torch.cuda.random.get_rng_state", ("device",), _always(_get_rng_state)),  # in the tracker's fork
+            # mbridge moves the built model with it, Megatron-core shared embeddings and indices.
+            Change("torch.Tensor.cuda", None, _always(lambda self, *args, **kwargs: self)),
+            # Megatron-core's optimizers compare it with "torch.cuda.FloatTensor".
+            Change("torch.Tensor.type", None, _cuda_type_name),
+            # verl's asynchronous trainer keeps a copy of the weights in pinned memory.
+            Change("torch.Tensor.pin_memory", None, _always(lambda self, device=None: self)),
+        ),
+        reason="Megatron-core, mbridge and verl call torch.cuda without asking whether there is a device",
+        gain="Without it Megatron neither trains nor saves on a CPU",
         applies_to=TORCH,
-        remove_when="verl.utils.megatron_utils pins memory only where there is a device",
+        remove_when="Megatron-core takes its device from its tensors or from one setting",
+    ),
+    Patch(
+        changes=(
+            _torch_seen_by(f"{_CORE}optimizer.optimizer", "tensor"),  # the loss scale
+            _torch_seen_by(f"{_CORE}optimizer.clip_grads", "zeros", "tensor"),  # the gradient norm
+            _torch_seen_by(f"{_CORE}utils", "tensor"),  # the local norm of all gradients
+            _torch_seen_by(f"{_CORE}pipeline_parallel.schedules", "zeros"),  # the token count
+            _torch_seen_by(f"{_CORE}models.common.embeddings.rope_utils", "tensor"),  # rotary indices, pinned, with CP
+            _torch_seen_by(f"{_CORE}dist_checkpointing.exchange_utils", "empty_like"),  # what another rank has read
+            # The tracker's fork writes the state of torch.cuda.default_generators, which is empty.
+            Change(
+                f"{_CORE}tensor_parallel.random._set_cuda_rng_state",
+                ("new_state", "device", "graph_safe"),
+                _always(_set_megatron_rng_state),
+            ),
+        ),
+        reason='Megatron-core writes device="cuda" or pinned memory into these files',
+        gain="Without it Megatron neither trains nor saves on a CPU",
+        applies_to=MEGATRON,
+        remove_when="the files take the device from their inputs and pin memory only where there is a device",
+    ),
+    Patch(
+        changes=(
+            # The dispatcher copies the counts of tokens to the host on a CUDA stream of its own.
+            Change(f"{_DISPATCHER}torch", None, _one_stream),
+            # It turns counts into sizes for gloo only on their way from a device.
+            Change(
+                f"{_DISPATCHER}maybe_move_tensor_to_cpu", ("tensor", "as_numpy", "record_stream"), _counts_on_the_host
+            ),
+            # Ranks gather unequal numbers of tokens, which gloo refuses and NCCL takes.
+            Change(f"{_CORE}tensor_parallel.mappings.torch", None, _uneven_collectives),
+            # The router's product names a function of Transformer Engine that is not there.
+            Change(
+                f"{_CORE}transformer.moe.router.router_gating_linear",
+                ("inp", "weight", "bias", "router_dtype"),
+                _always(_router_logits),
+            ),
+        ),
+        reason="Megatron-core's experts assume CUDA streams, NCCL and Transformer Engine",
+        gain="Without it no model with experts trains on a CPU",
+        applies_to=MEGATRON,
+        remove_when="Megatron-core's token dispatcher and router work on tensors of a CPU",
+    ),
+    Patch(
+        changes=(
+            Change(
+                f"{_CORE}optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
+                ("self", "model_param", "tensors"),
+                _with_adam_step,
+            ),
+        ),
+        reason="Megatron-core asks a reshardable checkpoint for the step of each parameter, and it has none",
+        gain="Without it no run resumes from a checkpoint of another layout",
+        applies_to=MEGATRON,
+        remove_when="Megatron-core's optimizer copies the states that it is given",
     ),
 )
 
 # SGLang's scheduler and detokenizer processes.
 SGLANG_PATCHES = (
-    CALL_END_PATCH,
-    PREFILL_PATCH,
     Patch(
-        target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
-        replace=seeded_sampling.with_seeds,
-        reason="a request's sampling_seed counts in deterministic mode only, whose kernels are Triton's",
-        applies_to=SGLANG,
-        remove_when="SGLang heeds sampling_seed in every mode",
-    ),
-    Patch(
-        target="sglang.srt.layers.sampler.multinomial_with_seed",
-        replace=_always(seeded_sampling.multinomial_with_seed),
-        reason="the hash behind a seeded draw is a Triton kernel",
-        applies_to=SGLANG,
-        remove_when="SGLang draws by a seed on a CPU, too",
-    ),
-    _torch_seen_by(
-        "sglang.srt.state_capturer.base",
-        "zeros",
-        reason="the experts that a router chose are kept in pinned memory whatever the device",
+        changes=(
+            # sampling_seed counts in deterministic mode only, whose kernels are Triton's.
+            Change(
+                "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+                ("batch", "vocab_size"),
+                seeded_sampling.with_seeds,
+            ),
+            # The hash behind a seeded draw is a Triton kernel.
+            Change(
+                "sglang.srt.layers.sampler.multinomial_with_seed",
+                ("logprobs", "seed", "positions"),
+                _always(seeded_sampling.multinomial_with_seed),
+            ),
+            # The experts that a router chose are kept in pinned memory whatever the device.
+            _torch_seen_by("sglang.srt.state_capturer.base", "zeros"),
+        ),
+        reason="SGLang draws by seeds with Triton's kernels, and keeps routes in pinned memory",
+        gain="Two runs with one seed sample the same first batch, and router replay R3 works",
+        applies_to=requirement("sglang"),
+        remove_when="SGLang uses sampling_seed in every mode and on a CPU, and pins memory only where a device exists",
     ),
 )
 

@@ -9,12 +9,20 @@ from typing import Any
 
 from retool_mcore.config import EvaluationConfig, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
-from retool_mcore.platforms.engine_key import KEY_PATCH
-from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.base import (
+    PLATFORM_ENV,
+    SGLANG_PLUGINS,
+    DeviceFacts,
+    EnvVar,
+    HostFacts,
+    Platform,
+    RolloutFacts,
+    TrainingFacts,
+    check_entry_points,
+    listed,
+)
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.platforms.stores import STORE_PATCHES
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
 IN_FP8 = ("precision", "kv_cache")  # of [rollout], "model" or "fp8"
@@ -82,9 +90,13 @@ class Cpu(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.cpu import patches
+        from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES, PROCESS_PATCHES
+        from retool_mcore.platforms.patches_torch import STORE_PATCH
+        from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 
-        return (*STORE_PATCHES, KEY_PATCH, *patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
+        everywhere = (STORE_PATCH, *PROCESS_PATCHES)
+        of_runs = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH, MASTER_PORT_PATCH)
+        return listed((*everywhere, *of_runs))
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cpu.patches import SEAMS
@@ -93,8 +105,9 @@ class Cpu(Platform):
 
     def sglang_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu.patches import SGLANG_PATCHES
+        from retool_mcore.platforms.patches_sglang import shared_patches
 
-        return SGLANG_PATCHES
+        return (*shared_patches(), *SGLANG_PATCHES)
 
     def activate(self) -> None:
         os.environ.update(self.process_env())

@@ -14,7 +14,7 @@ from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as 
 from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.flat_buckets import FORMAT, flattened
+from retool_mcore.platforms.patches_verl import FORMAT, flattened
 
 
 def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:

@@ -5,6 +5,8 @@ mbridge leaves these kernels switched off.
 
 import importlib.util
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +14,26 @@ from typing import Any
 
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
-from retool_mcore.platforms.engine_key import KEY_PATCH
-from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.base import (
+    PLATFORM_ENV,
+    SGLANG_PLUGINS,
+    DeviceFacts,
+    EnvVar,
+    Platform,
+    RolloutFacts,
+    TrainingFacts,
+    check_entry_points,
+    listed,
+    training_patches,
+)
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.platforms.stores import STORE_PATCHES
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
 CUPY = "cupy"
 DEEP_GEMM = "deep_gemm"
+BUSY_MIB = 1024  # a driver's own use stays below this
 
 
 class Cuda(Platform):
@@ -65,9 +76,10 @@ class Cuda(Platform):
             )
 
     def facts(self) -> Mapping[str, str]:
-        from retool_mcore.platforms.cuda.facts import facts
+        import torch
 
-        return facts()
+        found = {"NCCL": ".".join(map(str, torch.cuda.nccl.version())), "CUDA": str(torch.version.cuda)}
+        return found | {"driver": _driver()}
 
     def environment(self) -> Sequence[EnvVar]:
         return (
@@ -91,13 +103,20 @@ class Cuda(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.patches_torch import STORE_PATCH
+        from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
+
         keys = (KEY_PATCH,) if self.sglang_patches() else ()
-        return (*STORE_PATCHES, *keys, *self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
+        of_runs = (*self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
+        return listed((STORE_PATCH, *of_runs, *keys, MASTER_PORT_PATCH))
 
     def training_patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.cuda.patches import TRAINING_PATCHES
+        if importlib.util.find_spec(TRANSFORMER_ENGINE) is None:
+            return ()
+        from retool_mcore.platforms.cuda.patches import ADAM_PATCH
+        from retool_mcore.platforms.patches_verl import LOG_PROB_PATCH
 
-        return TRAINING_PATCHES if importlib.util.find_spec(TRANSFORMER_ENGINE) else ()
+        return (*training_patches(), LOG_PROB_PATCH, ADAM_PATCH)
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cuda.patches import SEAMS
@@ -105,12 +124,12 @@ class Cuda(Platform):
         return SEAMS
 
     def sglang_patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.cuda.patches import SGLANG_PATCHES
+        from retool_mcore.platforms.patches_sglang import HOST_COPY_PATCH, shared_patches
 
-        return SGLANG_PATCHES if importlib.util.find_spec(SGLANG.name) else ()
+        return (HOST_COPY_PATCH, *shared_patches()) if importlib.util.find_spec(SGLANG.name) else ()
 
     def weight_sync_patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.flat_buckets import FLAT_BUCKET_PATCH
+        from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH
 
         return (FLAT_BUCKET_PATCH,) if importlib.util.find_spec(SGLANG.name) else ()
 
@@ -190,6 +209,30 @@ class Cuda(Platform):
         name = "CUDA_VISIBLE_DEVICES"
         seen = [device for device in os.environ.get(name, "").split(",") if device]
         return {name: ",".join(seen[index] if seen else str(index) for index in indices)}
+
+
+def _driver() -> str:
+    """The driver's version and the GPUs.
+
+    Raises PlatformError when a device is already in use: the first step would run out of memory.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return "nvidia-smi is not on the path: not known"
+    query = [
+        "nvidia-smi",
+        "--query-gpu=index,name,driver_version,memory.used,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise PlatformError(f"nvidia-smi fails: {(done.stderr or done.stdout).strip()[:300]}. Look at the driver.")
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    busy = [f"{index} ({used} of {total} MiB)" for index, _, _, used, total in rows if int(used) > BUSY_MIB]
+    if busy:
+        raise PlatformError(
+            f"another process holds memory of GPU {', '.join(busy)}. Stop it, or hide those by CUDA_VISIBLE_DEVICES."
+        )
+    return f"{rows[0][2]}, {len(rows)} x {rows[0][1]}"
 
 
 def _python_path() -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
-from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
 from retool_mcore.verl.keys.key import OWN_PART, Key
 from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
@@ -143,7 +143,7 @@ RAY = (
     Key(
         f"{RAY_INIT}runtime_env.env_vars",
         None,
-        lambda _, platform: platform.process_env(),
+        lambda run, platform: platform.process_env() | engine_environment(run.rollout),
         when=lambda run, _: run.cluster.nodes > 1,
     ),
     # logical: actors that mostly wait, on however few cores

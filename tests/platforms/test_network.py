@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from retool_mcore.run.network import INTERFACES, RAY_SECRETS, keep_to_loopback
+from retool_mcore.platforms.network import INTERFACES, RAY_SECRETS, keep_to_loopback
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,596 @@
+"""Patches of verl, the most important first: packing, log-probs, weight sync, then small ones.
+
+**Packing without a wait for the device.** verl 0.9.1 moves a micro-batch to the device and then
+reads its sequences' lengths back, more than ten times for each micro-batch, to pack and pad them
+in Python. Each read waits until the device has done all its work, and then the device waits for
+Python. Here the lengths stay on the host, and one indexed copy replaces each loop over sequences,
+so the host prepares a micro-batch while the device still works on the one before.
+
+Suffixes: N tokens of all sequences of a micro-batch, R rows that one rank of context parallelism
+holds of them, padding included, B responses padded to W tokens, L tokens of all responses.
+"""
+
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache, wraps
+from itertools import accumulate, chain
+from math import lcm
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
+from retool_mcore.platforms.network import LATER_PORTS, engine_key
+from retool_mcore.platforms.patches import Change, Patch, requirement
+
+VERL = requirement("verl")
+_MCORE = "verl.models.mcore."
+_ENGINE = "verl.workers.engine.megatron.transformer_impl."
+
+PADDING = -1  # in place of a token's number
+KEPT = 16  # layouts on the device: of the micro-batches that a pipeline works on, each of a few kinds
+LAYOUT = "retool_layout"  # attribute of Megatron's PackedSeqParams
+
+_known_lengths = WeakTensorKeyDictionary()  # offsets of a nested tensor -> lengths of its sequences
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy to ``device`` after the work that it has; the host does not wait."""
+    if device.type == "cpu" or tensor.device == device:
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _send_numbers(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
+    return send(torch.from_numpy(numbers), device)
+
+
+def lengths_of(nested: torch.Tensor) -> tuple[int, ...]:
+    """Lengths of a jagged tensor's sequences.
+
+    They are read from the device only where ``jagged`` has not made the tensor.
+    """
+    offsets = nested.offsets()
+    if offsets not in _known_lengths:
+        _known_lengths[offsets] = tuple(offsets.diff().tolist())
+    return _known_lengths[offsets]
+
+
+def jagged(values: torch.Tensor, offsets: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    """The nested tensor of ``values`` [N, ...], whose lengths are known from now on."""
+    _known_lengths[offsets] = lengths
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets=offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
+
+
+def is_jagged(value: Any) -> bool:
+    """Whether it is a nested tensor of sequences, one after another in its first dimension."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.jagged
+        and value.lengths() is None
+        and value._ragged_idx == 1  # type: ignore[attr-defined]
+    )
+
+
+def starts_of(lengths: Sequence[int]) -> np.ndarray:
+    """Where each sequence begins among the tokens of all; int64."""
+    return np.cumsum(lengths, dtype=np.int64) - np.asarray(lengths)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of packed sequences lie on the ranks of context parallelism.
+
+    Every sequence is padded to a multiple of ``multiple``, and the last one further, so that all
+    have a multiple of ``total_multiple``. With several ranks each sequence is cut into twice as
+    many chunks, and rank r has the chunks r and -1 - r (Megatron's "zigzag" order).
+    """
+
+    lengths: tuple[int, ...]
+    multiple: int
+    total_multiple: int
+    ranks: int = 1
+
+    @property
+    def padded(self) -> list[int]:
+        found = [-(-length // self.multiple) * self.multiple for length in self.lengths]
+        found[-1] += -sum(found) % self.total_multiple
+        return found
+
+    def places(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequence and position in it, both int64 [R], of each row of ``rank``."""
+        chunks = list[tuple[int, int, int]]()  # sequence, first position, count
+        for sequence, padded in enumerate(self.padded):
+            chunk = padded // (2 * self.ranks)
+            if self.ranks == 1:
+                chunks.append((sequence, 0, padded))
+            else:
+                chunks += [(sequence, rank * chunk, chunk), (sequence, padded - (rank + 1) * chunk, chunk)]
+        sequences, starts, counts = np.asarray(chunks).T
+        return np.repeat(sequences, counts), np.repeat(starts - starts_of(counts), counts) + np.arange(counts.sum())
+
+    def sources(self, rank: int, shift: int = 0) -> np.ndarray:
+        """For each row of ``rank``, which of the N tokens it holds, or PADDING; int64 [R].
+
+        ``shift`` = 1: the token after it in its sequence, as labels are.
+        """
+        sequences, positions = self.places(rank)
+        inside = positions + shift < np.asarray(self.lengths)[sequences]
+        return np.where(inside, starts_of(self.lengths)[sequences] + positions + shift, PADDING)
+
+    def rows(self) -> np.ndarray:
+        """Where each token lies in the rows of all ranks, one rank after another; int64 [N]."""
+        sources = np.concatenate([self.sources(rank) for rank in range(self.ranks)])
+        found = np.empty(sum(self.lengths), dtype=np.int64)
+        held = np.flatnonzero(sources != PADDING)
+        found[sources[held]] = held
+        return found
+
+
+@lru_cache(maxsize=2 * KEPT)  # tokens and labels
+def _rows_of(
+    layout: Layout, rank: int, shift: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Of a rank's rows the tokens among N and the positions, both [R]; which rows are padding."""
+    sources, positions = layout.sources(rank, shift), layout.places(rank)[1] + shift
+    empty = np.flatnonzero(sources == PADDING)
+    sources[empty] = positions[empty] = 0
+    return (
+        _send_numbers(sources, device),
+        _send_numbers(positions, device),
+        _send_numbers(empty, device) if empty.size else None,
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _order_of(layout: Layout, device: torch.device) -> torch.Tensor:
+    return _send_numbers(layout.rows(), device)
+
+
+@lru_cache(maxsize=KEPT)
+def _bounds_of(layout: Layout, device: torch.device) -> torch.Tensor:
+    return _send_numbers(np.asarray([0, *accumulate(layout.padded)], dtype=np.int32), device)
+
+
+def send_batch(batch: Any, device: torch.device) -> Any:
+    """verl's micro-batch, a TensorDict, with its tensors on ``device`` and its lengths known."""
+    sent = batch.copy().clear_device_()
+    offsets: dict[tuple[int, ...], torch.Tensor] = {}  # one copy for all columns of these lengths
+    for name in batch.keys():  # noqa: SIM118  a TensorDict is no mapping: iterating it goes over its rows
+        value = batch.get(name)
+        if not isinstance(value, torch.Tensor) or value.device == device:
+            continue
+        if is_jagged(value):
+            lengths = lengths_of(value)
+            if lengths not in offsets:
+                offsets[lengths] = send(value.offsets(), device)
+            sent.set(name, jagged(send(value.values(), device), offsets[lengths], lengths))
+        elif not value.is_nested:
+            sent.set(name, send(value, device))
+    return sent
+
+
+def taker(rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that takes these rows, in this order, of each jagged tensor of a batch."""
+
+    @cache  # columns of the same lengths share an index
+    def index(lengths: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+        kept = tuple(lengths[row] for row in rows)
+        shifts = starts_of(lengths)[np.asarray(rows)] - starts_of(kept)
+        tokens = np.repeat(shifts, kept) + np.arange(sum(kept))
+        return _send_numbers(tokens, device), send(torch.tensor([0, *accumulate(kept)]), device), kept
+
+    def take(nested: torch.Tensor) -> torch.Tensor:
+        tokens, offsets, kept = index(lengths_of(nested), nested.device)
+        return jagged(nested.values().index_select(0, tokens), offsets, kept)
+
+    return take
+
+
+def selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's selection of rows; jagged tensors are not taken apart and put together again."""
+
+    @wraps(original)
+    def index_select_tensor_dict(batch: Any, indices: torch.Tensor | list[int]) -> Any:
+        if batch is None or not len(indices):
+            return original(batch, indices)
+        names = [name for name in batch.keys() if is_jagged(batch.get(name))]  # noqa: SIM118
+        take = taker(indices if isinstance(indices, list) else indices.tolist())
+        selected = original(batch.exclude(*names), indices)
+        for name in names:
+            selected.set(name, take(batch.get(name)))
+        return selected
+
+    return index_select_tensor_dict
+
+
+def _prefetch_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine's forward step, given its micro-batch on the device already."""
+
+    @wraps(original)
+    def forward_step(self: Any, batch_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        from verl.utils.device import get_device_id, get_device_name
+
+        index = get_device_id()
+        device = index if isinstance(index, torch.device) else torch.device(get_device_name(), index)
+        return original(self, iter([send_batch(next(batch_iter), device)]), *args, **kwargs)
+
+    return forward_step
+
+
+def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's packing of a jagged tensor for Megatron; unusual layouts are left to the original."""
+
+    @wraps(original)
+    def preprocess_thd_engine(
+        input_ids: torch.Tensor,
+        pre_process: bool = True,
+        need_roll: bool = False,
+        use_fp8_padding: bool = False,
+        cp_layout: str = "zigzag",
+        **unusual: Any,
+    ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+        if cp_layout != "zigzag" or any(value is not None for value in unusual.values()):
+            return original(input_ids, pre_process, need_roll, use_fp8_padding, cp_layout=cp_layout, **unusual)
+        from megatron.core import parallel_state
+        from megatron.core.packed_seq_params import PackedSeqParams
+
+        ranks = parallel_state.get_context_parallel_world_size()
+        multiple = total = parallel_state.get_tensor_model_parallel_world_size() * (2 * ranks if ranks > 1 else 1)
+        if use_fp8_padding:  # as verl has it for Transformer Engine's products
+            multiple, total = lcm(16, multiple), 128 * multiple
+        layout = Layout(lengths_of(input_ids), multiple, total, ranks)
+        bounds, longest = _bounds_of(layout, input_ids.device), max(layout.padded)
+        params = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=bounds,
+            cu_seqlens_kv=bounds,
+            cu_seqlens_q_padded=bounds,
+            cu_seqlens_kv_padded=bounds,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
+        setattr(params, LAYOUT, layout)
+        if not pre_process:
+            return input_ids, params, None
+        rank = parallel_state.get_context_parallel_rank()
+        sources_R, positions_R, empty = _rows_of(layout, rank, int(need_roll), input_ids.device)
+        rows = input_ids.values().index_select(0, sources_R)
+        if empty is not None:
+            rows.index_fill_(0, empty, 0)
+        return rows.unsqueeze(0), params, positions_R.unsqueeze(0)
+
+    return preprocess_thd_engine
+
+
+def unpacked_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The reverse of the above, for the output of the model's last stage."""
+
+    @wraps(original)
+    def postprocess_thd_engine(
+        output: torch.Tensor,
+        packed_seq_params: Any,
+        input_ids: torch.Tensor,
+        batch_size: int,
+        post_process: bool = True,
+        **rest: Any,
+    ) -> torch.Tensor:
+        layout: Layout | None = getattr(packed_seq_params, LAYOUT, None)
+        if layout is None or not post_process:
+            return original(output, packed_seq_params, input_ids, batch_size, post_process, **rest)
+        from megatron.core import parallel_state
+
+        rows = output[0]
+        if parallel_state.get_context_parallel_world_size() > 1:
+            group = parallel_state.get_context_parallel_group()
+            of_ranks = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(of_ranks, rows.detach().contiguous(), group=group)
+            of_ranks[dist.get_rank(group)] = rows  # the only one with a gradient
+            rows = torch.cat(of_ranks)
+        tokens = rows.index_select(0, _order_of(layout, rows.device))
+        return jagged(tokens, input_ids.offsets(), lengths_of(input_ids))
+
+    return postprocess_thd_engine
+
+
+@lru_cache(maxsize=KEPT)
+def _moved(
+    prompts: tuple[int, ...], responses: tuple[int, ...], width: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each response token its source among the N tokens and its place in B * W; int64 [L].
+
+    The model predicts a token at the position before it.
+    """
+    counts_B = np.asarray(responses)
+    within_L = np.arange(counts_B.sum()) - np.repeat(starts_of(responses), counts_B)
+    before_B = starts_of([*map(sum, zip(prompts, responses, strict=True))]) + np.asarray(prompts) - 1
+    sources = np.repeat(before_B, counts_B) + within_L
+    places = np.repeat(np.arange(len(responses)) * width, counts_B) + within_L
+    return _send_numbers(sources, device), _send_numbers(places, device)
+
+
+def padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's view [B, W] of a model's output at the responses; padded batches are left to it."""
+
+    @wraps(original)
+    def no_padding_2_padding(tensor: torch.Tensor, data: Any) -> torch.Tensor:
+        if not (is_jagged(data["prompts"]) and is_jagged(data["responses"])):
+            return original(tensor, data)
+        from verl.utils.tensordict_utils import get_non_tensor_data
+
+        values_N = tensor.values() if tensor.is_nested else tensor
+        prompts, responses = lengths_of(data["prompts"]), lengths_of(data["responses"])
+        assert sum(prompts) + sum(responses) == len(values_N), "an output has as many tokens as its sequences"
+        assert all(prompts), "a response's first token is predicted at the prompt's last"
+        asked: Any = get_non_tensor_data(data, "max_response_len", -1)
+        width: int = max(responses) if asked < 0 else asked
+        sources_L, places_L = _moved(prompts, responses, width, values_N.device)
+        rest = values_N.shape[1:]
+        padded = values_N.new_zeros(len(responses) * width, *rest)
+        return padded.index_copy(0, places_L, values_N.index_select(0, sources_L)).view(-1, width, *rest)
+
+    return no_padding_2_padding
+
+
+def join(parts: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The jagged tensor of a batch from those of its micro-batches, which have these ``rows``."""
+    lengths = tuple(chain.from_iterable(lengths_of(part) for part in parts))
+    offsets = torch.tensor([0, *accumulate(lengths)], dtype=parts[0].offsets().dtype)
+    values = torch.cat([part.values() for part in parts])
+    whole = jagged(values, send(offsets, values.device), lengths)
+    return taker(np.argsort([*chain.from_iterable(rows)]).tolist())(whole)
+
+
+def joined_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's summary of a batch; the outputs of its micro-batches are joined by one index."""
+
+    @wraps(original)
+    def postprocess_batch_func(output_lst: list[dict[str, Any]], indices: Any, data: Any) -> dict[str, Any]:
+        outputs = [output.get("model_output", {}) for output in output_lst]
+        if indices is None or not all(is_jagged(value) for output in outputs for value in output.values()):
+            return original(output_lst=output_lst, indices=indices, data=data)
+        rest = [{name: value for name, value in output.items() if name != "model_output"} for output in output_lst]
+        summary = original(output_lst=rest, indices=indices, data=data)
+        names = dict.fromkeys(chain.from_iterable(outputs))
+        summary["model_output"] = {name: join([output[name] for output in outputs], indices) for name in names}
+        return summary
+
+    return postprocess_batch_func
+
+
+_FORWARD_STEP = ("self", "batch_iter", "model", "logits_processor_func", "postprocess_micro_batch_func")
+_PREPROCESS = ("input_ids", "pre_process", "need_roll", "use_fp8_padding", "local_cp_size", "min_local_rows",
+               "pad_to_length_bucket", "cp_layout")  # fmt: skip
+_POSTPROCESS = ("output", "packed_seq_params", "input_ids", "batch_size", "post_process", "local_cp_size", "cp_layout")
+PACKING_PATCH = Patch(
+    changes=(
+        Change("verl.utils.tensordict_utils.index_select_tensor_dict", ("batch", "indices"), selected_by_index),
+        Change(f"{_ENGINE}MegatronEngineWithLMHead.forward_step", _FORWARD_STEP, _prefetch_batch),
+        Change(f"{_ENGINE}MegatronEngineWithValueHead.forward_step", _FORWARD_STEP, _prefetch_batch),
+        Change(f"{_MCORE}model_forward.preprocess_thd_engine", _PREPROCESS, packed_by_index),
+        Change(f"{_MCORE}model_forward.postprocess_thd_engine", _POSTPROCESS, unpacked_by_index),
+        Change(f"{_MCORE}model_forward_fused.preprocess_thd_engine", _PREPROCESS, packed_by_index),
+        Change(f"{_MCORE}model_forward_fused.postprocess_thd_engine", _POSTPROCESS, unpacked_by_index),
+    ),
+    reason="verl reads the lengths of sequences back from the device, which then idles until the host answers",
+    gain="SFT of 7B in FP8 on two H200: 75.1 % MFU instead of 72.5; no gain in bfloat16",
+    applies_to=VERL,
+    remove_when="verl's Megatron engine packs a micro-batch from lengths that it has on the host",
+)
+PADDING_PATCH = Patch(
+    changes=(
+        Change("verl.workers.utils.losses.no_padding_2_padding", ("tensor", "data"), padded_by_index),
+        Change(f"{_ENGINE}postprocess_batch_func", ("output_lst", "indices", "data"), joined_by_index),
+    ),
+    reason="verl pads outputs to the shape of its losses response by response, with three reads from the device each, "
+    "and splits and joins the outputs of all micro-batches twice",
+    gain="An update of 512 responses takes 376 us of host time per response instead of 2,090 (with the columns that "
+    "verl/ leaves out): 0.9 s of an 8 s step",
+    applies_to=VERL,
+    remove_when="verl pads and joins a model's output by one index, from lengths that it has on the host",
+)
+
+MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: cut it into at least so many
+
+
+def _with_min_micro_batches(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def prepare_micro_batches(data: Any, **kwargs: Any) -> Any:
+        from verl.utils.tensordict_utils import get_non_tensor_data
+
+        kwargs["min_num_micro_batch"] = get_non_tensor_data(data, MIN_MICRO_BATCHES, kwargs.get("min_num_micro_batch"))
+        return original(data=data, **kwargs)
+
+    return prepare_micro_batches
+
+
+MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it on every platform
+    changes=(
+        Change(
+            f"{_ENGINE}prepare_micro_batches",
+            ("data", "dp_group", "num_batches_divided_by", "same_micro_num_in_dp", "min_num_micro_batch",
+             "use_dynamic_bsz_balance"),
+            _with_min_micro_batches,
+        ),
+    ),
+    reason="the budget of a micro-batch must hold the longest sequence, and verl fills every micro-batch up to it",
+    gain='SFT of 7B on two H200 with memory.recompute = "auto" and DP 2: 54.8 % MFU instead of 51.9 with CP 2',
+    applies_to=VERL,
+    remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
+)  # fmt: skip
+
+
+def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the original for the model's first chunk, then set the functions of all chunks.
+
+    Megatron's interleaved schedule needs a list of them.
+    """
+
+    @wraps(original)
+    def register_megatron_training_hooks(model: list[Any], optimizer: Any) -> None:
+        original(model[:1], optimizer)
+        if len(model) == 1:
+            return
+        from megatron.core.utils import get_model_config
+
+        config = get_model_config(model[0])
+        for name, method in (("no_sync_func", "no_sync"), ("grad_sync_func", "start_grad_sync")):
+            if getattr(config, name) is not None:
+                setattr(config, name, [getattr(chunk, method) for chunk in model])
+
+    return register_megatron_training_hooks
+
+
+CHUNK_PATCH = Patch(
+    changes=(Change(f"{_ENGINE}register_megatron_training_hooks", ("model", "optimizer"), _chunks_share_a_config),),
+    reason="with interleaved chunks and overlapped gradient reduction verl rejects a value that it has set itself",
+    gain="Interleaved pipeline stages work; without it the run fails at its start",
+    applies_to=VERL,
+    remove_when="verl sets the functions of all chunks once for the configuration that they share",
+)
+
+# memory.fused_cross_entropy, on CUDA: cuda/log_probs.py
+LOG_PROB_PATCH = Patch(
+    changes=(
+        # LinearCrossEntropy.apply, which says nothing of its parameters
+        Change(f"{_MCORE}model_forward_fused.linear_cross_entropy", None, log_probs_by_transformer_engine),
+        Change(f"{_MCORE}get_mcore_forward_fused_model_engine_fn", ("hf_config",), entropy_where_asked),
+    ),
+    reason="verl's kernel computes the output layer two more times, slower than cuBLAS, and computes entropies that no "
+    "setting asks for; its plain path copies the logits to float32",
+    gain="SFT of 7B on two H200: 50.9 % MFU instead of 49.5; 2 bytes per logit instead of 14",
+    applies_to=VERL,
+    remove_when="verl computes log-probabilities with a kernel that neither copies nor recomputes the logits, and "
+    "passes calculate_entropy to it",
+)
+
+ALIGNED = 64  # bytes: a matrix of any dtype may start at a multiple of it
+FORMAT = "flattened_bucket"  # SGLang's name
+
+
+def flattened(named: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    """Copy the tensors into one allocation, and say where SGLang finds each of them."""
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
+
+    starts = [0, *accumulate(-(-tensor.nbytes // ALIGNED) * ALIGNED for _, tensor in named)]
+    bucket_B = torch.empty(starts.pop(), dtype=torch.uint8, device=named[0][1].device)
+    metadata = []
+    for (name, tensor), start in zip(named, starts, strict=True):
+        end, shape = start + tensor.nbytes, tuple(tensor.shape)  # SGLang unpickles torch.Size several times slower
+        bucket_B[start:end].view(tensor.dtype).view(shape).copy_(tensor.detach())
+        metadata.append(FlattenedTensorMetadata(name, shape, tensor.dtype, start, end, tensor.nbytes))  # pyright: ignore[reportArgumentType]
+    return {"flattened_tensor": bucket_B, "metadata": metadata}
+
+
+def send_as_one_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Send a bucket as one tensor; the original still sends buckets of another load format.
+
+    The engine keeps its prefix cache until verl flushes it, after the last bucket.
+    """
+
+    @wraps(original)
+    async def update_weights(
+        engine: Any, params_batch: Any, device_mesh_key: str, device_mesh: Any, load_format: str | None = None
+    ) -> Any:
+        if load_format is not None:
+            return await original(engine, params_batch, device_mesh_key, device_mesh, load_format)
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+        monkey_patch_torch_reductions()
+        bucket = flattened(params_batch)  # lives until the engine has answered
+        mine: Any = MultiprocessingSerializer.serialize(bucket)
+        mesh = device_mesh[device_mesh_key]
+        of_ranks: list[Any] | None = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
+        dist.gather_object(mine, of_ranks, dst=mesh.mesh.flatten().tolist()[0], group=mesh.get_group())
+        if of_ranks is None:
+            return None
+        return await engine.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, load_format=FORMAT, flush_cache=False)
+        )
+
+    return update_weights
+
+
+FLAT_BUCKET_PATCH = Patch(  # on CUDA, in workers with an engine on their devices
+    changes=(
+        Change(
+            "verl.workers.rollout.sglang_rollout.sglang_rollout.sgl_update_weights",
+            ("engine", "params_batch", "device_mesh_key", "device_mesh", "load_format"),
+            send_as_one_tensor,
+        ),
+    ),
+    reason="verl sends SGLang a CUDA handle for each matrix, and SGLang opens each: thousands in a model with experts",
+    gain="Weight sync of an eighth of Qwen3-30B-A3B: 0.47 s on two H100 with this patch and the one of mbridge's "
+    "export_weights, 1.9 s on two H200 without both, in a 22 s step",
+    applies_to=VERL,
+    remove_when="verl sends SGLang flattened buckets",
+)
+
+
+def _with_key(original: Callable[..., Any]) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def _get_session(self: Any) -> AsyncIterator[Any]:
+        async with original(self) as session:
+            if key := engine_key():
+                session.headers["Authorization"] = f"Bearer {key}"
+            yield session
+
+    return _get_session
+
+
+KEY_PATCH = Patch(  # in processes that send weights to SGLang
+    changes=(
+        Change(
+            "verl.workers.rollout.sglang_rollout.http_server_engine.AsyncHttpServerAdapter._get_session",
+            ("self",),
+            _with_key,
+        ),
+    ),
+    reason="verl sends weights to SGLang's server without the key that the server may ask for",
+    gain="Security: other users of the machine cannot make SGLang unpickle data, which would run their code",
+    applies_to=VERL,
+    remove_when="verl's adapter sends server_args.api_key with each request",
+    upstream="https://github.com/sgl-project/sglang/issues/30165",
+)
+
+
+def _below_client_ports(original: Callable[..., None]) -> Callable[..., None]:
+    """Have verl look for a port from a random one of LATER_PORTS on.
+
+    From a fixed one two runs that start at once would find the same.
+    """
+
+    @wraps(original)
+    def _get_master_addr_port(
+        self: Any, pg: Any, bundle_index: int = 0, master_port_range: list[int] | None = None
+    ) -> None:
+        first, end = LATER_PORTS
+        master_port_range = master_port_range or [random.randrange(first, (first + end) // 2), end]
+        original(self, pg, bundle_index, master_port_range)
+
+    return _get_master_addr_port
+
+
+MASTER_PORT_PATCH = Patch(
+    changes=(
+        Change(
+            "verl.single_controller.ray.base.RayWorkerGroup._get_master_addr_port",
+            ("self", "pg", "bundle_index", "master_port_range"),
+            _below_client_ports,
+        ),
+    ),
+    reason="verl picks a store's port seconds before the store listens, and Linux may give it to a client meanwhile",
+    gain="Starts no longer fail because the port is taken; how often they did was not measured",
+    applies_to=VERL,
+    remove_when="verl's trainer passes its worker groups a master_port_range",
+)
+TRAINING_PATCHES = (PACKING_PATCH, PADDING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)  # with Megatron, on any device
