@@ -25,9 +25,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig
+from retool_mcore.errors import RunError
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.verl.engine_client import EngineClient
 from retool_mcore.verl.failure import error_for_user
+from retool_mcore.verl.weight_check import different_layers
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class EngineRestarts(PPOTrainer):
         super().on_init_end()
         self.engine_version = self.global_steps
         self._watch, self._lost = Watch(), list[Any]()
+        self.compare_weights()
 
     def engine_metrics(self) -> dict[str, float]:
         """``engine/restarts``: since the row of metrics before; nothing where nobody watches."""
@@ -87,6 +90,25 @@ class EngineRestarts(PPOTrainer):
             return {}
         since, self._restarts_reported = self._restarts - self._restarts_reported, self._restarts
         return {"engine/restarts": float(since)}
+
+    def compare_weights(self) -> None:
+        """Raise RunError unless all engines hold the weights that the actor has sent."""
+        if not self._watches:
+            return
+        layer, actor = self.actor_rollout_wg.sent_weights()[0]
+        servers = self._managers()[0].server_handles
+        for number, call in enumerate([server.weight_sums.remote(layer) for server in servers]):
+            try:
+                different = different_layers(actor, ray.get(call))
+            except RayActorError:
+                continue  # it died, which the next look at the engines notices
+            if different:
+                raise RunError(
+                    f"Engine {number} does not hold the actor's weights after the weight sync of step "
+                    f"{self.global_steps}: {len(different)} parts differ, the first of them {different[0]!r}. What it "
+                    "samples would not be from this model. The same command goes on after the last checkpoint; if it "
+                    "happens again, report it with the versions that `retool preflight` lists"
+                )
 
     def replace_dead_engines(self) -> None:
         """Called while a batch is awaited: what has died is replaced before it returns."""

@@ -15,11 +15,13 @@ from typing import Any
 import ray
 import torch
 from sglang.srt.entrypoints.http_server import app
+from sglang.srt.managers.io_struct import CheckWeightsReqInput
 from sglang.srt.utils.auth import add_api_key_middleware
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
 from retool_mcore.platforms.engine_key import engine_key
+from retool_mcore.platforms.weight_sums import ACTION, Sums
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +155,14 @@ class MeasuredServer(SGLangHttpServer):
                 loads = await self.tokenizer_manager.get_loads(include=["core"])
                 running, queued = (sum(getattr(load, f"num_{kind}_reqs") for load in loads) for kind in KINDS)
                 self._polls.append((running, queued))
+
+    @control
+    async def weight_sums(self, prefix: str) -> list[Sums]:
+        """Of each rank, ``Sums`` of the weights whose names begin so."""
+        request = CheckWeightsReqInput(action=f"{ACTION}{prefix}")
+        success, message, ranks, _ = await self.tokenizer_manager.check_weights(request)
+        assert success and ranks, f"SGLang did not sum its weights: {message}"
+        return [rank["sums"] for rank in ranks]
 
     @control
     async def take_polls(self) -> list[tuple[int, int]]:

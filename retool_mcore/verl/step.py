@@ -208,13 +208,14 @@ class RlStep(RlRun):
         return tuple(len(real_keys(self.rows_of_update(rows, update))) for update in updates)
 
     def on_step_end(self) -> None:
-        """Send the new weights to the engines, also to restarted ones."""
+        """Send the new weights to the engines, also to restarted ones, and compare them."""
         self.save_if_asked()
         self.detach_dead_engines()
         restarted = self.restart_lost_engines()
         self.sleep_engines(restarted)
         super().on_step_end()  # verl's weight sync, under the timer "update_weights"
         self.admit_engines(restarted)
+        self.compare_weights()
         self.engine_version, self.actor_is_ahead = self.global_steps, False
         last = self.global_steps == self.total_training_steps
         if self.trainer_mode == "sync" and not last and not self.validates_now:

@@ -154,6 +154,13 @@ class Probes:
     def a_comparison_and_a_call(self) -> str:
         return f"{token_stops.response()}; {token_stops.streams()}"
 
+    def sums_of_weights(self) -> str:
+        import torch
+        from sglang.srt.utils.weight_checker import WeightChecker
+
+        runner = SimpleNamespace(model=torch.nn.Linear(2, 2))
+        return repr(sorted(WeightChecker(runner).handle("retool_sums:")["sums"]))
+
     def draw_by_a_seed(self) -> str:
         import torch
         from sglang.srt.layers import sampler
@@ -324,6 +331,7 @@ ENABLES = {
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
+    "sglang.srt.utils.weight_checker.WeightChecker.handle": Probes.sums_of_weights,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
     "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.a_comparison_and_a_call,
 }

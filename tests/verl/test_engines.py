@@ -217,6 +217,7 @@ def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch
 
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", build)
     worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = None
     worker.init_model()
     assert not hasattr(shared.hf_config, "quantization_config") and worker.rollout.model_config is not shared
 
@@ -229,6 +230,7 @@ def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: py
 
     monkeypatch.setenv(PLATFORM_ENV, "cuda")
     worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = None
     beside = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace()))
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda worker: setattr(worker, "rollout", rollouts.pop()))
     rollouts = [beside, None]

@@ -21,6 +21,7 @@ from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch, Seam
 from retool_mcore.platforms.prefills import PREFILL_PATCH
 from retool_mcore.platforms.versions import requirement
+from retool_mcore.platforms.weight_sums import WEIGHT_SUMS_PATCH
 
 CPU = torch.device("cpu")
 TORCH = requirement("torch")
@@ -306,6 +307,7 @@ ENGINE_PATCHES = (
 SGLANG_PATCHES = (
     CALL_END_PATCH,
     PREFILL_PATCH,
+    WEIGHT_SUMS_PATCH,
     Patch(
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         replace=seeded_sampling.with_seeds,

@@ -12,6 +12,7 @@ from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.prefills import PREFILL_PATCH
 from retool_mcore.platforms.versions import requirement
+from retool_mcore.platforms.weight_sums import WEIGHT_SUMS_PATCH
 
 PART_ELEMENTS = 1 << 28  # in one part of an optimizer step: 1 GiB for each float32 copy of a moment
 
@@ -106,6 +107,7 @@ TRAINING_PATCHES = (
 SGLANG_PATCHES = (
     CALL_END_PATCH,
     PREFILL_PATCH,
+    WEIGHT_SUMS_PATCH,
     Patch(
         target="sglang.srt.utils.torch_memory_saver_adapter._TorchMemorySaverAdapterReal.region",
         replace=_without_host_copy,
