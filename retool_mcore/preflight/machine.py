@@ -101,7 +101,9 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 def patches(platform: Platform) -> Iterator[Finding]:
     """Every patch and seam of a run, and whether it was written for the installed version."""
-    for record in (*platform.patches(), *platform.seams(), *SEAMS):
+    from retool_mcore.verl.checkpoint import CHECKPOINT_PATCHES  # imports torch
+
+    for record in (*platform.patches(), *CHECKPOINT_PATCHES, *platform.seams(), *SEAMS):
         name = type(record).__name__.lower()
         try:
             record.check_version()
@@ -109,8 +111,6 @@ def patches(platform: Platform) -> Iterator[Finding]:
             yield error(name, str(problem))
         else:
             yield ok(name, f"{record.target}: {record.reason}; goes when {record.remove_when}")
-    if not platform.patches():
-        yield ok("patch", "none on this platform")
 
 
 def disk(config: RunConfig) -> Iterator[Finding]:

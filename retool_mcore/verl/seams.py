@@ -12,7 +12,6 @@ _TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
 _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
 _REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
 _CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
-_QUEUE = "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue"
 _ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
 _HOOKS = "verl's trainer calls hooks at this place of a step"
 # The parts of verl's step that verl/step.py calls one after the other.
@@ -170,12 +169,6 @@ SEAMS = (
         (),
         "SFT times the optimizer by itself; verl's worker runs a whole update in one call",
         "verl's worker times the phases of an update",
-    ),
-    Seam(
-        target=_QUEUE,
-        reason="actor and critic save side by side in one process, and Megatron has one queue for both",
-        applies_to=requirement("megatron-core"),
-        remove_when="Megatron keeps a queue for each save",
     ),
     Seam(
         target="verl.workers.rollout.replica.RolloutReplicaRegistry._registry",

@@ -13,7 +13,7 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer, memory_by_rank
-from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
+from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.keys.sft import sft_worker_config
 from retool_mcore.verl.recompute import recompute_long_micro_batches
 from retool_mcore.verl.sft_batches import Packer

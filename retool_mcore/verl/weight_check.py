@@ -25,12 +25,11 @@ class SentWeights:
         self._layers: list[str] = []  # known after the first sync
         self._syncs = 0
         self._found: list[tuple[str, str, int, torch.Tensor]] = []
-        if dist.get_rank() == 0:
-            engine.get_per_tensor_param = self._exported
+        engine.get_per_tensor_param = self._exported
 
     def _exported(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
         weights, adapters = self._export(*args, **kwargs)
-        return self._passing(weights), adapters
+        return self._passing(weights) if dist.get_rank() == 0 else weights, adapters
 
     def _passing(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         self._found = []

@@ -25,7 +25,7 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import alive
-from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
+from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
 from retool_mcore.verl.weight_check import SentWeights, Sums

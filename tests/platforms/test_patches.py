@@ -13,10 +13,11 @@ import torch
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches import ModuleView, Patch
+from retool_mcore.verl.checkpoint import CHECKPOINT_PATCHES
 from tests.platforms import token_stops
 from tests.scenario import ROOT
 
-PATCHES = get_platform("cpu").patches()
+PATCHES = (*get_platform("cpu").patches(), *CHECKPOINT_PATCHES)
 cpu_only = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 

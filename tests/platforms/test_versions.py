@@ -8,6 +8,7 @@ from packaging.requirements import Requirement
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.versions import VERSIONS, requirement
+from retool_mcore.verl.checkpoint import CHECKPOINT_PATCHES
 from retool_mcore.verl.seams import SEAMS
 
 ROOT = Path(__file__).parents[2]
@@ -33,5 +34,5 @@ def test_every_package_with_a_range_is_in_an_extra():
 @pytest.mark.parametrize("name", ["cpu", "cuda", "ascend"])
 def test_patches_and_seams_take_the_range_of_their_package(name: str):
     platform = get_platform(name)
-    records = (*platform.patches(), *platform.seams(), *SEAMS)
+    records = (*platform.patches(), *CHECKPOINT_PATCHES, *platform.seams(), *SEAMS)
     assert records and {record.applies_to for record in records} <= {requirement(package) for package in VERSIONS}

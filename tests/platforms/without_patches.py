@@ -10,11 +10,10 @@ ENABLES.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import queue
 import shutil
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -117,22 +116,14 @@ class Probes:
         monkey_patch_torch_reductions()  # what verl's own adapter does, through sglang.srt.weight_sync.utils
         return f"{len(MultiprocessingSerializer.serialize(named_tensors))} bytes by shared memory"
 
-    def kill_a_rank_that_wrote_a_checkpoint(self) -> str:
-        import psutil
+    def results_of_two_saves(self) -> str:
+        """Two roles are saved at the same time; the first asks for its results last."""
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-        from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
-
-        [writer] = [patch for patch in ENGINE_PATCHES if patch.target == WRITER]
-        module = "tests.platforms.without_patches"
-        command = [sys.executable, "-W", "ignore", "-m", module, "rank", "patched" if writer.applied else "plain"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
-            assert rank.stdout is not None
-            children = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
-            rank.kill()
-        _, alive = psutil.wait_procs(children, timeout=5)
-        for process in alive:
-            process.kill()
-        return f"{len(children) - len(alive)} of {len(children)} children ended"
+        actor, critic = (filesystem_async._get_write_results_queue() for _ in range(2))
+        actor.put("the actor's")
+        critic.put("the critic's")
+        return f"{critic.get_nowait()} for the critic, {actor.get_nowait()} for the actor"
 
     def seeds_of_requests(self) -> str:
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -289,19 +280,21 @@ class Probes:
     def save_whose_writer_is_killed(self) -> str:
         from tests.platforms.writers import KILLED, write
 
-        try:
-            return repr(write(self.folder / "killed_writer", 2, KILLED, timeout_s=10))
-        except queue.Empty:
-            return "it waits"
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=write, args=(self.folder / "killed_writer", 2, KILLED))
+        process.start()
+        process.join(timeout=15)
+        waits = process.is_alive()
+        process.kill()
+        return "it waits" if waits else "it has ended"
 
 
-WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
+WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
 ENABLES = {
-    WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
-    "megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync"
-    ".write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
+    f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
+    f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
@@ -344,23 +337,6 @@ def outcome(probe, probes: Probes) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def rank(patched: bool) -> None:
-    """A rank whose checkpoint writer has started: prints its children's process ids and waits to be
-    killed.
-    """
-    import psutil
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
-
-    for patch in ENGINE_PATCHES:
-        if patch.target == WRITER and patched:
-            patch.apply()
-    filesystem_async._get_write_results_queue()
-    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
-    sys.stdin.read()
-
-
 def main(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -371,10 +347,12 @@ def main(folder: Path) -> None:
     probes = Probes(folder)
     import retool_mcore.platforms.cpu.engine  # noqa: F401  the patches of training processes
     from retool_mcore.platforms.patches import apply_all
+    from retool_mcore.verl.checkpoint import CHECKPOINT_PATCHES
 
-    apply_all(platform.patches())  # also those that processes apply when they first need them
+    patches = (*platform.patches(), *CHECKPOINT_PATCHES)
+    apply_all(patches)  # also those that processes apply when they first need them
     with_all, result = dict[object, str](), {}
-    for patch in platform.patches():
+    for patch in patches:
         probe = ENABLES.get(patch.target, Probes.train_and_resume)
         if probe not in with_all:
             with_all[probe] = outcome(probe, probes)
@@ -386,7 +364,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "rank":
-        rank(sys.argv[2] == "patched")
-    else:
-        main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

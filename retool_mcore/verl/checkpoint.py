@@ -1,38 +1,38 @@
-"""Writes an engine's checkpoint while training goes on, and reads it onto another layout.
+"""Checkpoints of one rank's engine, and of all roles of a run: written beside the steps, and read.
 
-verl 0.9.1 can ask Megatron for asynchronous writes, but never asks whether they have ended.
-Megatron's own queue passes the results of all writes through one queue per process, in the order in
-which they end, so the two folders of a checkpoint could get each other's results. Here each rank's
-engine has one process that does all its writes, one after another.
+verl 0.9.1 can ask Megatron for asynchronous writes, but never asks whether they have ended. Here
+each rank forks one process that writes all files of a checkpoint. run/saving.py publishes a
+checkpoint when every rank has finished, so it is complete or absent.
 """
 
 import gc
 import logging
 import multiprocessing
-import os
+import pickle
+import queue
 import shutil
-import signal
-import threading
-import time
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from pickle import UnpicklingError
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from retool_mcore.errors import CheckpointError
+from retool_mcore.errors import CheckpointError, ReToolError
 from retool_mcore.model.tensors import untrained_copies
+from retool_mcore.platforms.patches import Patch, apply_all
 from retool_mcore.platforms.pickles import files_are_data
+from retool_mcore.platforms.versions import requirement
 from retool_mcore.process import die_with_parent
 from retool_mcore.run import checksums
 
 logger = logging.getLogger(__name__)
-CHILDREN_POLL_S = 0.2
 
 
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
@@ -64,12 +64,12 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
 @contextmanager
 def _explain_failed_read(folder: str) -> Iterator[None]:
-    """Name the folder: one from before checksums were kept is first found damaged here."""
+    """Turn whatever a damaged file raises into one error that names the folder."""
     try:
         yield
     except CheckpointError:
         raise
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
             "Move it away to resume from the one before it."
@@ -108,10 +108,76 @@ def seed_at(seed: int, step: int) -> int:
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
 
 
+class Results:
+    """What Megatron's writers report, in a file without a name that a forked writer shares.
+
+    Megatron keeps one queue for all saves of a process, in a manager process that outlives a killed
+    rank; actor and critic, which are saved side by side, could get each other's results.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the save
+
+    def put(self, result: Any) -> None:
+        pickle.dump(result, self._file)
+        self._file.flush()
+
+    def get_nowait(self) -> Any:
+        self._file.seek(0)
+        try:
+            return pickle.load(self._file)
+        except EOFError:
+            raise queue.Empty from None
+
+
+def _by_save(original: Callable[[], Any]) -> Callable[[], Any]:
+    return wraps(original)(Results)
+
+
+def _in_threads(original: Any) -> Any:
+    """Write each bucket in a thread; the original waits for ever for a process that was killed."""
+
+    def write_preloaded_data_multiproc(
+        transform_list: list[Any], use_msc: bool, rank: int, write_buckets: Sequence[Any], global_results_queue: Any
+    ) -> None:
+        from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+        del rank
+        found: dict[int, Any] = {}
+        reports = SimpleNamespace(put=lambda report: found.update([report]))
+        nobody = SimpleNamespace(get=lambda: None, task_done=lambda: None)
+        write = partial(FileSystemWriterAsync.write_preloaded_data, transform_list, use_msc=use_msc)
+        with ThreadPoolExecutor(max(1, len(write_buckets))) as pool:
+            list(pool.map(lambda each: write(*each, reports, nobody, True), enumerate(write_buckets)))
+        failed = [result for result in found.values() if isinstance(result, Exception)]
+        global_results_queue.put(failed[0] if failed else found)
+
+    return staticmethod(wraps(original)(write_preloaded_data_multiproc))
+
+
+_WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
+CHECKPOINT_PATCHES = (
+    Patch(
+        target=f"{_WRITERS}_get_write_results_queue",
+        replace=_by_save,
+        reason="one queue for all saves: two roles can get each other's results, and its manager outlives its rank",
+        applies_to=requirement("megatron-core"),
+        remove_when="Megatron-core keeps a queue for each save, bound to the rank's life",
+    ),
+    Patch(
+        target=f"{_WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc",
+        replace=_in_threads,
+        reason="a save waits for ever for a writing process that was killed, as by the kernel when memory is short",
+        applies_to=requirement("megatron-core"),
+        remove_when="Megatron-core's checkpoint writer notices that one of its processes has ended",
+    ),
+)
+
+
 class Writer:
     """A forked process that runs jobs one after another, on the memory of the moment of the fork.
 
-    When this process ends, the writer is killed, and so is whatever its jobs start.
+    When this process ends, the writer is killed.
     """
 
     def __init__(self, jobs: Sequence[Callable[[], object]]) -> None:
@@ -142,32 +208,14 @@ class Writer:
 
 def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
     die_with_parent()
-    os.register_at_fork(after_in_child=die_with_parent)  # Megatron writes each file in a process of its own
     torch.set_num_threads(1)  # the threads of the pool were not forked
     gc.disable()  # this process must not free the parent's device memory
-    threading.Thread(target=_watch_for_killed_child, args=(sender,), daemon=True).start()
     try:
         for job in jobs:
             job()
     except Exception as error:
         sender.send(f"{type(error).__name__}: {error}")
         raise
-
-
-def _watch_for_killed_child(sender: Any) -> None:
-    """End the writer when one of its own child processes was killed.
-
-    Megatron would wait for ever for it. Most likely the kernel killed it for lack of memory.
-    """
-    running: set[Any] = set()
-    while True:
-        still = set(multiprocessing.active_children())
-        killed = [child for child in running - still if (child.exitcode or 0) < 0]
-        if killed:
-            sender.send(f"a process that wrote a file was ended by {signal.Signals(-killed[0].exitcode).name}")
-            os._exit(1)
-        running = still
-        time.sleep(CHILDREN_POLL_S)
 
 
 @contextmanager
@@ -221,6 +269,7 @@ class PendingSave:
 
 def save(engine: Any, folder: str, step: int) -> None:
     """Write a checkpoint. Collective. Raises CheckpointError."""
+    apply_all(CHECKPOINT_PATCHES)
     with explain_failed_write(folder):
         engine.save_checkpoint(local_path=folder, global_step=step)
     checksums.record(Path(folder), dist.get_rank())
@@ -233,6 +282,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     Megatron-Bridge the weights are written before this returns, because the bridge gathers and
     writes in one call.
     """
+    apply_all(CHECKPOINT_PATCHES)
     manager = engine.checkpoint_mananager
     jobs: list[Callable[[], object]] = []
     finishers: list[Callable[[], object]] = []
@@ -265,8 +315,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     if manager.vanilla_bridge:
         manager._save_model_as_hf_via_bridge = stage_weights if adapters is None else stage_adapters
     try:
-        with _results_queue_of(manager):
-            engine.save_checkpoint(local_path=folder, global_step=step)
+        engine.save_checkpoint(local_path=folder, global_step=step)
     finally:
         del manager._dispatch_finalize
         manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
@@ -274,19 +323,6 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
             adapters.keep_to_adapters()
     jobs.append(partial(checksums.record, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
-
-
-@contextmanager
-def _results_queue_of(manager: Any) -> Iterator[None]:
-    """Give each engine its own results queue during a save.
-
-    Megatron has one queue per process, but RL's actor and critic are written side by side.
-    """
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    filesystem_async._results_queue = manager.__dict__.get("_results_queue")
-    yield
-    manager._results_queue = filesystem_async._results_queue
 
 
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
@@ -301,3 +337,37 @@ def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
     engine.bridge.save_weights(engine.module, path)
     if not engine.is_value_model:
         shutil.copyfile(source / "config.json", Path(path, "config.json"))
+
+
+# ------------------------------------------------- all roles, in RL's driver
+
+
+@contextmanager
+def unwrap_worker_errors() -> Iterator[None]:
+    """Raise a worker's ReToolError as the worker raised it, without Ray's wrapping."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, ReToolError):
+            raise error.cause from error
+        raise
+
+
+class WorkersSave:
+    """The save in flight of all roles' workers; a ``saving.Pending``."""
+
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self._groups = groups
+
+    def ended(self) -> bool:
+        return all(all(group.save_ended()) for group in self._groups)
+
+    def finish(self) -> None:
+        with unwrap_worker_errors():
+            for group in self._groups:
+                group.finish_save()
+
+    def kill(self) -> None:
+        """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
