@@ -131,7 +131,11 @@ class Results:
 
 
 def _by_save(original: Callable[[], Any]) -> Callable[[], Any]:
-    return wraps(original)(Results)
+    @wraps(original)
+    def get_write_results_queue() -> Results:
+        return Results()
+
+    return get_write_results_queue
 
 
 def _in_threads(original: Any) -> Any:
