@@ -33,7 +33,7 @@ def _with_key(original: Callable[..., Any]) -> Callable[..., Any]:
     return _get_session
 
 
-KEY_PATCH = Patch(  # applied in the processes that send weights: verl/sglang_replica.py
+KEY_PATCH = Patch(  # applied in the processes that send weights: verl/sglang_server.py
     target="verl.workers.rollout.sglang_rollout.http_server_engine.AsyncHttpServerAdapter._get_session",
     replace=_with_key,
     reason="verl sends weights to SGLang's server without the key that the server may ask for",

@@ -9,29 +9,66 @@ in the trainer's own thread, at two moments when the actor does nothing else:
 - At the end of a step, before its weight sync, for an engine that died while the actor learnt.
 
 A new engine has random weights until the sync; only then does the router hear of it. Until then
-verl/engine_client.py sends requests elsewhere, or holds them. An engine that dies during a sync, or
+``EngineClient`` sends requests elsewhere, or holds them. An engine that dies during a sync, or
 while it goes to sleep, ends the run.
 """
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.verl.engine_client import EngineClient
+from retool_mcore.rollout.engine import EngineUnavailable
 from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.weight_check import different_layers
 
 logger = logging.getLogger(__name__)
+
+# The longest wait of a request. In mode "partial_rollout" it may begin before a step's update,
+# after which the engine is restarted.
+ENGINE_AWAY_S = 3600.0
+PAUSE_S = (0.2, 5.0)  # between two attempts: at first, at most
+ROUTER_DIED = re.compile(r"class_name: \w*Router\b")  # in Ray's error for an actor
+
+
+class EngineClient(LLMServerClient):
+    """verl's client, which waits for an engine that is being restarted.
+
+    A request that an engine took with it, or that finds none, is sent again. Nothing of it has
+    reached the trajectory, so no token is lost or counted twice.
+    """
+
+    away_s = ENGINE_AWAY_S
+
+    async def generate(self, request_id: Any, **request: Any) -> Any:
+        """verl's, again until an engine answers. Raises what verl's raises after ``away_s``."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(is_away),
+            stop=stop_after_delay(self.away_s),
+            wait=wait_exponential_jitter(multiplier=PAUSE_S[0], max=PAUSE_S[1]),
+            reraise=True,
+        )
+        return await retrying(super().generate, request_id, **request)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether ``error`` says that the engine died, or, from the router, that there is none now.
+
+    Nothing restarts the router: a request that finds it dead fails.
+    """
+    none_now = isinstance(error, RayTaskError) and isinstance(error.cause, EngineUnavailable)
+    return none_now or (isinstance(error, RayActorError) and not ROUTER_DIED.search(str(error)))
 
 
 class Watch:

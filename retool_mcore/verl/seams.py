@@ -80,18 +80,6 @@ SEAMS = (
         "verl's configuration names the classes of its workers",
     ),
     _verl(
-        f"{_ASYNC}_setup",
-        (),
-        "its log call at level INFO passes print's flush=True and would raise a TypeError",
-        "_setup of trainer_separate_async.py no longer does so",
-    ),
-    _verl(
-        f"{_ASYNC}_compute_old_log_prob",
-        ("batch", "metrics"),
-        "where a step is one update, no copy of the weights is needed to compare with",
-        "verl copies weights only where a step has several updates",
-    ),
-    _verl(
         f"{_REPLAY}_dapo_filtered_keys",
         ("partition_id",),
         "a group that outages left empty would count as one without the metric, and end the run",
@@ -114,12 +102,6 @@ SEAMS = (
         ("partition_id", "last_debug_time"),
         "an engine that died is noticed and restarted while the trainer waits for a batch",
         "verl restarts the engines of its replicas",
-    ),
-    _verl(
-        "verl.workers.rollout.llm_server.LLMServerClient._acquire_server",
-        ("request_id", "extra"),
-        "a router that died is told apart from an engine that did, which will be there again",
-        "verl's client names the process that died",
     ),
     _verl(
         "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter._init_server_adapter",
@@ -164,12 +146,6 @@ SEAMS = (
         applies_to=requirement("mbridge"),
         remove_when=_ADAPTERS,
     ),
-    _verl(
-        "verl.workers.engine.megatron.transformer_impl.MegatronEngine.optimizer_step",
-        (),
-        "SFT times the optimizer by itself; verl's worker runs a whole update in one call",
-        "verl's worker times the phases of an update",
-    ),
     Seam(
         target="verl.workers.rollout.replica.RolloutReplicaRegistry._registry",
         reason="a thread imports SGLang, 20 s, while the workers build the model; the registry's get would wait",
@@ -183,21 +159,9 @@ SEAMS = (
         "verl starts them while it builds the model",
     ),
     Seam(
-        target="verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",
-        reason="verl hands out its worker of the agent loops as a Ray actor class, and a subclass needs the plain one",
-        applies_to=requirement("ray"),
-        remove_when="verl exports the plain class of its worker",
-    ),
-    Seam(
-        target="verl.trainer.main_ppo.TaskRunnerV1.__ray_metadata__",
-        reason="verl hands out its task runner as a Ray actor class, and a subclass needs the plain one",
-        applies_to=requirement("ray"),
-        remove_when="verl exports the plain class of its task runner",
-    ),
-    Seam(
         target="verl.trainer.main_ppo.TaskRunnerV1.__ray_actor_class__",
-        reason="verl maps roles to Ray actor classes, and our workers subclass the plain ones",
+        reason="verl's task runner and workers are Ray actor classes, and a subclass needs the plain one behind it",
         applies_to=requirement("ray"),
-        remove_when="verl's configuration names the classes of its workers",
+        remove_when="verl exports the plain classes",
     ),
 )
