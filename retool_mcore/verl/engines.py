@@ -106,6 +106,10 @@ class EngineRestarts(PPOTrainer):
         """verl's managers of the engines that sample, and of their weight sync."""
         return self.llm_server_manager, self.checkpoint_manager
 
+    def servers(self) -> list[Any]:
+        """The servers that take requests, one of each engine."""
+        return self._managers()[0].server_handles
+
     @property
     def _watches(self) -> bool:
         return ENGINES[self.config.actor_rollout_ref.rollout.name].own_server
@@ -133,8 +137,7 @@ class EngineRestarts(PPOTrainer):
         if not self._watches:
             return
         layer, actor = self.actor_rollout_wg.sent_weights()[0]
-        servers = self._managers()[0].server_handles
-        for number, call in enumerate([server.weight_sums.remote(layer) for server in servers]):
+        for number, call in enumerate([server.weight_sums.remote(layer) for server in self.servers()]):
             try:
                 different = different_layers(actor, ray.get(call))
             except RayActorError:

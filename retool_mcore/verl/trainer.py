@@ -75,7 +75,7 @@ class RlRun(EngineRestarts):
         self._saver = saving.Saver(self._run, self._write_checkpoint)
         self._writer: MetricWriter | None = None
         self._clock = StepClock()
-        self._load = EngineLoad(self)
+        self._load = EngineLoad(self.servers)
         self._starting = True
         values = read_config(self._run.model.path)
         self._shape = shape_of_config(values) if values else None  # None: not in the hub cache

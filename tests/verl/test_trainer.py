@@ -193,8 +193,7 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     polls = [[(4, 1)], [(90, 90)], [(8, 3)], []]
     server = SimpleNamespace(take_polls=SimpleNamespace(remote=lambda: polls.pop(0)))
     trainer = trainer_of(tmp_path)
-    trainer._rollout_server_managers = lambda: [SimpleNamespace(server_handles=[server, object()])]
-    trainer._load, trainer._writer = rl_metrics.EngineLoad(trainer), object()
+    trainer._load, trainer._writer = rl_metrics.EngineLoad(lambda: [server, object()]), object()
     trainer.on_validate_begin()
     trainer.on_validate_end()
     row = {"engine/running/mean": 6.0, "engine/running/max": 8.0, "engine/queued/mean": 2.0, "engine/queued/max": 3.0}
