@@ -164,4 +164,10 @@ SEAMS = (
         applies_to=requirement("ray"),
         remove_when="verl exports the plain classes",
     ),
+    Seam(
+        target="ray._private.services.ConsolePopen",
+        reason="a SIGTERM to the run's process group would end Ray's servers before the driver has saved",
+        applies_to=requirement("ray"),
+        remove_when="Ray starts its servers in process groups of their own",
+    ),
 )
