@@ -33,8 +33,7 @@ from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.sft_batches import Packer
-from retool_mcore.verl.sft_engine import megatron_worker
+from retool_mcore.verl.sft_engine import Packer, megatron_worker
 
 KINDS = {  # in the order in which overlapping kernels count
     "attention": r"fmha|flash|attention|cudnn_generated|sdpa|_fwd_(grouped_)?kernel",

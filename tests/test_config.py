@@ -138,13 +138,18 @@ def test_what_those_rules_allow_loads():
 
 
 def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
-    rollout = ["rollout.group_size=6", "rollout.temperature=0.7", "rollout.top_p=0.8"]
+    rollout = ["rollout.group_size=6", "rollout.temperature=0.7"]
     alike = load_config(RlConfig, RL, rollout).validation
-    assert (alike.n, alike.temperature, alike.top_p) == (6, 0.7, 0.8)
+    assert (alike.n, alike.temperature, alike.top_p) == (6, 0.7, 1.0)
     own = load_config(RlConfig, RL, [*rollout, "validation.n=30", "validation.temperature=0", "validation.top_p=0.6"])
     assert (own.validation.n, own.validation.temperature, own.validation.top_p) == (30, 0.0, 0.6)
-    assert (own.rollout.group_size, own.rollout.temperature, own.rollout.top_p) == (6, 0.7, 0.8)
+    assert (own.rollout.group_size, own.rollout.temperature, own.rollout.top_p) == (6, 0.7, 1.0)
     assert load_config(RlConfig, RL, ["validation.every=0"]).validation.temperature == 1.0, "[rollout]'s default"
+
+
+def test_training_samples_from_all_tokens():
+    with pytest.raises(ConfigError, match=r"rollout.top_p = 0.9: training has to sample from all tokens"):
+        load_config(RlConfig, RL, ["rollout.top_p=0.9", "validation.top_p=1.0"])
 
 
 def test_shaping_that_cannot_shape_is_refused():

@@ -41,6 +41,7 @@ def test_targets_are_matrices_by_name_or_as_a_group():
             'base_precision = "fp8" with rank = 0: without adapters all weights are trained',
         ),
         (("lora.rank=-1",), "lora.rank = -1: input should be greater than or equal to 0"),
+        ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1: RL compares log-probabilities"),
         (("lora.dropout=1.0",), "lora.dropout = 1.0: input should be less than 1"),
         (("lora.targets=[]",), "lora.targets = []: 1 or more are needed"),
         (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": input should be 'attention', 'mlp', 'q_proj'"),

@@ -64,8 +64,8 @@ def from_verl(
     Each value has its origin in a comment. What has no counterpart stands at the end, with the
     reason. docs/from_verl.md has the whole mapping.
     """
+    from retool_mcore.cli.from_verl import convert
     from retool_mcore.data.files import replacing
-    from retool_mcore.verl.from_verl import convert
 
     made = convert(file, overrides, platform)
     if out is None:

@@ -26,7 +26,7 @@ class Lora(Section):
     """The product of an adapter's two matrices is scaled by alpha / rank."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability with which a value that enters an adapter is left out, in training only."""
+    """Probability with which a value that enters an adapter is left out, in SFT's training only."""
 
     targets: list[
         Literal["attention", "mlp", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -330,7 +330,12 @@ class RlConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _lora_has_no_critic(self) -> RlConfig:
+    def _rl_lora_rules(self) -> RlConfig:
+        if self.lora.dropout:
+            raise ValueError(
+                f"lora.dropout = {self.lora.dropout}: RL compares log-probabilities of updates with those of the "
+                "engines and of earlier passes, which have no dropout. Set it to 0; SFT may use it"
+            )
         if self.lora.rank and self.algorithm.name == "ppo":
             raise ValueError(
                 f'lora.rank = {self.lora.rank} with algorithm.name = "ppo": its critic has no adapters and would train '

@@ -11,7 +11,7 @@ from retool_mcore.config.mcp import McpServer
 
 INTERPRETER = "code_interpreter"
 # Settings of [validation] -> those of [rollout] that they are when left out.
-SAME_AS_ROLLOUT = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
+SAME_AS_ROLLOUT = {"n": "group_size", "temperature": "temperature"}
 
 
 class Prompts(Section):
@@ -113,7 +113,7 @@ class Rollout(ToolLoop):
     """Sampling temperature; 1 samples from the model's own probabilities."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the likeliest tokens that have this probability together; 1: from all."""
+    """1: sample from all tokens. Training refuses less; set validation.top_p instead."""
 
     max_dropped_fraction: Fraction = 0.02
     """Fraction of a batch that sandbox or engine outages may cost; above it the run stops."""
@@ -156,6 +156,16 @@ class Rollout(ToolLoop):
     agent_workers: PositiveInt = 1
     """Processes that run the loops of trajectories, over all nodes."""
 
+    @model_validator(mode="after")
+    def _check_whole_distribution(self) -> Self:
+        """The loss compares log-probabilities over all tokens with those of the sampler."""
+        if self.top_p < 1:
+            raise ValueError(
+                f"rollout.top_p = {self.top_p}: training has to sample from all tokens, because the actor's "
+                "log-probabilities are over all of them. Set 1 here; validation.top_p may be lower"
+            )
+        return self
+
 
 class HeldOut(Section):
     """How a policy is scored on held-out problems."""
@@ -170,13 +180,13 @@ class HeldOut(Section):
     """Sampling temperature; 0: always the likeliest token."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """As rollout.top_p, for held-out problems."""
+    """Sample from the likeliest tokens that have this probability together; 1: from all."""
 
 
 class Validation(HeldOut):
     """When and how a run's own validation and `retool eval` score the policy on held-out problems.
 
-    When n, temperature or top_p is left out, it is group_size, temperature or top_p of [rollout].
+    When n or temperature is left out, it is group_size or temperature of [rollout].
     """
 
     files: list[str] = Field(min_length=1)

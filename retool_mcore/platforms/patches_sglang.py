@@ -1,6 +1,6 @@
 """Patches of SGLang, in its scheduler and detokenizer processes, the most important first.
 
-On CUDA all three are active. A CPU has the first two, and cpu/patches.py adds its own.
+On CUDA all four are active. A CPU has all but the first, and cpu/patches.py adds its own.
 """
 
 import os
@@ -11,6 +11,7 @@ from typing import Any
 from retool_mcore.platforms.base import PREFILLS_ENV
 from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS, CallEnd
 from retool_mcore.platforms.patches import Change, Patch, requirement
+from retool_mcore.platforms.weight_sums import with_sums
 
 FEW = 4  # requests are few while they are less than a 4th of those that decode
 MOST_STEPS = 16  # decoding steps for which the first request waits; far below the steps of a turn
@@ -146,6 +147,16 @@ CALL_END_PATCH = Patch(
 )
 
 
+WEIGHT_SUMS_PATCH = Patch(
+    changes=(Change("sglang.srt.utils.weight_checker.WeightChecker.handle", ("self", "action"), with_sums),),
+    reason="SGLang's checksum is of fused and sharded matrices, which the actor does not have, and needs CUDA",
+    gain="A run ends with one error when an engine does not hold the actor's weights after a sync",
+    applies_to=requirement("sglang"),
+    remove_when="SGLang reports a checksum by the names of the model's files",
+)
+
+
 def shared_patches() -> tuple[Patch, ...]:
     """The patches of any platform with SGLang."""
-    return (CALL_END_PATCH,) if os.environ.get(PREFILLS_ENV) == "0" else (PREFILL_PATCH, CALL_END_PATCH)
+    always = (CALL_END_PATCH, WEIGHT_SUMS_PATCH)
+    return always if os.environ.get(PREFILLS_ENV) == "0" else (PREFILL_PATCH, *always)

@@ -15,6 +15,7 @@ START_STAGE_S = 900.0  # of one stage; large models load within it
 WINDOW = 5  # steps that are compared with the run's first ones
 MISMATCH_RISE = 3.0
 MISMATCH_FLOOR = 1e-3  # nats; below it engine and actor agree, however the number moves
+MISMATCH_BOUND = 0.05  # nats, five times what engines with an FP8 cache have; engines with other weights have nats
 TAUGHT_NOTHING = 0.9
 
 
@@ -61,6 +62,11 @@ def _of_newest(run: RunRecord) -> list[str]:
 
 def _mismatch(run: RunRecord) -> str:
     values = [abs(value) for value in run.values("mismatch/kl")]
+    if values and (newest := median(values[-WINDOW:])) > MISMATCH_BOUND:
+        return (
+            f"engine and actor disagree: mismatch/kl is {number(newest)} nats, and {MISMATCH_BOUND} is the bound. "
+            "Check number types and rope settings, and lower train.max_staleness"
+        )
     if len(values) < 2 * WINDOW:
         return ""
     first, last = median(values[:WINDOW]), median(values[-WINDOW:])

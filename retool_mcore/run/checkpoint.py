@@ -232,7 +232,8 @@ def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
     """
     o, now = config.optim, config.num_steps
     if o.schedule == "constant":
-        rising = ceil(o.warmup_fraction * max(before, now))
+        idle = config.critic.warmup_steps if isinstance(config, RlConfig) else 0  # the actor's warm-up begins after it
+        rising = idle + ceil(o.warmup_fraction * (max(before, now) - idle))
         if saved.step >= rising:
             return ""
         why = (

@@ -24,7 +24,7 @@ FULL = "Nothing of it is left; the checkpoint before it is kept. Free some, then
 
 
 class Pending(Protocol):
-    """A save whose files are still being written; see verl/async_save.py."""
+    """A save whose files are still being written; see verl/checkpoint.py."""
 
     def ended(self) -> bool: ...
     def finish(self) -> None: ...

@@ -44,7 +44,7 @@ from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
 from retool_mcore.run.status import notes_on, print_commands, print_text, shown
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
-from retool_mcore.verl.async_save import seed_at
+from retool_mcore.verl.checkpoint import seed_at
 from retool_mcore.verl.keys.sft import sft_tree
 from retool_mcore.verl.plugin import assert_loaded
 

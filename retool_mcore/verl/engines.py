@@ -9,27 +9,66 @@ in the trainer's own thread, at two moments when the actor does nothing else:
 - At the end of a step, before its weight sync, for an engine that died while the actor learnt.
 
 A new engine has random weights until the sync; only then does the router hear of it. Until then
-verl/engine_client.py sends requests elsewhere, or holds them. An engine that dies during a sync, or
+``EngineClient`` sends requests elsewhere, or holds them. An engine that dies during a sync, or
 while it goes to sleep, ends the run.
 """
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig
+from retool_mcore.errors import RunError
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.verl.engine_client import EngineClient
+from retool_mcore.rollout.engine import EngineUnavailable
 from retool_mcore.verl.failure import error_for_user
+from retool_mcore.verl.weight_check import different_layers
 
 logger = logging.getLogger(__name__)
+
+# The longest wait of a request. In mode "partial_rollout" it may begin before a step's update,
+# after which the engine is restarted.
+ENGINE_AWAY_S = 3600.0
+PAUSE_S = (0.2, 5.0)  # between two attempts: at first, at most
+ROUTER_DIED = re.compile(r"class_name: \w*Router\b")  # in Ray's error for an actor
+
+
+class EngineClient(LLMServerClient):
+    """verl's client, which waits for an engine that is being restarted.
+
+    A request that an engine took with it, or that finds none, is sent again. Nothing of it has
+    reached the trajectory, so no token is lost or counted twice.
+    """
+
+    away_s = ENGINE_AWAY_S
+
+    async def generate(self, request_id: Any, **request: Any) -> Any:
+        """verl's, again until an engine answers. Raises what verl's raises after ``away_s``."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(is_away),
+            stop=stop_after_delay(self.away_s),
+            wait=wait_exponential_jitter(multiplier=PAUSE_S[0], max=PAUSE_S[1]),
+            reraise=True,
+        )
+        return await retrying(super().generate, request_id, **request)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether ``error`` says that the engine died, or, from the router, that there is none now.
+
+    Nothing restarts the router: a request that finds it dead fails.
+    """
+    none_now = isinstance(error, RayTaskError) and isinstance(error.cause, EngineUnavailable)
+    return none_now or (isinstance(error, RayActorError) and not ROUTER_DIED.search(str(error)))
 
 
 class Watch:
@@ -67,6 +106,10 @@ class EngineRestarts(PPOTrainer):
         """verl's managers of the engines that sample, and of their weight sync."""
         return self.llm_server_manager, self.checkpoint_manager
 
+    def servers(self) -> list[Any]:
+        """The servers that take requests, one of each engine."""
+        return self._managers()[0].server_handles
+
     @property
     def _watches(self) -> bool:
         return ENGINES[self.config.actor_rollout_ref.rollout.name].own_server
@@ -80,6 +123,7 @@ class EngineRestarts(PPOTrainer):
         super().on_init_end()
         self.engine_version = self.global_steps
         self._watch, self._lost = Watch(), list[Any]()
+        self.compare_weights()
 
     def engine_metrics(self) -> dict[str, float]:
         """``engine/restarts``: since the row of metrics before; nothing where nobody watches."""
@@ -87,6 +131,24 @@ class EngineRestarts(PPOTrainer):
             return {}
         since, self._restarts_reported = self._restarts - self._restarts_reported, self._restarts
         return {"engine/restarts": float(since)}
+
+    def compare_weights(self) -> None:
+        """Raise RunError unless all engines hold the weights that the actor has sent."""
+        if not self._watches:
+            return
+        layer, actor = self.actor_rollout_wg.sent_weights()[0]
+        for number, call in enumerate([server.weight_sums.remote(layer) for server in self.servers()]):
+            try:
+                different = different_layers(actor, ray.get(call))
+            except RayActorError:
+                continue  # it died, which the next look at the engines notices
+            if different:
+                raise RunError(
+                    f"Engine {number} does not hold the actor's weights after the weight sync of step "
+                    f"{self.global_steps}: {len(different)} parts differ, the first of them {different[0]!r}. What it "
+                    "samples would not be from this model. The same command goes on after the last checkpoint; if it "
+                    "happens again, report it with the versions that `retool preflight` lists"
+                )
 
     def replace_dead_engines(self) -> None:
         """Called while a batch is awaited: what has died is replaced before it returns."""

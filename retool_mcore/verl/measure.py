@@ -64,7 +64,8 @@ def batch_metrics(
 def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """accuracy/low and accuracy/high: 95 % for other problems of the kind; {} for fewer than two.
 
-    By the spread of the problems' means, because answers to one problem are no trials of their own.
+    From the spread of the problems' means, because answers to one problem are not independent.
+    Where all means are 0 or all are 1 there is no spread, and the interval is Wilson's.
     """
     right: dict[str, list[float]] = {}
     for key, extra in zip(keys, extras, strict=True):
@@ -72,8 +73,10 @@ def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) 
     means = np.array([np.mean(each) for each in right.values()])
     if len(means) < 2:
         return {}
-    half = INTERVAL_Z * float(means.std(ddof=1)) / math.sqrt(len(means))
-    return {"accuracy/low": max(0.0, float(means.mean()) - half), "accuracy/high": min(1.0, float(means.mean()) + half)}
+    mean, half = float(means.mean()), INTERVAL_Z * float(means.std(ddof=1)) / math.sqrt(len(means))
+    if mean in (0.0, 1.0):
+        half = INTERVAL_Z**2 / (len(means) + INTERVAL_Z**2)
+    return {"accuracy/low": max(0.0, mean - half), "accuracy/high": min(1.0, mean + half)}
 
 
 def write_groups(

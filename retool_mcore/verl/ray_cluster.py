@@ -4,6 +4,7 @@ import os
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,25 @@ def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
     os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves training beside any other process
-    with ray_folder(config.run.dir) as folder:
+    with ray_folder(config.run.dir) as folder, own_process_groups():
         yield {"address": "local", "_temp_dir": str(folder)}
+
+
+@contextmanager
+def own_process_groups() -> Generator[None]:
+    """Start each of Ray's servers in a process group of its own.
+
+    A scheduler or a shell may send SIGTERM to the run's whole group. Ray's servers would end at
+    once, before the driver has saved a checkpoint. The driver ends them when it has.
+    """
+    from ray._private import services
+
+    popen: Any = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 @contextmanager

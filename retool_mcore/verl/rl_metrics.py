@@ -2,9 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -53,10 +53,6 @@ class StepClock:
         return times
 
 
-class _Trainer(Protocol):
-    def _rollout_server_managers(self) -> list[Any]: ...
-
-
 class EngineLoad:
     """The load of the run's SGLang servers while they had requests.
 
@@ -68,8 +64,8 @@ class EngineLoad:
     vLLM is not polled, so with it these metrics are absent.
     """
 
-    def __init__(self, trainer: _Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, servers: Callable[[], Sequence[Any]]) -> None:
+        self._servers = servers
         self._polls: list[tuple[int, int]] = []
         self._asked: list[Any] = []
 
@@ -78,9 +74,7 @@ class EngineLoad:
 
         When sampling has ended: a server that begins the next step's requests takes its time.
         """
-        managers = self._trainer._rollout_server_managers()
-        servers = [server for manager in managers for server in manager.server_handles if hasattr(server, "take_polls")]
-        self._asked += [server.take_polls.remote() for server in servers]
+        self._asked += [server.take_polls.remote() for server in self._servers() if hasattr(server, "take_polls")]
 
     def keep(self) -> None:
         """Fetch the servers' polls since the last call and keep them."""

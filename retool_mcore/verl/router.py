@@ -74,4 +74,4 @@ def create_router(config: RlConfig) -> None:
 def import_engine_class(config: RlConfig) -> None:
     """Import the class of the run's engines, as Ray does with a handle of one."""
     if get_platform(config.run.platform).rollout.engine.own_server:
-        importlib.import_module("retool_mcore.verl.sglang_replica")
+        importlib.import_module("retool_mcore.verl.sglang_server")

@@ -31,7 +31,8 @@ from retool_mcore.verl.ray_cluster import ray_arguments
 from retool_mcore.verl.run_settings import settings_of_run
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
-_TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
+_remote: Any = TaskRunnerV1
+_TaskRunner: Any = _remote.__ray_actor_class__
 
 
 class Driver(_TaskRunner):
@@ -86,7 +87,7 @@ def replica_class(name: str, verls_loader: Callable[[], type]) -> type:
     verls = verls_loader()  # installs what verl's SGLang modules need before they can be imported
     if not ENGINES[name].own_server:
         return verls
-    from retool_mcore.verl.sglang_replica import MeasuredReplica
+    from retool_mcore.verl.sglang_server import MeasuredReplica
 
     return MeasuredReplica
 

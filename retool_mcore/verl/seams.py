@@ -11,7 +11,6 @@ _TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
 _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
 _REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
 _CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
-_QUEUE = "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue"
 _ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
 _HOOKS = "verl's trainer calls hooks at this place of a step"
 # The parts of verl's step that verl/step.py calls one after the other.
@@ -80,18 +79,6 @@ SEAMS = (
         "verl's configuration names the classes of its workers",
     ),
     _verl(
-        f"{_ASYNC}_setup",
-        (),
-        "its log call at level INFO passes print's flush=True and would raise a TypeError",
-        "_setup of trainer_separate_async.py no longer does so",
-    ),
-    _verl(
-        f"{_ASYNC}_compute_old_log_prob",
-        ("batch", "metrics"),
-        "where a step is one update, no copy of the weights is needed to compare with",
-        "verl copies weights only where a step has several updates",
-    ),
-    _verl(
         f"{_REPLAY}_dapo_filtered_keys",
         ("partition_id",),
         "a group that outages left empty would count as one without the metric, and end the run",
@@ -114,12 +101,6 @@ SEAMS = (
         ("partition_id", "last_debug_time"),
         "an engine that died is noticed and restarted while the trainer waits for a batch",
         "verl restarts the engines of its replicas",
-    ),
-    _verl(
-        "verl.workers.rollout.llm_server.LLMServerClient._acquire_server",
-        ("request_id", "extra"),
-        "a router that died is told apart from an engine that did, which will be there again",
-        "verl's client names the process that died",
     ),
     _verl(
         "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter._init_server_adapter",
@@ -164,18 +145,6 @@ SEAMS = (
         applies_to=requirement("mbridge"),
         remove_when=_ADAPTERS,
     ),
-    _verl(
-        "verl.workers.engine.megatron.transformer_impl.MegatronEngine.optimizer_step",
-        (),
-        "SFT times the optimizer by itself; verl's worker runs a whole update in one call",
-        "verl's worker times the phases of an update",
-    ),
-    Seam(
-        target=_QUEUE,
-        reason="actor and critic save side by side in one process, and Megatron has one queue for both",
-        applies_to=requirement("megatron-core"),
-        remove_when="Megatron keeps a queue for each save",
-    ),
     Seam(
         target="verl.workers.rollout.replica.RolloutReplicaRegistry._registry",
         reason="a thread imports SGLang, 20 s, while the workers build the model; the registry's get would wait",
@@ -189,21 +158,15 @@ SEAMS = (
         "verl starts them while it builds the model",
     ),
     Seam(
-        target="verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",
-        reason="verl hands out its worker of the agent loops as a Ray actor class, and a subclass needs the plain one",
-        applies_to=requirement("ray"),
-        remove_when="verl exports the plain class of its worker",
-    ),
-    Seam(
-        target="verl.trainer.main_ppo.TaskRunnerV1.__ray_metadata__",
-        reason="verl hands out its task runner as a Ray actor class, and a subclass needs the plain one",
-        applies_to=requirement("ray"),
-        remove_when="verl exports the plain class of its task runner",
-    ),
-    Seam(
         target="verl.trainer.main_ppo.TaskRunnerV1.__ray_actor_class__",
-        reason="verl maps roles to Ray actor classes, and our workers subclass the plain ones",
+        reason="verl's task runner and workers are Ray actor classes, and a subclass needs the plain one behind it",
         applies_to=requirement("ray"),
-        remove_when="verl's configuration names the classes of its workers",
+        remove_when="verl exports the plain classes",
+    ),
+    Seam(
+        target="ray._private.services.ConsolePopen",
+        reason="a SIGTERM to the run's process group would end Ray's servers before the driver has saved",
+        applies_to=requirement("ray"),
+        remove_when="Ray starts its servers in process groups of their own",
     ),
 )

@@ -115,7 +115,7 @@ class RlStep(RlRun):
 
         # Log-probabilities of the sampled tokens before the update, and of the reference model.
         with self.timed("old_log_prob"):
-            rows = self._compute_old_log_prob(reading(rows, FORWARD), metrics)
+            rows = self.old_log_probs(reading(rows, FORWARD), metrics)
             if run.old_log_prob == "actor":
                 metrics |= mismatch_metrics(rows)
         if self.use_reference_policy:
@@ -175,6 +175,9 @@ class RlStep(RlRun):
         require_learnable(rows, self.global_steps, settings)
         return rows
 
+    def old_log_probs(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return self._compute_old_log_prob(rows, metrics)
+
     def update_critic(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         rows = reading(rows, CRITIC)
         rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows)}
@@ -208,13 +211,14 @@ class RlStep(RlRun):
         return tuple(len(real_keys(self.rows_of_update(rows, update))) for update in updates)
 
     def on_step_end(self) -> None:
-        """Send the new weights to the engines, also to restarted ones."""
+        """Send the new weights to the engines, also to restarted ones, and compare them."""
         self.save_if_asked()
         self.detach_dead_engines()
         restarted = self.restart_lost_engines()
         self.sleep_engines(restarted)
         super().on_step_end()  # verl's weight sync, under the timer "update_weights"
         self.admit_engines(restarted)
+        self.compare_weights()
         self.engine_version, self.actor_is_ahead = self.global_steps, False
         last = self.global_steps == self.total_training_steps
         if self.trainer_mode == "sync" and not last and not self.validates_now:
@@ -255,17 +259,14 @@ class ReToolAsyncTrainer(DetachedEngineRestarts, RlStep, PPOTrainerSeparateAsync
     verl_mode = "separate_async"
 
     def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        self.updates_per_batch = 1
-
-    def _setup(self) -> None:
         # verl 0.9.1 passes print's flush=True to a log call of level INFO, a TypeError where that
         # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
-        super()._setup()
+        super().__init__(config)
+        self.updates_per_batch = 1
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def old_log_probs(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's, which compares with a copy of the weights; one update needs no copy."""
         if self._run.train.updates_per_step == 1:
-            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
-        return super()._compute_old_log_prob(batch, metrics)
+            return PPOTrainer._compute_old_log_prob(self, rows, metrics)
+        return super().old_log_probs(rows, metrics)

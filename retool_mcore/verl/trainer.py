@@ -6,7 +6,7 @@ forgets old checkpoints across restarts, so neither is used.
 """
 
 import copy
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,10 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
-from ray.exceptions import RayTaskError
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils import tensordict_utils as tu
 
 from retool_mcore.data.curriculum import SolveRateOrder
-from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
@@ -31,7 +29,7 @@ from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import loop_workers, router
-from retool_mcore.verl.async_save import seed_at
+from retool_mcore.verl.checkpoint import WorkersSave, seed_at, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.replay import clear_orphans, sequence_lengths
@@ -77,7 +75,7 @@ class RlRun(EngineRestarts):
         self._saver = saving.Saver(self._run, self._write_checkpoint)
         self._writer: MetricWriter | None = None
         self._clock = StepClock()
-        self._load = EngineLoad(self)
+        self._load = EngineLoad(self.servers)
         self._starting = True
         values = read_config(self._run.model.path)
         self._shape = shape_of_config(values) if values else None  # None: not in the hub cache
@@ -238,7 +236,7 @@ class RlRun(EngineRestarts):
     def _save_checkpoint(self) -> None:
         self._saver.save(self.global_steps)
 
-    def _write_checkpoint(self, folder: str, step: int) -> "WorkersSave | None":
+    def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
         """verl's own saving; verl uses the same folder for this step."""
         del step
         with unwrap_worker_errors():
@@ -396,32 +394,3 @@ def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str
     step_s = float(timing_raw["step"])
     times |= {"time_other_s": step_s - sum(times.values()), "time_step_s": step_s}
     return times | ({"time_validate_after_s": float(timing_raw["testing"])} if "testing" in timing_raw else {})
-
-
-@contextmanager
-def unwrap_worker_errors() -> Iterator[None]:
-    """Raise a worker's ReToolError as the worker raised it, without Ray's wrapping."""
-    try:
-        yield
-    except RayTaskError as error:
-        if isinstance(error.cause, ReToolError):
-            raise error.cause from error
-        raise
-
-
-class WorkersSave:
-    """The save in flight of all roles' workers; a ``saving.Pending``."""
-
-    def __init__(self, groups: Sequence[Any]) -> None:
-        self._groups = groups
-
-    def ended(self) -> bool:
-        return all(all(group.save_ended()) for group in self._groups)
-
-    def finish(self) -> None:
-        with unwrap_worker_errors():
-            for group in self._groups:
-                group.finish_save()
-
-    def kill(self) -> None:
-        """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""

@@ -25,9 +25,10 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import alive
-from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
+from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
+from retool_mcore.verl.weight_check import SentWeights, Sums
 
 if TYPE_CHECKING:
     from retool_mcore.verl.lora import EngineAdapters  # imports Megatron
@@ -104,6 +105,8 @@ class _Actor(_Saving):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         super().init_model()  # type: ignore[misc]
+        if self.actor is not None:
+            self._sent = SentWeights(self.actor.engine)
         if self.rollout is not None:
             keep_quantization_to_engine(self.rollout)
             apply_all(get_platform(os.environ[PLATFORM_ENV]).weight_sync_patches())
@@ -123,6 +126,11 @@ class _Actor(_Saving):
             self.rollout._engine = None
         if (adapters := self._adapters()) is not None:
             adapters.engines_have_base = False
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sent_weights(self) -> tuple[str, Sums]:
+        """``SentWeights.sums``; empty on other ranks than the first."""
+        return self._sent.sums()
 
     def _adapters(self) -> "EngineAdapters | None":
         return None if self.actor is None else getattr(self.actor.engine, "adapters", None)

@@ -103,7 +103,7 @@ def recorded() -> str:
 
 
 def mapping() -> str:
-    from retool_mcore.verl.from_verl import table
+    from retool_mcore.cli.from_verl import table
 
     return table()
 

@@ -1,5 +1,5 @@
 """Several updates a step, in every mode: the rows of each mini-batch and the settings of each
-optimizer step.
+optimizer step. In mode "sync" a run that is resumed repeats the unbroken one bit by bit.
 
 Seen by update_probe.py inside the workers: what the model was given and what the optimizer held.
 """
@@ -44,11 +44,17 @@ def rate(update: int, updates: int) -> float:
     return 1e-6 + (LR - 1e-6) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-def train(root: Path, mark: str, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[dict[str, float]]:
-    probe(monkeypatch, root / "probe")
+# Of a step's row, what two runs have in common to the last bit.
+REPEATED = ("loss", "grad_norm", "lr", "reward", "accuracy", "tokens", "actor/ppo_kl", "actor/pg_clipfrac")
+
+
+def train(
+    root: Path, mark: str, monkeypatch: pytest.MonkeyPatch, *settings: str, name: str = "rl"
+) -> list[dict[str, float]]:
+    probe(monkeypatch, root / f"{name}_updates")
     task = write_coin_task(root, calls=True, wrong_goes_on=50)
-    succeed(argv_rl(f"run.root={root}", "run.name=rl", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
-    return read_metrics(root / "rl" / "metrics.jsonl")
+    succeed(argv_rl(f"run.root={root}", f"run.name={name}", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
+    return read_metrics(root / name / "metrics.jsonl")
 
 
 def prompts_of(update: list[dict[str, Any]], tokenizer: Any) -> Counter[str]:
@@ -71,8 +77,9 @@ def test_each_update_learns_from_whole_groups_of_all_lengths_at_its_own_rate(
     tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], updates: int
 ):
     prompts = 16 // updates
-    rows = train(tmp_path, mark, monkeypatch, f"train.mini_batch_prompts={prompts}", *settings)
-    seen = read_updates(tmp_path / "probe")
+    settings += (f"train.mini_batch_prompts={prompts}", "checkpoint.every_steps=1")
+    rows = train(tmp_path, mark, monkeypatch, *settings)
+    seen = read_updates(tmp_path / "rl_updates")
     assert len(seen) == STEPS * updates
     ranks = 2 if "sync" in settings[0] and "async" not in settings[0] else 1
     tokenizer = load_tokenizer(str(tmp_path / "model"))
@@ -89,6 +96,18 @@ def test_each_update_learns_from_whole_groups_of_all_lengths_at_its_own_rate(
         for step in range(1, STEPS + 1):
             of_step = seen[(step - 1) * updates : step * updates]
             assert [set(prompts_of(update, tokenizer)) for update in of_step] == dealt(tmp_path, step, updates)
+    if "sync" in settings[0].split("="):
+        saved = f"checkpoint.resume={tmp_path}/rl/checkpoints/global_step_1"
+        again = train(tmp_path, mark, monkeypatch, *settings, saved, name="resumed")
+        assert [row["step"] for row in again] == list(range(2, STEPS + 1))
+        for before, after in zip(rows[1:], again, strict=True):
+            assert {name: after[name] for name in REPEATED} == {name: before[name] for name in REPEATED}
+        assert rows_of(read_updates(tmp_path / "resumed_updates")) == rows_of(seen[updates:])
+
+
+def rows_of(updates: list[list[dict[str, Any]]]) -> list[list[list[list[int]]]]:
+    """The token ids that each rank of each update was given, in their order."""
+    return [[part["rows"] for part in sorted(update, key=lambda part: part["rank"])] for update in updates]
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.network import engine_key
 from retool_mcore.platforms.patches_verl import KEY_PATCH
 from retool_mcore.process import die_with_parent
-from retool_mcore.verl.async_save import load_checkpoint, start_save
+from retool_mcore.verl.checkpoint import load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches
 from tests.numerics.rank_processes import by_fork, by_torchrun
 

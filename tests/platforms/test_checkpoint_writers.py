@@ -1,14 +1,17 @@
 """Megatron's checkpoint writers under our patch: the same files, and a writer that dies is told."""
 
+import queue
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
+from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES, Results
+from retool_mcore.verl.checkpoint import Writer
 from tests.platforms.writers import write
 
 pytestmark = [pytest.mark.usefixtures("verl_on_cpu", "patched"), pytest.mark.slow]  # threads start the writers
-PATCH = MEGATRON_PATCHES[0]
+[PATCH] = [patch for patch in MEGATRON_PATCHES if patch.changes[0].target.endswith("write_preloaded_data_multiproc")]
 
 
 def test_files_and_reports_are_the_originals(tmp_path: Path):
@@ -23,10 +26,17 @@ def test_files_and_reports_are_the_originals(tmp_path: Path):
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("killed", [0, 2])
-def test_a_writer_that_is_killed_ends_the_save(tmp_path: Path, killed: int):
-    failure = write(tmp_path, 3, killed)
-    assert isinstance(failure, RuntimeError) and "ended with code -9" in str(failure)
+def test_a_save_whose_writer_is_killed_ends(tmp_path: Path):
+    assert Writer([partial(write, tmp_path, 3, 2)]).wait() == "the process that wrote it ended with exit code -9"
+
+
+def test_each_save_reads_what_its_own_writer_has_reported():
+    actor, critic = Results(), Results()
+    writers = [Writer([partial(each.put, name)]) for each, name in ((actor, "actor"), (critic, "critic"))]
+    assert [writer.wait() for writer in writers] == [None, None]
+    assert (critic.get_nowait(), actor.get_nowait()) == ("critic", "actor")
+    with pytest.raises(queue.Empty):
+        Results().get_nowait()
 
 
 def test_a_writer_that_fails_says_why(tmp_path: Path):

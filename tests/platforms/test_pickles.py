@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from retool_mcore.platforms.patches_torch import INDEX_PATCH, files_are_data
-from retool_mcore.verl.async_save import load_checkpoint
+from retool_mcore.verl.checkpoint import load_checkpoint
 from tests.platforms.doors import Calls, read_an_index
 
 PATCH = INDEX_PATCH

@@ -8,9 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.weight_sums import ACTION, bits_of, described
 from retool_mcore.rollout.server import SglangServer
+from retool_mcore.verl.weight_check import different_layers, layer_of
 from tests.numerics.megatron_ranks import launch, make_model
 from tests.sglang_client import access
 
@@ -62,6 +65,24 @@ def check_against_transformers(answers: list[dict], folder: Path) -> None:
         assert want.argmax(-1).tolist() == ids.tolist()
         got = torch.tensor([lp for lp, *_ in answer["meta_info"]["output_token_logprobs"]])
         torch.testing.assert_close(got, want.gather(1, ids[:, None])[:, 0], atol=5e-5, rtol=0)
+
+
+def test_its_weights_have_the_sums_of_the_models_files(server, model):
+    """Fused matrices included. No layer is skipped; the vocabulary is, which SGLang has padded."""
+    weights = load_file(model / "model.safetensors")
+    files = described((name, str(each.dtype), each.numel(), bits_of(each)) for name, each in weights.items())
+
+    def held(prefix: str) -> list[dict]:
+        reply = httpx.post(f"{server.url}/weights_checker", json={"action": ACTION + prefix}, trust_env=False)
+        return [rank["sums"] for rank in reply.json()["ranks"]]
+
+    assert different_layers(files, held("")) == []
+    wrong = {name: (dtype, size, bits + 1) for name, (dtype, size, bits) in files.items()}
+    padded = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert set(different_layers(wrong, held(""))) == {layer_of(name) for name in files} - padded
+    of_layer = held("model.layers.1.")
+    assert of_layer[0] and all(name.startswith("model.layers.1.") for name in of_layer[0])
+    assert different_layers(wrong, of_layer) == ["model.layers.1."]
 
 
 def test_greedy_output_equals_transformers(server, model):

@@ -10,11 +10,10 @@ ENABLES.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import queue
 import shutil
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -22,7 +21,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
 from tests.platforms import doors, expert_gathers, host_reads, model_probes, prefill_waits, token_stops
@@ -117,19 +115,14 @@ class Probes:
         monkey_patch_torch_reductions()  # what verl's own adapter does, through sglang.srt.weight_sync.utils
         return f"{len(MultiprocessingSerializer.serialize(named_tensors))} bytes by shared memory"
 
-    def kill_a_rank_that_wrote_a_checkpoint(self) -> str:
-        import psutil
+    def results_of_two_saves(self) -> str:
+        """Two roles are saved at the same time; the first asks for its results last."""
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-        module = "tests.platforms.without_patches"
-        command = [sys.executable, "-W", "ignore", "-m", module, "rank", "patched" if QUEUE.applied else "plain"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
-            assert rank.stdout is not None
-            children = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
-            rank.kill()
-        _, alive = psutil.wait_procs(children, timeout=5)
-        for process in alive:
-            process.kill()
-        return f"{len(children) - len(alive)} of {len(children)} children ended"
+        actor, critic = (filesystem_async._get_write_results_queue() for _ in range(2))
+        actor.put("the actor's")
+        critic.put("the critic's")
+        return f"{critic.get_nowait()} for the critic, {actor.get_nowait()} for the actor"
 
     def seeds_of_requests(self) -> str:
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -150,6 +143,13 @@ class Probes:
 
     def a_comparison_and_a_call(self) -> str:
         return f"{token_stops.response()}; {token_stops.streams()}"
+
+    def sums_of_weights(self) -> str:
+        import torch
+        from sglang.srt.utils.weight_checker import WeightChecker
+
+        runner = SimpleNamespace(model=torch.nn.Linear(2, 2))
+        return repr(sorted(WeightChecker(runner).handle("retool_sums:")["sums"]))
 
     def draw_by_a_seed(self) -> str:
         import torch
@@ -259,19 +259,21 @@ class Probes:
     def save_whose_writer_is_killed(self) -> str:
         from tests.platforms.writers import KILLED, write
 
-        try:
-            return repr(write(self.folder / "killed_writer", 2, KILLED, timeout_s=10))
-        except queue.Empty:
-            return "it waits"
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=write, args=(self.folder / "killed_writer", 2, KILLED))
+        process.start()
+        process.join(timeout=15)
+        waits = process.is_alive()
+        process.kill()
+        return "it waits" if waits else "it has ended"
 
 
-QUEUE = MEGATRON_PATCHES[1]
+WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
 ENABLES = {
-    QUEUE.changes[0].target: Probes.kill_a_rank_that_wrote_a_checkpoint,
-    "megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync"
-    ".write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
+    f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
+    f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
@@ -299,6 +301,7 @@ ENABLES = {
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
+    "sglang.srt.utils.weight_checker.WeightChecker.handle": Probes.sums_of_weights,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
     "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.a_comparison_and_a_call,
 }
@@ -309,20 +312,6 @@ def outcome(probe, probes: Probes) -> str:
         return probe(probes)
     except Exception as error:  # noqa: BLE001  any failure is an outcome
         return f"{type(error).__name__}: {error}"
-
-
-def rank(patched: bool) -> None:
-    """A rank whose checkpoint writer has started: prints its children's process ids and waits to be
-    killed.
-    """
-    import psutil
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    if patched:
-        QUEUE.apply()
-    filesystem_async._get_write_results_queue()
-    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
-    sys.stdin.read()
 
 
 def main(folder: Path) -> None:
@@ -351,7 +340,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "rank":
-        rank(sys.argv[2] == "patched")
-    else:
-        main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

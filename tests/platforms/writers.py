@@ -3,7 +3,6 @@
 import os
 import queue
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ KILLED = 1  # the number of the bucket whose process is killed
 
 
 class KillsItsWriter(torch.Tensor):
-    """A tensor that ends the process which looks where it lies, as its writer does."""
+    """A tensor that ends the process that looks where it lies, as its writer does."""
 
     @property
     def is_cpu(self) -> bool:
@@ -21,11 +20,8 @@ class KillsItsWriter(torch.Tensor):
         return True
 
 
-def write(folder: Path, count: int, killed: int | None = None, timeout_s: float = 300) -> Any:
-    """What the writers of ``count`` files with two tensors each report.
-
-    Raises queue.Empty when they take longer.
-    """
+def write(folder: Path, count: int, killed: int | None = None) -> Any:
+    """What the writers of ``count`` files with two tensors each report."""
     from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
     from torch.distributed.checkpoint.planner_helpers import _create_write_items
@@ -39,6 +35,5 @@ def write(folder: Path, count: int, killed: int | None = None, timeout_s: float 
             items = [(item, tensor.as_subclass(KillsItsWriter)) for item, tensor in items]
         buckets.append((folder / f"__{number}.distcp", f"__{number}.distcp", ([], items)))
     results: queue.Queue[Any] = queue.Queue()
-    arguments = ([_StorageWriterTransforms()], False, 0, buckets, results)
-    threading.Thread(target=FileSystemWriterAsync.write_preloaded_data_multiproc, args=arguments, daemon=True).start()
-    return results.get(timeout=timeout_s)
+    FileSystemWriterAsync.write_preloaded_data_multiproc([_StorageWriterTransforms()], False, 0, buckets, results)
+    return results.get_nowait()

@@ -19,10 +19,10 @@ def test_a_real_runs_changes_are_those_that_its_file_makes():
 
 
 def test_a_default_that_is_another_keys_value_is_compared_with_that(tmp_path: Path):
-    same = {"rollout": {"top_p": 0.6}, "validation": {"top_p": 0.6}}
-    assert "validation.top_p" not in _changed(tmp_path / "same", **same)
-    other = {"rollout": {"top_p": 0.6}, "validation": {"top_p": 1.0}}
-    assert _changed(tmp_path / "other", **other)["validation.top_p"] == "1.0"
+    same = {"rollout": {"temperature": 0.6}, "validation": {"temperature": 0.6}}
+    assert "validation.temperature" not in _changed(tmp_path / "same", **same)
+    other = {"rollout": {"temperature": 0.6}, "validation": {"temperature": 1.0}}
+    assert _changed(tmp_path / "other", **other)["validation.temperature"] == "1.0"
 
 
 def test_a_key_of_another_version_is_shown_as_unknown(tmp_path: Path):

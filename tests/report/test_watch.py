@@ -92,6 +92,13 @@ def test_a_rising_mismatch_is_told_where_it_matters(tmp_path: Path, first: float
     assert ("the engine drifts from the actor" in "".join(found)) is warns
 
 
+def test_a_mismatch_that_is_there_from_the_first_step_is_told(tmp_path: Path):
+    for kl, warns in ((-0.06, True), (0.04, False)):
+        rows = [{**row, "mismatch/kl": kl} for row in steps(1)]
+        found = warned(write_run(tmp_path / f"run{kl}", rows=rows, train={"steps": 20}))
+        assert ("engine and actor disagree: mismatch/kl is" in "".join(found)) is warns
+
+
 NEWEST = {
     "loss is not finite": ({"loss": float("nan")}, "loss of step 6 is not finite"),
     "outages": ({"rollout/dropped": 3.0}, "outages dropped 3 trajectories in step 6"),

@@ -1,9 +1,7 @@
 """What is told of a checkpoint's writers: a full disk, an error of theirs, their end."""
 
 import errno
-import multiprocessing
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.run import saving
 from retool_mcore.run.export import export
 from retool_mcore.run.folder import explain_full_disk
-from retool_mcore.verl.async_save import Writer, explain_failed_write
+from retool_mcore.verl.checkpoint import Writer, explain_failed_write
 from tests.run.test_checkpoint_files import run_in, steps
 
 
@@ -58,20 +56,6 @@ def test_a_writer_tells_its_error_and_that_it_was_killed():
     assert failed.wait() == "OSError: [Errno 30] Read-only file system"
     assert killed.wait() == "the process that wrote it ended with exit code -9"
     assert Writer([]).wait() is None
-
-
-def test_a_writer_does_not_wait_for_a_process_that_was_killed_under_it():
-    def wait_for_the_dead() -> None:
-        fork = multiprocessing.get_context("fork")
-        child = fork.Process(target=time.sleep, args=(60,))
-        child.start()
-        time.sleep(1)
-        os.kill(child.pid or 0, signal.SIGKILL)
-        time.sleep(60)  # as Megatron does: it waits for what the child would have sent
-
-    started = time.monotonic()
-    assert Writer([wait_for_the_dead]).wait() == "a process that wrote a file was ended by SIGKILL"
-    assert time.monotonic() - started < 30
 
 
 def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):

@@ -102,6 +102,17 @@ def test_a_run_goes_on_to_more_steps_where_its_schedule_allows_it(
     assert (ended in told.getvalue()) == (settings == ())
 
 
+def test_the_actors_warm_up_begins_after_the_critics(tmp_path: Path):
+    """40 steps of the critic alone, then a tenth of the actor's 160: until step 56."""
+    settings = (f"run.root={tmp_path}", *PPO, *CONSTANT, "critic.warmup_steps=40")
+    longer = load_config(RlConfig, RL_7B, [*settings, "train.steps=200"])
+    save(load_config(RlConfig, RL_7B, [*settings, "train.steps=150"]), 55)
+    with pytest.raises(CheckpointError, match=r"is not over at step 55\. First .* beyond step 56"):
+        checkpoint.find_resume(longer)
+    save(load_config(RlConfig, RL_7B, [*settings, "train.steps=150"]), 56)
+    assert checkpoint.find_resume(longer)
+
+
 def test_another_run_is_still_another_run_whatever_its_steps(tmp_path: Path):
     save(run_in(tmp_path, "train.steps=200"), 200)
     with pytest.raises(CheckpointError, match=r"belongs to a different run: seed was 0, now 1\. Restore"):

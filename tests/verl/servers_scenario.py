@@ -165,7 +165,7 @@ def loops(folder: str) -> dict[str, Any]:
             return [
                 self.settings,
                 bool(sandbox.level),  # which raises before the sandbox is open
-                "retool_mcore.verl.sglang_replica" in sys.modules,
+                "retool_mcore.verl.sglang_server" in sys.modules,
             ]
 
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
@@ -186,17 +186,16 @@ def main() -> dict[str, Any]:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.get("sglang")
-    from retool_mcore.verl import sglang_replica as ours
     from retool_mcore.verl import sglang_server
 
     busy = busy_server(sglang_server.MeasuredServer)
     few = sglang_server.actor_class(busy).options(max_concurrency=20).remote()
     found: dict[str, Any] = {"started of 100 in 20": controlled(few, 100)}
     paper = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ["train.prompts_per_step=96", "rollout.group_size=16"])
-    many = sglang_server.actor_class(busy).options(max_concurrency=ours.requests_at_once(paper)).remote()
+    many = sglang_server.actor_class(busy).options(max_concurrency=sglang_server.requests_at_once(paper)).remote()
     found["started of 1536"] = controlled(many, 1536)
-    found |= {"room": room_of(ours, paper), "behind": behind_requests(sglang_server)}
-    found |= {"seeds": seeds_of(ours), "answers": answers(sglang_server)}
+    found |= {"room": room_of(sglang_server, paper), "behind": behind_requests(sglang_server)}
+    found |= {"seeds": seeds_of(sglang_server), "answers": answers(sglang_server)}
     found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]
     with tempfile.TemporaryDirectory() as folder:
         return {**found, "loops": loops(folder)}

@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from tests.verl.loss_scenario import (
     ENGINE_BT,
     MASK_BT,
     MOVED_BT,
     OLD_BT,
-    RL,
     Queue,
     actor_config,
     batch,
@@ -21,7 +19,6 @@ from tests.verl.loss_scenario import (
     micro_batch,
     said,
     trained_on,
-    tree,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -116,12 +113,3 @@ def updated(
         torch.autograd.grad(total, new_BT)[0],
         {name: value for name, (value,) in metrics.items()},
     )
-
-
-def test_the_actors_schedule_spans_the_steps_in_which_it_is_trained():
-    """tests/verl/test_step.py has the steps of the critic alone."""
-    settings = ("algorithm.name=ppo", "critic.warmup_steps=2", "train.steps=6")
-    config, updates = tree(*settings), load_config(RlConfig, RL, settings).train.updates_per_step
-    assert config.trainer.critic_warmup == 3, "verl's first step that trains the actor"
-    assert config.actor_rollout_ref.actor.optim.lr_decay_steps == 4 * updates
-    assert config.critic.optim.lr_decay_steps == 6 * updates

@@ -217,6 +217,7 @@ def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch
 
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", build)
     worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = None
     worker.init_model()
     assert not hasattr(shared.hf_config, "quantization_config") and worker.rollout.model_config is not shared
 
@@ -229,6 +230,7 @@ def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: py
 
     monkeypatch.setenv(PLATFORM_ENV, "cuda")
     worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = None
     beside = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace()))
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda worker: setattr(worker, "rollout", rollouts.pop()))
     rollouts = [beside, None]
@@ -243,7 +245,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) 
     """What our client makes of what verl's gives at each attempt; pauses take no time."""
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from retool_mcore.verl import engine_client
+    from retool_mcore.verl import engines
 
     left = list(answers)
 
@@ -255,8 +257,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) 
         return answer
 
     monkeypatch.setattr(LLMServerClient, "generate", generate)
-    monkeypatch.setattr(engine_client, "PAUSE_S", (0.0, 0.0))
-    client: Any = object.__new__(engine_client.EngineClient)
+    monkeypatch.setattr(engines, "PAUSE_S", (0.0, 0.0))
+    client: Any = object.__new__(engines.EngineClient)
     client.away_s = away_s
     return asyncio.run(client.generate("t", prompt_ids=[1]))
 
@@ -265,7 +267,7 @@ def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatc
     from ray.exceptions import RayActorError, RayTaskError
 
     from retool_mcore.rollout.engine import EngineUnavailable
-    from retool_mcore.verl.engine_client import ENGINE_AWAY_S, EngineClient
+    from retool_mcore.verl.engines import ENGINE_AWAY_S, EngineClient, is_away
 
     none_now = RayTaskError("acquire", "the way through Ray", EngineUnavailable("every engine has died"))
     refused = RayTaskError("generate", "the way through Ray", ValueError("the request is too long"))
@@ -274,4 +276,8 @@ def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatc
         asked(monkeypatch, refused, "never asked for")
     with pytest.raises(RayActorError):
         asked(monkeypatch, RayActorError(), "too late", away_s=0.0)
+    dead = "The actor died.\n\tclass_name: {}\n\tactor_id: 1"
+    assert [is_away(RayActorError(error_msg=dead.format(name))) for name in ("MeasuredServer", "EarlyRouter")] == [
+        True, False,
+    ], "nothing restarts the router"  # fmt: skip
     assert EngineClient.away_s == ENGINE_AWAY_S >= 3600, "an engine may come back after the update that it died in"

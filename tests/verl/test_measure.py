@@ -53,6 +53,15 @@ def test_an_accuracy_has_the_interval_of_its_problems():
     assert accuracy_interval(keys[:2], extras[:2]) == {}
 
 
+@pytest.mark.parametrize(("right", "low", "high"), [(0, 0.0, 0.4899), (1, 0.5101, 1.0)])
+def test_an_accuracy_of_0_or_1_has_wilsons_interval(right: int, low: float, high: float):
+    """As statsmodels.stats.proportion.proportion_confint(0 or 4, 4, method="wilson") has it."""
+    extras = [{"reward_extra_info": {"acc": right}}] * 8
+    keys = [f"{row}-x_{answer}_0" for row in range(4) for answer in range(2)]
+    wanted = {"accuracy/low": pytest.approx(low, abs=1e-4), "accuracy/high": pytest.approx(high, abs=1e-4)}
+    assert accuracy_interval(keys, extras) == wanted
+
+
 def test_each_validation_writes_the_same_problems_whatever_verl_calls_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

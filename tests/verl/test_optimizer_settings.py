@@ -3,6 +3,7 @@ critic.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,3 +67,24 @@ def test_the_schedule_counts_the_updates_of_the_whole_run_in_every_mode(mode: st
     settings += ["cluster.gpus_per_node=2", "rollout.gpus=1"] if mode == "async" else []
     optim = of_rl(*settings)["actor"]
     assert (optim.lr_warmup_steps, optim.lr_decay_steps) == (20 * 8, 400 * 8)
+
+
+def rates(optim: Any, updates: int) -> list[float]:
+    """The learning rate that Megatron's schedule puts into the optimizer for each update."""
+    from verl.utils.megatron.optimizer import get_megatron_optimizer_param_scheduler
+
+    optimizer = SimpleNamespace(param_groups=[{}])
+    schedule = get_megatron_optimizer_param_scheduler(optimizer, optim)
+    found: list[float] = []
+    for _ in range(updates):
+        schedule.step(1)  # before the update: verl/update_worker.py
+        found.append(optimizer.param_groups[0]["lr"] / optim.lr)
+    return found
+
+
+def test_the_actors_warm_up_begins_after_the_steps_of_the_critic_alone():
+    """Six steps, the first two of the critic alone: the actor rises over half of its own four."""
+    settings = ("algorithm.name=ppo", "critic.warmup_steps=2", "train.steps=6", "train.mini_batch_prompts=2")
+    parts = of_rl(*settings, "train.prompts_per_step=2", "optim.schedule=constant", "optim.warmup_fraction=0.5")
+    assert rates(parts["actor"], 4) == pytest.approx([1 / 2, 1, 1, 1])
+    assert rates(parts["critic"], 6) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1])

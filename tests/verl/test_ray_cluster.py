@@ -1,5 +1,5 @@
-"""A run on one node starts a Ray cluster of its own, whatever RAY_ADDRESS and Ray's folder say; no
-stranger reaches it.
+"""A run on one node starts a Ray cluster of its own, whatever RAY_ADDRESS and Ray's folder say. No
+stranger reaches it, and no signal to the run's process group.
 """
 
 import os
@@ -15,7 +15,7 @@ from retool_mcore.verl.ray_cluster import ray_arguments, ray_folder
 from tests.scenario import ROOT
 
 START = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from retool_mcore.platforms.network import keep_to_loopback
 keep_to_loopback()
 import psutil
@@ -29,7 +29,10 @@ with ray_arguments(config) as arguments:
     time.sleep(2)  # Ray would start a worker for each core now
     words = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
     workers = [each for each in words if each.startswith("ray::IDLE") or "default_worker.py --node-ip" in each]
-    ray.get(ray.remote(lambda: None).remote())  # a worker listens, too
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.killpg(0, signal.SIGTERM)  # as a scheduler may send it; without Ray's servers no worker starts
+    time.sleep(1)
+    ray.get(ray.remote(lambda: None).remote(), timeout=60)  # a worker listens, too
     children = psutil.Process().children(recursive=True)
     found = listening([os.getpid(), *(child.pid for child in children)])
     stranger = os.environ | {"RAY_AUTH_TOKEN": "a guess", "GCS": ray.get_runtime_context().gcs_address}
@@ -53,14 +56,16 @@ except Exception as error:
 """
 
 
-def test_a_dead_cluster_does_not_keep_a_run_from_starting_nothing_stays_and_no_stranger_reaches_it(tmp_path: Path):
-    """As after a run on several nodes, whose address Ray keeps."""
+def test_a_run_has_its_own_cluster_which_no_stranger_and_no_signal_to_the_runs_group_reaches(tmp_path: Path):
+    """RAY_ADDRESS names a dead cluster, as after a run on several nodes."""
     current = tmp_path / "ray" / "ray_current_cluster"
     current.parent.mkdir()
     current.write_text("127.0.0.1:1")
     env = os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(tmp_path)}
     argv = [sys.executable, "-c", f"STRANGER = {STRANGER!r}{START}", str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        argv, cwd=ROOT, env=env, start_new_session=True, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     told = done.stdout.splitlines()[-3:]
     assert told == ["True [] AuthenticationError True", "None True", "False []"]

@@ -33,6 +33,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
         (ACTOR + "megatron.sequence_parallel", "true", "parallel.tp"),
         (ACTOR + "ppo_mini_batch_size", "3", "train.mini_batch_prompts"),
         (ROLLOUT + "n", "3", "rollout.group_size"),
+        (ROLLOUT + "top_p", "0.9", "rollout.top_p"),
+        (ROLLOUT + "top_k", "50", "training, which has to sample from all tokens"),
         (ROLLOUT + "val_kwargs.n", "3", "the section [validation]"),
         (ROLLOUT + "val_kwargs.top_k", "3", "the section [validation]"),
         (ROLLOUT + "val_kwargs", "{n=3}", "the section [validation]"),
@@ -101,7 +103,7 @@ optim.betas=[0.5,0.999] optim.betas=[0.9,0.5] optim.clip_grad=2 data.train_file=
 train.steps=7 train.prompts_per_step=24 train.mini_batch_prompts=6 train.micro_batch_tokens=9999
 train.mode=partial_rollout train.mode=partial_rollout,train.prefetch_batches=2 train.max_staleness={drop=3}
 train.mode=async,rollout.gpus=1,cluster.gpus_per_node=2 train.max_staleness={wait=7}
-rollout.group_size=4 rollout.max_turns=2 rollout.max_response_tokens=99 rollout.temperature=0.5 rollout.top_p=0.5
+rollout.group_size=4 rollout.max_turns=2 rollout.max_response_tokens=99 rollout.temperature=0.5
 rollout.engine_tp=2,cluster.gpus_per_node=2 rollout.engine_memory_fraction=0.5 rollout.max_running_requests=3
 rollout.agent_workers=2
 rollout.engine_args={chunked_prefill_size=99} validation.every=3 validation.n=3 validation.temperature=0.5

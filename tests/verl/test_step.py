@@ -77,7 +77,7 @@ class Run:
         trainer._saved_groups = list
         trainer.detach_dead_engines, trainer.restart_lost_engines = lambda: None, list
         trainer.admit_engines = trainer.sleep_engines = lambda engines: None
-        trainer.replace_dead_engines = lambda: None
+        trainer.replace_dead_engines = trainer.compare_weights = lambda: None
         engines = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
         trainer.checkpoint_manager = SimpleNamespace(**{name: self._engines(name) for name in engines})
         trainer.standalone_checkpoint_manager = trainer.checkpoint_manager

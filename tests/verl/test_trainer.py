@@ -93,7 +93,8 @@ def test_engines_of_their_own_get_the_base_once_and_new_ones_again(
     worker: Any = object.__new__(SavingDetachedActorWorker)
     found: list[str] = []
     adapters = SimpleNamespace(send_base_once=lambda: found.append("once"), engines_have_base=True)
-    worker.actor, worker.rollout = SimpleNamespace(engine=SimpleNamespace(adapters=adapters)), None
+    engine = SimpleNamespace(adapters=adapters, get_per_tensor_param=None)
+    worker.actor, worker.rollout = SimpleNamespace(engine=engine), None
     worker.config = OmegaConf.create({"rollout": {"quantization": quantization}})
     worker.init_model()
     assert found == told
@@ -192,8 +193,7 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     polls = [[(4, 1)], [(90, 90)], [(8, 3)], []]
     server = SimpleNamespace(take_polls=SimpleNamespace(remote=lambda: polls.pop(0)))
     trainer = trainer_of(tmp_path)
-    trainer._rollout_server_managers = lambda: [SimpleNamespace(server_handles=[server, object()])]
-    trainer._load, trainer._writer = rl_metrics.EngineLoad(trainer), object()
+    trainer._load, trainer._writer = rl_metrics.EngineLoad(lambda: [server, object()]), object()
     trainer.on_validate_begin()
     trainer.on_validate_end()
     row = {"engine/running/mean": 6.0, "engine/running/max": 8.0, "engine/queued/mean": 2.0, "engine/queued/max": 3.0}
@@ -251,7 +251,7 @@ def test_another_layout_begins_random_states_of_the_step_that_it_goes_on_from(
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
     from retool_mcore.verl import trainer as module
-    from retool_mcore.verl.async_save import seed_at
+    from retool_mcore.verl.checkpoint import seed_at
 
     told: list[int] = []
     saved = SimpleNamespace(step=6, has_random_states_of=lambda run: same_layout)

@@ -106,18 +106,18 @@ def rl(tmp_path: Path, *settings: str) -> RlConfig:
 
 
 def test_the_engine_samples_as_the_run_file_says(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = rl(tmp_path, "rollout.temperature=0.7", "rollout.top_p=0.9", "rollout.group_size=3")
+    config = rl(tmp_path, "rollout.temperature=0.7", "rollout.group_size=3")
     stored, asked = sampled(config, tokenizer, monkeypatch, validate=False)
     assert len(stored) == 3, "rollout.group_size responses of the prompt"
     assert len(asked) == 3 * len(TURNS)
     for params in asked:
-        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.7, 0.9, -1)
+        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.7, 1.0, -1)
         assert params["logprobs"] is True
 
 
 def test_a_validation_samples_as_its_own_section_says(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not as training does, whose temperature, top_p and group size are other ones."""
-    training = ("rollout.temperature=0.7", "rollout.top_p=0.9", "rollout.group_size=3")
+    """Not as training does, whose temperature and group size are other ones."""
+    training = ("rollout.temperature=0.7", "rollout.group_size=3")
     own = ("validation.temperature=0.3", "validation.top_p=0.8", "validation.n=2")
     stored, asked = sampled(rl(tmp_path, *training, *own), tokenizer, monkeypatch, validate=True)
     assert len(stored) == 2 and len(asked) == 2 * len(TURNS)

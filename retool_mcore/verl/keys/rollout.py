@@ -20,6 +20,7 @@ _SAMPLER = "trainer.v1.sampler."
 LENGTH = "rollout.max_response_tokens"
 NODES = "the section [cluster] and rollout.gpus"
 VALIDATION = "the section [validation]"
+WHOLE = "training, which has to sample from all tokens as the actor's log-probabilities assume,"
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
     "sync": "retool_sync",
@@ -58,6 +59,7 @@ ROLLOUT = (
     Key("n", "rollout.group_size", lambda run, _: run.rollout.group_size),
     Key("temperature", "rollout.temperature", lambda run, _: run.rollout.temperature),
     Key("top_p", "rollout.top_p", lambda run, _: run.rollout.top_p),
+    Key("top_k", WHOLE, -1),
     Key("prompt_length", "data.max_prompt_tokens"),  # verl takes both of section [data]
     Key("response_length", LENGTH),
     Key("dtype", "model.dtype", lambda run, _: run.model.dtype),

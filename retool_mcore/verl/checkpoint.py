@@ -1,38 +1,34 @@
-"""Writes an engine's checkpoint while training goes on, and reads it onto another layout.
+"""Checkpoints of one rank's engine, and of all roles of a run: written beside the steps, and read.
 
-verl 0.9.1 can ask Megatron for asynchronous writes, but never asks whether they have ended.
-Megatron's own queue passes the results of all writes through one queue per process, in the order in
-which they end, so the two folders of a checkpoint could get each other's results. Here each rank's
-engine has one process that does all its writes, one after another.
+verl 0.9.1 can ask Megatron for asynchronous writes, but never asks whether they have ended. Here
+each rank forks one process that writes all files of a checkpoint. run/saving.py publishes a
+checkpoint when every rank has finished, so it is complete or absent.
 """
 
 import gc
 import logging
 import multiprocessing
-import os
+import pickle
 import shutil
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from retool_mcore.errors import CheckpointError
+from retool_mcore.errors import CheckpointError, ReToolError
 from retool_mcore.model.tensors import untrained_copies
+from retool_mcore.platforms.patches import apply_all
+from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
 from retool_mcore.platforms.patches_torch import files_are_data
 from retool_mcore.process import die_with_parent
 from retool_mcore.run import checksums
 
 logger = logging.getLogger(__name__)
-CHILDREN_POLL_S = 0.2
 
 
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
@@ -64,12 +60,12 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
 @contextmanager
 def _explain_failed_read(folder: str) -> Iterator[None]:
-    """Name the folder: one from before checksums were kept is first found damaged here."""
+    """Turn whatever a damaged file raises into one error that names the folder."""
     try:
         yield
     except CheckpointError:
         raise
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
             "Move it away to resume from the one before it."
@@ -111,7 +107,7 @@ def seed_at(seed: int, step: int) -> int:
 class Writer:
     """A forked process that runs jobs one after another, on the memory of the moment of the fork.
 
-    When this process ends, the writer is killed, and so is whatever its jobs start.
+    When this process ends, the writer is killed.
     """
 
     def __init__(self, jobs: Sequence[Callable[[], object]]) -> None:
@@ -142,32 +138,14 @@ class Writer:
 
 def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
     die_with_parent()
-    os.register_at_fork(after_in_child=die_with_parent)  # Megatron writes each file in a process of its own
     torch.set_num_threads(1)  # the threads of the pool were not forked
     gc.disable()  # this process must not free the parent's device memory
-    threading.Thread(target=_watch_for_killed_child, args=(sender,), daemon=True).start()
     try:
         for job in jobs:
             job()
     except Exception as error:
         sender.send(f"{type(error).__name__}: {error}")
         raise
-
-
-def _watch_for_killed_child(sender: Any) -> None:
-    """End the writer when one of its own child processes was killed.
-
-    Megatron would wait for ever for it. Most likely the kernel killed it for lack of memory.
-    """
-    running: set[Any] = set()
-    while True:
-        still = set(multiprocessing.active_children())
-        killed = [child for child in running - still if (child.exitcode or 0) < 0]
-        if killed:
-            sender.send(f"a process that wrote a file was ended by {signal.Signals(-killed[0].exitcode).name}")
-            os._exit(1)
-        running = still
-        time.sleep(CHILDREN_POLL_S)
 
 
 @contextmanager
@@ -221,6 +199,7 @@ class PendingSave:
 
 def save(engine: Any, folder: str, step: int) -> None:
     """Write a checkpoint. Collective. Raises CheckpointError."""
+    apply_all(MEGATRON_PATCHES)
     with explain_failed_write(folder):
         engine.save_checkpoint(local_path=folder, global_step=step)
     checksums.record(Path(folder), dist.get_rank())
@@ -233,6 +212,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     Megatron-Bridge the weights are written before this returns, because the bridge gathers and
     writes in one call.
     """
+    apply_all(MEGATRON_PATCHES)
     manager = engine.checkpoint_mananager
     jobs: list[Callable[[], object]] = []
     finishers: list[Callable[[], object]] = []
@@ -265,8 +245,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     if manager.vanilla_bridge:
         manager._save_model_as_hf_via_bridge = stage_weights if adapters is None else stage_adapters
     try:
-        with _results_queue_of(manager):
-            engine.save_checkpoint(local_path=folder, global_step=step)
+        engine.save_checkpoint(local_path=folder, global_step=step)
     finally:
         del manager._dispatch_finalize
         manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
@@ -274,19 +253,6 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
             adapters.keep_to_adapters()
     jobs.append(partial(checksums.record, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
-
-
-@contextmanager
-def _results_queue_of(manager: Any) -> Iterator[None]:
-    """Give each engine its own results queue during a save.
-
-    Megatron has one queue per process, but RL's actor and critic are written side by side.
-    """
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    filesystem_async._results_queue = manager.__dict__.get("_results_queue")
-    yield
-    manager._results_queue = filesystem_async._results_queue
 
 
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
@@ -301,3 +267,37 @@ def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
     engine.bridge.save_weights(engine.module, path)
     if not engine.is_value_model:
         shutil.copyfile(source / "config.json", Path(path, "config.json"))
+
+
+# ------------------------------------------------- all roles, in RL's driver
+
+
+@contextmanager
+def unwrap_worker_errors() -> Iterator[None]:
+    """Raise a worker's ReToolError as the worker raised it, without Ray's wrapping."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, ReToolError):
+            raise error.cause from error
+        raise
+
+
+class WorkersSave:
+    """The save in flight of all roles' workers; a ``saving.Pending``."""
+
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self._groups = groups
+
+    def ended(self) -> bool:
+        return all(all(group.save_ended()) for group in self._groups)
+
+    def finish(self) -> None:
+        with unwrap_worker_errors():
+            for group in self._groups:
+                group.finish_save()
+
+    def kill(self) -> None:
+        """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""

@@ -89,7 +89,7 @@ def verls_tree() -> Any:
 @pytest.fixture(autouse=True)
 def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """verl's defaults take seconds to compose, and each conversion changes its own copy."""
-    monkeypatch.setattr("retool_mcore.verl.from_verl.ppo_defaults", lambda: copy.deepcopy(verls_tree()))
+    monkeypatch.setattr("retool_mcore.cli.from_verl.ppo_defaults", lambda: copy.deepcopy(verls_tree()))
 
 
 def converted(tmp_path: Path, text: str, *extra: str, name: str = "verl.txt") -> tuple[dict[str, Any], str, str]:
@@ -224,7 +224,7 @@ def test_what_is_missing_is_said(tmp_path: Path):
     ],
 )
 def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, name: str, text: str, told: str):
-    from retool_mcore.verl.from_verl import convert
+    from retool_mcore.cli.from_verl import convert
 
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=told) as error:

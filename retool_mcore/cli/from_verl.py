@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 
@@ -22,11 +22,66 @@ from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import PLATFORMS, get_platform
 from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
-from retool_mcore.verl.keys.elsewhere import NONE, SAME
-from retool_mcore.verl.keys.key import NOT_SET
+from retool_mcore.verl.keys.key import NOT_SET, Key
 from retool_mcore.verl.keys.ppo import ppo_defaults, ppo_keys
 from retool_mcore.verl.keys.refused import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by
 from retool_mcore.verl.keys.rollout import UNDER
+
+FSDP = "it is of verl's FSDP engine, and Megatron trains here: the sections [parallel] and [memory]"
+PACKED = "micro-batches are packed to train.micro_batch_tokens here, in every pass"
+JUDGE = "the reward is of the section [reward]; reward.function names one of your own"
+PF_PPO = "PF-PPO draws responses again by their rewards, and no algorithm.name here does"
+OWN_LOOP = "this trainer has a loop of tools of its own: the section [rollout]"
+
+# Keys that this trainer never sets, and whose value a setting of ours has.
+SAME = (
+    Key(f"{ACTOR}ulysses_sequence_parallel_size", "parallel.cp"),
+    Key(f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size", "parallel.cp"),
+    Key(f"{ACTOR}fsdp_config.param_offload", "memory.offload_idle"),
+    Key(f"{ACTOR}fsdp_config.optimizer_offload", "memory.offload_idle"),
+    Key("trainer.nnodes", "cluster.nodes"),
+    Key("trainer.n_gpus_per_node", "cluster.gpus_per_node"),
+    Key(f"{UNDER}val_kwargs.n", "validation.n"),
+    Key(f"{UNDER}val_kwargs.temperature", "validation.temperature"),
+    Key(f"{UNDER}val_kwargs.top_p", "validation.top_p"),
+    Key(f"{UNDER}multi_turn.enable", "rollout.tools"),
+    Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
+)
+# Keys of parts of verl that do not run here, and why no setting says them. The longest beginning of
+# a key counts.
+NONE: dict[str, str] = {
+    "hydra": "verl composes its tree from files; here one file is a run",
+    "defaults": "verl composes its tree from files; here one file is a run",
+    f"{ACTOR}strategy": FSDP,
+    f"{ACTOR}fsdp_config": FSDP,
+    "actor_rollout_ref.ref": "the initial weights have the actor's layout, and are loaded where algorithm.kl_coef > 0",
+    "critic": 'the critic has the actor\'s layout, and settings in [critic] with algorithm.name = "ppo"',
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "memory.recompute says what is computed again",
+    f"{ACTOR}ppo_micro_batch_size": PACKED,
+    f"{ACTOR}use_dynamic_bsz": PACKED,
+    f"{UNDER}log_prob": PACKED,
+    f"{ACTOR}ppo_epochs": "a step's responses are learnt from once",
+    f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
+    f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads val_kwargs.temperature alone; 0 takes the likeliest token",
+    f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns; results are no turns here",
+    f"{UNDER}multi_turn.tool_config_path": "rollout.tools and rollout.mcp name what may be called",
+    f"{UNDER}multi_turn.max_tool_response_length": (
+        "rollout.max_tool_output_tokens counts tokens, and this key counts characters"
+    ),
+    f"{UNDER}multi_turn.tool_response_truncate_side": "a long result is cut in its middle, and the model is told",
+    f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
+    f"{UNDER}multi_turn": OWN_LOOP,
+    "algorithm.use_pf_ppo": PF_PPO,
+    "algorithm.pf_ppo": PF_PPO,
+    "data.filter_overlong_prompts": "a prompt above data.max_prompt_tokens is an error; `retool data lint` finds it",
+    "data.tool_config_path": "rollout.tools and rollout.mcp name what may be called",
+    "custom_reward_function": JUDGE,
+    "reward_model": JUDGE,
+    "reward": JUDGE,
+    "trainer.total_epochs": "steps decide here: write train.steps",
+    "trainer.logger": "run.trackers names them, and metrics.jsonl is always written",
+    "trainer.project_name": "a tracker groups runs by run.name",
+}
 
 Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
 OWN = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
@@ -256,7 +311,10 @@ def _value(setting: str, path: str, get: Get) -> Any:
 def _one(key: str) -> Callable[[Get], Any]:
     def read(get: Get) -> Any:
         found = get(key)
-        return (found[0] if len(found) == 1 else NOT_SET) if isinstance(found, list) else found
+        if not isinstance(found, list):
+            return found
+        several = cast("list[Any]", found)
+        return several[0] if len(several) == 1 else NOT_SET
 
     return read
 

@@ -1,0 +1,44 @@
+"""Sums of weights' bits, by which the trainer compares its weights with an engine's.
+
+A sum of bits as integers does not depend on order, so the sum of a matrix is the sum of its shards.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import torch
+
+ACTION = "retool_sums:"  # with the beginning of the weights' names
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Sums = dict[str, tuple[str, int, int]]  # name -> dtype, elements, sum of the elements' bits modulo 2**64
+
+
+def bits_of(weight: torch.Tensor) -> torch.Tensor:
+    """The sum, an int64 scalar on the weight's device."""
+    return weight.detach().contiguous().view(BITS[weight.element_size()]).sum(dtype=torch.int64)
+
+
+def described(weights: Iterable[tuple[str, str, int, torch.Tensor]]) -> Sums:
+    """``weights``: name, dtype, elements and ``bits_of`` of each. Waits for the device once."""
+    found = list(weights)
+    sums = torch.stack([bits for *_, bits in found]).tolist() if found else []
+    return {name: (dtype, size, bits) for (name, dtype, size, _), bits in zip(found, sums, strict=True)}
+
+
+def with_sums(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    @wraps(original)
+    def handle(self: Any, action: str) -> Any:
+        if not action.startswith(ACTION):
+            return original(self, action)
+        prefix = action.removeprefix(ACTION)
+        weights = self._model_runner.model.named_parameters()
+        sums = described(
+            (name, str(weight.dtype), weight.numel(), bits_of(weight))
+            for name, weight in weights
+            if name.startswith(prefix)
+        )
+        return {"per_gpu_checksum": "", "sums": sums}  # SGLang reads the first of every rank's answer
+
+    return handle

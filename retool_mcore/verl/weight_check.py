@@ -1,0 +1,87 @@
+"""Compares the weights that the actor has sent with those that the engines hold, after each sync.
+
+The first sync of a start compares every weight, later ones one layer each, in turns. The weights of
+a layer are compared together, because engines fuse and shard matrices. What an engine holds in
+another form is skipped: quantized matrices, and a vocabulary that is padded.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from retool_mcore.platforms.weight_sums import Sums, bits_of, described
+
+_LAYER = re.compile(r".*\blayers\.\d+\.")
+
+
+class SentWeights:
+    """Sums what verl's ``engine`` exports, on the first rank, as it is sent."""
+
+    def __init__(self, engine: Any) -> None:
+        self._export = engine.get_per_tensor_param
+        self._layers: list[str] = []  # known after the first sync
+        self._syncs = 0
+        self._found: list[tuple[str, str, int, torch.Tensor]] = []
+        engine.get_per_tensor_param = self._exported
+
+    def _exported(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
+        weights, adapters = self._export(*args, **kwargs)
+        return self._passing(weights) if dist.get_rank() == 0 else weights, adapters
+
+    def _passing(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        self._found = []
+        wanted = self._layers[self._syncs % len(self._layers)] if self._layers else ""
+        for name, weight in weights:
+            if name.startswith(wanted):
+                self._found.append((name, str(weight.dtype), weight.numel(), bits_of(weight)))
+            yield name, weight
+        self._layers = self._layers or list(dict.fromkeys(layer_of(name) for name, *_ in self._found))
+        self._syncs += 1
+
+    def sums(self) -> tuple[str, Sums]:
+        """Of the last sync: what the names of the compared weights begin with, and their sums."""
+        layers = {layer_of(name) for name, *_ in self._found}
+        return layers.pop() if len(layers) == 1 else "", described(self._found)
+
+
+def layer_of(name: str) -> str:
+    """The beginning of the names of a layer's weights, or the whole name outside of layers."""
+    found = _LAYER.match(name)
+    return found[0] if found else name
+
+
+def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
+    """The layers in which an engine's weights are not the actor's.
+
+    ``engine`` has the sums of each rank. A weight that every rank holds whole counts once. A layer
+    that has another number of elements is held in another form, and is skipped.
+    """
+    theirs: list[Sums] = [
+        {name: each for name, each in sums.items() if not (rank and _is_whole(name, each, actor))}
+        for rank, sums in enumerate(engine)
+    ]
+    ours, held = _by_layer([actor]), _by_layer(theirs)
+    return [layer for layer, sizes in ours.items() if _differs(sizes, held.get(layer, {}))]
+
+
+def _is_whole(name: str, sums: tuple[str, int, int], actor: Sums) -> bool:
+    return name in actor and actor[name][:2] == sums[:2]
+
+
+def _by_layer(ranks: Sequence[Sums]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Elements and sum by layer and dtype."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for sums in ranks:
+        for name, (dtype, size, bits) in sums.items():
+            of_layer = found.setdefault(layer_of(name), {})
+            before = of_layer.get(dtype, (0, 0))
+            of_layer[dtype] = (before[0] + size, (before[1] + bits) % 2**64)
+    return found
+
+
+def _differs(ours: Mapping[str, tuple[int, int]], held: Mapping[str, tuple[int, int]]) -> bool:
+    alike = {dtype: sums for dtype, sums in ours.items() if dtype in held and held[dtype][0] == sums[0]}
+    return any(held[dtype] != sums for dtype, sums in alike.items())
