@@ -6,6 +6,11 @@ Cases, each with half of the answers wrong:
 - symbolic: twelve kinds of answers that are not plain numbers, every row with a truth of its own.
 - symbolic_groups: the same, with 16 responses per truth, as in RL.
 
+``--answers FILE`` (JSON lines with gzip: answer, truth, right, rows) measures the answers of
+real models instead, by our judge and by math-verify alone. ``lost`` are right rows that a judge
+misses, ``passed`` wrong rows that it takes; ``rows_per_cpu_s`` counts a pair as often as it occurs.
+``--every 10`` takes each tenth pair.
+
 Responses go through compute_score from as many threads as `retool score` uses. ``cpu_ms`` is the
 CPU time of this process and its checkers per row; it tells more than the rate where other jobs
 share the machine. ``misjudged`` must be 0.
@@ -14,6 +19,7 @@ share the machine. ``misjudged`` must be 0.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import platform
@@ -23,9 +29,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from math_verify import parse, verify
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.reward.answer import NUM_CHECKERS
+from retool_mcore.reward.forms import equivalent
 from retool_mcore.reward.score import compute_score
 
 GROUP = 16
@@ -107,12 +117,37 @@ def measure(rows: list[Row]) -> dict[str, float]:
     }
 
 
+def math_verify(answer: str, truth: str) -> bool:
+    gold, target = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (truth, answer))
+    return verify(gold, target, timeout_seconds=None)
+
+
+def on_answers(pairs: list[dict[str, Any]], judge: Callable[[str, str], bool]) -> dict[str, float]:
+    """Rows per CPU second of one process, and how often a judge differs from the file."""
+    judge(r"\sqrt{8}", r"2\sqrt{2}")  # imports and fills caches
+    started = time.process_time()
+    found = [judge(pair["answer"], pair["truth"]) for pair in pairs]
+    cpu_s, rows = time.process_time() - started, sum(pair["rows"] for pair in pairs)
+    right = sum(pair["rows"] for pair in pairs if pair["right"])
+    lost = sum(pair["rows"] for pair, equal in zip(pairs, found, strict=True) if pair["right"] and not equal)
+    passed = sum(pair["rows"] for pair, equal in zip(pairs, found, strict=True) if equal and not pair["right"])
+    return {"rows": rows, "right": right, "lost": lost, "passed": passed, "rows_per_cpu_s": round(rows / cpu_s, 1)}
+
+
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2400, help="symbolic rows; ten times as many AIME-like ones")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--answers", type=Path, help="answers of real models")
+    parser.add_argument("--every", type=int, default=1, help="take each so-many-th pair of --answers")
     options = parser.parse_args()
+    if options.answers:
+        lines = gzip.decompress(options.answers.read_bytes()).splitlines()[:: options.every]
+        pairs = [json.loads(line) for line in lines]
+        judges = {"ours": equivalent, "math_verify": math_verify}
+        print(json.dumps({name: on_answers(pairs, judge) for name, judge in judges.items()}, indent=1))
+        return
     draw = random.Random(options.seed)
     cases = {
         "aime": list(aime(10 * options.rows, draw)),

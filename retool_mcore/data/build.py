@@ -24,7 +24,7 @@ from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, format_problem
 from retool_mcore.errors import DataError
-from retool_mcore.reward.normalise import normalise
+from retool_mcore.reward.said import number_of
 from retool_mcore.sandbox.base import Sandbox
 
 STAGES: tuple[Stage, ...] = ("source", "calculation", "format", "answer")
@@ -139,7 +139,7 @@ def _reached(solution: Solution) -> str:
     """
     last = f"{solution.steps[-1].stated:f}"
     named = [re.sub(r"[$,]", "", text) for text in _NUMBER_IN_TEXT.findall(solution.rest)][-1:]
-    return next((text for text in (last, *named) if normalise(text).number == normalise(solution.truth).number), last)
+    return next((text for text in (last, *named) if number_of(text) == number_of(solution.truth)), last)
 
 
 def matches(output: str, stated: Decimal) -> bool:

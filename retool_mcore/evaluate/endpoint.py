@@ -142,17 +142,19 @@ class Chat:
 
     def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
         message = choice["message"]
-        text: str = message.get("content") or ""
+        content: str = message.get("content") or ""
         thoughts = {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
+        thought = next(iter(thoughts.values()), "")  # an answer in it counts, as in RL
+        text = f"<think>\n{thought}\n</think>\n\n{content}" if thought else content
         if self._tools is None:
             return text, without_call(text)
         made: list[dict[str, Any]] = message.get("tool_calls") or []
         if not made:  # of a server that does not read calls itself
-            self._messages.append({"role": "assistant", "content": text, **thoughts})
+            self._messages.append({"role": "assistant", "content": content, **thoughts})
             parsed = parse_hermes(text, None, self._tools)
             self._ids = [f"call_{number}" for number in range(max(1, len(parsed.calls)))]
             return text, parsed
-        self._messages.append({"role": "assistant", "content": text, "tool_calls": made, **thoughts})
+        self._messages.append({"role": "assistant", "content": content, "tool_calls": made, **thoughts})
         self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(made)]
         repairs: list[str] = []
         try:

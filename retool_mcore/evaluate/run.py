@@ -20,7 +20,7 @@ from retool_mcore.data.files import replacing
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
-from retool_mcore.reward.normalise import vote
+from retool_mcore.reward.said import vote
 from retool_mcore.rollout.engine import Engine, Sampling, trajectory_seed
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retool_mcore.errors import RewardError
-    from retool_mcore.reward.answer import Verdict, judge, judge_many
+    from retool_mcore.reward.answer import Verdict, judge, judge_many, judgeable
     from retool_mcore.reward.extract import extract_answer
-    from retool_mcore.reward.normalise import judgeable
 
 __all__ = ["RewardError", "Verdict", "extract_answer", "judge", "judge_many", "judgeable"]
 _MODULES = {
@@ -26,12 +25,12 @@ _MODULES = {
     "extract_answer": "retool_mcore.reward.extract",
     "judge": "retool_mcore.reward.answer",
     "judge_many": "retool_mcore.reward.answer",
-    "judgeable": "retool_mcore.reward.normalise",
+    "judgeable": "retool_mcore.reward.answer",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: a rollout that reads boxes does not pay for mpmath."""
+    """Import a name on first use: a rollout that reads boxes does not pay for the judge."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

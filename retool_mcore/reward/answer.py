@@ -21,20 +21,21 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import ConfigError, RewardError
-from retool_mcore.reward.equivalence import quick_verdict
-from retool_mcore.reward.normalise import judgeable, normalise
-from retool_mcore.reward.spelling import MAX_ANSWER_CHARS
+from retool_mcore.reward.clean import MAX_ANSWER_CHARS
+from retool_mcore.reward.said import MAX_WORDS, choice, number_of, quick_verdict, said, words
 
 __all__ = ["Checkers", "Verdict", "is_equivalent", "judge", "judge_many", "judgeable"]
 DEFAULT_TIMEOUT_S: float = Reward.model_fields["timeout_s"].default
 NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
-START_TIMEOUT_S = 120.0  # importing mpmath on a busy machine
+START_TIMEOUT_S = 120.0  # importing SymPy on a busy machine
+NO_ANSWERS = frozenset((
+    "proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound",
+))  # fmt: skip
 # Wall time after which a checker is killed and replaced: so long that only a checker that waits for
 # nothing gets there, not one on a busy machine.
 GRACE_S, GRACE_FACTOR = 60.0, 20.0
@@ -46,8 +47,7 @@ How = Literal["exact", "values", "timeout", "crash", "too long"]
 class Verdict:
     """Whether two answers are equivalent, and how the check came to it.
 
-    ``how`` is "exact" for a comparison of texts, numbers or short algebra, and for values that
-    clearly differ; "values" for others.
+    ``how`` is "exact" for a comparison of texts or numbers, "values" for one in a checker process.
     "timeout", "crash" and "too long" mean that the check was given up, and the answer counts as not
     equivalent.
     """
@@ -95,19 +95,55 @@ def judge_many(
         checkers.close()
 
 
+def judgeable(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str | None:
+    """Why answers cannot be judged against the truth of a data row; None where they can.
+
+    A truth is a number, mathematics, a choice or a few words, or a JSON list of such texts, each of
+    which is accepted. Thread-safe. Raises RewardError like ``judge``.
+    """
+    return next(filter(None, (_problem(each, timeout_s) for each in accepted_truths(truth))), None)
+
+
+def accepted_truths(truth: str) -> list[str]:
+    """The truths in a JSON list of texts, such as ``["10", "ten"]``; else the text itself."""
+    if truth.lstrip().startswith('["'):
+        with suppress(ValueError):
+            truths = json.loads(truth)
+            if isinstance(truths, list) and all(isinstance(each, str) for each in truths):
+                return truths
+    return [truth]
+
+
+def _problem(truth: str, timeout_s: float) -> str | None:
+    if len(truth) > MAX_ANSWER_CHARS:
+        return f"it has {len(truth)} characters; {MAX_ANSWER_CHARS} are the most"
+    text = said(truth).text
+    if not text:
+        return "it is empty"
+    if number_of(truth) is not None or choice(text) is not None:
+        return None
+    if spoken := (words(text) or "").split():
+        if len(spoken) > MAX_WORDS:
+            return f"it is a text of {len(spoken)} words, and only the same words would equal it"
+        return f"{truth.strip()!r} is no answer" if spoken[0] in NO_ANSWERS else None
+    reply = _checkers().ask({"truth": truth, "timeout_s": timeout_s})
+    return "it takes too long to read" if "failed" in reply else reply["problem"] or None
+
+
 def _judge(checkers: Callable[[], Checkers], answer: str, truth: str, timeout_s: float) -> Verdict:
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
-    known = _quick_verdict(answer, truth)
-    if known is not None:
-        return Verdict(known, "exact")
-    reply = checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})
-    return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
-
-
-@lru_cache(maxsize=8192)  # responses of one prompt give few answers, and share their truth
-def _quick_verdict(answer: str, truth: str) -> bool | None:
-    return quick_verdict(normalise(answer), normalise(truth))
+    verdict = Verdict(False, "exact")
+    for each in accepted_truths(truth):
+        known = quick_verdict(answer, each)
+        if known is not None:
+            verdict = Verdict(known, "exact")
+        else:
+            reply = checkers().ask({"answer": answer, "truth": each, "timeout_s": timeout_s})
+            verdict = Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
+        if verdict.equivalent:
+            break
+    return verdict
 
 
 class Checkers:
@@ -172,8 +208,8 @@ class _Checker:
             self.close()
             raise RewardError(
                 f"the process for answer checks did not start within {START_TIMEOUT_S:.0f} s (exit code "
-                f"{self._process.returncode}). Try `{sys.executable} -m retool_mcore.reward.checker`: is mpmath "
-                "installed, is there memory?"
+                f"{self._process.returncode}). Try `{sys.executable} -m retool_mcore.reward.checker`: are sympy and "
+                "latex2sympy2_extended installed, is there memory?"
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The process that compares values: one JSON line in, one out, within a limit of CPU time.
+"""The process that compares values with SymPy: one JSON line in, one out, within a CPU limit.
 
 ``answer.Checkers`` runs it as ``python -m retool_mcore.reward.checker``. Arithmetic on a hostile
 answer can hang inside C code and use up all memory, so the kernel sets the limits: a timer of CPU
@@ -15,11 +15,11 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from retool_mcore.reward.equivalence import compared
-from retool_mcore.reward.normalise import normalise
+from retool_mcore.reward.forms import compared, unreadable
+from retool_mcore.reward.said import said
 
 MEMORY_LIMIT_BYTES = 2 << 30
-# mpmath caches constants on first use. That must not count against the first answers' limits.
+# SymPy and the LaTeX parser fill caches on first use, not within an answer's limit.
 WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
     ("\\sqrt{8}", "2\\sqrt{2}"),
@@ -39,7 +39,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for answer, truth in WARM_UP:
-        _judge(answer, truth)
+        _compared(answer, truth)
     replies = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not look like a reply
     _say(replies, {"ready": True})
@@ -59,7 +59,10 @@ def _serve(replies: int) -> None:
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["timeout_s"])
-        reply = _judge(request["answer"], request["truth"])
+        if "answer" in request:
+            reply = {"equal": _compared(request["answer"], request["truth"])}
+        else:
+            reply = {"problem": unreadable(request["truth"])}
         signal.setitimer(signal.ITIMER_PROF, 0)
         _say(replies, reply)
 
@@ -69,15 +72,12 @@ def _say(replies: int, reply: dict[str, Any]) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _judge(answer: str, truth: str) -> dict[str, Any]:
-    """Reply {"equal": ...}. What has no value without an error is not equal.
-
-    Whoever asks has found that ``quick_verdict`` leaves it open.
-    """
+def _compared(answer: str, truth: str) -> bool:
+    """Whether two answers that ``quick_verdict`` leaves open are equal; False on an error."""
     try:
-        return {"equal": compared(normalise(answer), normalise(truth))}
-    except Exception:  # noqa: BLE001  arithmetic on hostile input raises whatever it likes
-        return {"equal": False}
+        return compared(said(answer), said(truth))
+    except Exception:  # noqa: BLE001  SymPy raises whatever it likes on hostile input
+        return False
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from retool_mcore.config.named import load_named
 from retool_mcore.errors import ConfigError, RewardError
-from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.response import Response
+from retool_mcore.reward.said import vote
 
 RewardFunction = Callable[[Response], "float | Mapping[str, float]"]
 RESERVED = frozenset({"pred", "answer", "has_answer", "check_failed"})  # names that a scored response has already

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retool_mcore.config.rl import Reward
-from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.response import read_response
+from retool_mcore.reward.said import vote
 from retool_mcore.reward.shaping import Shaping, behavior_of
 
 PAPER = Reward()  # +1 and -1, without shaping

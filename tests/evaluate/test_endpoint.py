@@ -309,6 +309,14 @@ def test_an_answer_that_the_budget_cuts_off_counts_and_calls_that_can_be_read_st
     assert report["accuracy"] == 1.0
 
 
+@pytest.mark.parametrize("content", ["It is done.", None])
+def test_an_answer_in_thoughts_that_the_server_separates_counts(server: StandIn, tmp_path: Path, content: str | None):
+    server.script = [chat(content)]
+    server.script[0]["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
+    _, _, report = evaluate(server, tmp_path)
+    assert report["accuracy"] == 1.0
+
+
 class Known(Tool):
     name, description, parameters = "known", "Tells the answer.", {"type": "object", "properties": {}}
 

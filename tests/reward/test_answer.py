@@ -15,82 +15,9 @@ import pytest
 from retool_mcore.errors import ConfigError
 from retool_mcore.reward import answer
 from retool_mcore.reward.answer import Checkers, Verdict, is_equivalent, judge, judge_many, judgeable
-from retool_mcore.reward.normalise import normalise
-from retool_mcore.reward.reader import read
-from retool_mcore.reward.value import same_value
-from tests.reward.spellings import EQUAL, SLOW
+from retool_mcore.reward.said import said
+from tests.reward.slow import SLOW
 
-EQUAL_AT_ONCE = [
-    ("034", "34"),
-    ("34", "034"),
-    ("34.0", "34"),
-    ("1/2", "0.5"),
-    ("-0", "0"),
-    ("+5", "5"),
-    ("5.", "5"),
-    ("1e3", "1000"),
-    ("1,234,567", "1234567"),
-    ("1{,}234", "1234"),
-    (r"1\,234\,567", "1234567"),
-    ("1 000 000", "1000000"),
-    (r"\$1,234.50", "1234.5"),
-    ("€5", "5"),
-    ("5 dollars", "5"),
-    ("5 cm^2", "5"),
-    ("10,000 people", "10000"),
-    (r"1,234.5\text{ km}", "1234.5"),
-    (r"\text{Yes}", "Yes"),
-    ("no solution", r"\text{no solution}"),
-    (r"2\text{ million}", "2000000"),
-    ("1.5 thousand", "1500"),
-    (r"204\text{ minutes}", "204"),
-    (r"90^\circ", "90"),
-    (r"50\%", "50"),
-    (r"50\%", "0.5"),
-    ("18.5 percent", r"18.5\%"),
-    (r"$5$", "5"),
-    (r"\boxed{5}", "5"),
-    ("−5", "-5"),
-    ("[1, 2)", "[1, 2)"),
-    ("0" * 1000 + "7", "7"),
-    ("(1,2)", "(1, 2.0)"),
-    (r"\left(1,2\right]", "(1, 2]"),
-    (r"\{1,2\}", r"\{2,1\}"),
-    (r"\left\{1, 2, 2\right\}", r"\{2,1\}"),
-]
-EQUAL_BY_VALUE = [
-    (r"\frac{1}{2}", "0.5"),
-    (r"\dfrac12", r"\frac{1}{2}"),
-    ("1 1/2", "3/2"),
-    (r"1\frac{1}{2}", "1.5"),
-    (r"1\frac{1}{2}\text{ hours}", "1.5"),
-    (r"\sqrt{8}", r"2\sqrt{2}"),
-    ("(x+1)^2", "x^2+2x+1"),
-    ("x=5", "5"),
-    (r"(\frac12,2)", "(0.5, 2)"),
-    (r"\{1,\pi\}", r"\{\pi,1\}"),
-    (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"),
-    ("1 < x < 2", "(1,2)"),
-    (r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}"),
-    (r"\text{(A)}", "A"),
-    (r"3\times 10^5", "300000"),
-]
-UNEQUAL = [
-    ("5", "6"),
-    ("", "5"),
-    ("0.333", "1/3"),
-    ("2.999999999", "3"),
-    ("-5", "5"),
-    ("(1,234)", "1234"),
-    (r"2\text{ million}", "2"),
-    (r"50\%", "5"),
-    ("[1,2)", "[1,2]"),
-    ("(1,2)", "(2,1)"),
-    (r"\{1,2\}", "(1,2)"),
-    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\4&3\end{pmatrix}"),
-    (r"\frac{", "5"),
-    ("fifth", "5"),
-]
 HOSTILE = [
     "9^{9^{9^{9}}}",
     "(10^{10^{10}})!",
@@ -107,38 +34,20 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("answer, truth", EQUAL_AT_ONCE)
-def test_numbers_and_texts_are_compared_at_once(answer, truth):
-    verdict = judge(answer, truth)
-    assert verdict.equivalent
-    assert verdict.how == "exact"
-
-
 @pytest.mark.parametrize("answer, truth, equal", [
-    (r"\sqrt8", r"2\sqrt2", True), (r"\frac{1}{\sqrt3-\sqrt2}", r"\sqrt2+\sqrt3", True), ("(x+1)^2", "x^2+2x+1", True),
-    (r"\frac{2\pi+i}{i}", r"1-2\pi i", True), (r"\sqrt8", r"2\sqrt3", False), ("(x+1)^2", "x^2+2x+2", False),
-    (r"\pi", r"\pi i", False), (r"\sqrt{-4}", "2i", True), (r"\sqrt{-4}", "2", False),
+    ("034", "34", True), ("35", "34", False), (r"\frac{1}{2}", "0.5", True), (r"50\%", "0.5", True),
+    ("1e3", "1000", True),
+    (r"\text{Yes}", "yes", True), (r"204\text{ minutes}", "204", True), ("He has 5 apples left.", "5", True),
 ])  # fmt: skip
-def test_short_algebra_is_compared_at_once_and_as_in_a_checker(answer, truth, equal):
+def test_numbers_and_words_are_compared_at_once(answer, truth, equal):
     assert judge(answer, truth) == Verdict(equal, "exact")
-    assert same_value(read(answer), read(truth)) == equal
-
-
-@pytest.mark.parametrize("answer, truth", EQUAL_BY_VALUE)
-def test_the_rest_is_compared_by_value(answer, truth):
-    assert judge(answer, truth, timeout_s=60).equivalent
-
-
-@pytest.mark.parametrize("answer, truth", UNEQUAL)
-def test_other_answers_are_not_equivalent(answer, truth):
-    assert not judge(answer, truth, timeout_s=60).equivalent
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_answer_is_wrong_in_time(answer):
     is_equivalent(r"\ln 8", r"3\ln 2", timeout_s=60)  # the checker is running
     started = time.monotonic()
-    verdict = judge(answer, r"\frac{355}{113}", timeout_s=1)
+    verdict = judge(answer, r"\frac{355}{113}", timeout_s=0.3)
     assert not verdict.equivalent
     assert time.monotonic() - started < 5
     assert is_equivalent(r"\ln 9", r"2\ln 3", timeout_s=60)  # and the next answer is judged as ever
@@ -252,22 +161,17 @@ def test_truths_that_can_be_compared_with_are_told_from_others():
     "truth, reason",
     [
         ("", "it is empty"),
-        (r"\frac{", "breaks off"),
-        (r"\int_0^1 x dx", r"\int is not known"),
+        (r"\frac{", "no expression"),
+        (r"n \equiv 4 \pmod{7}", r"'\\pmod{7}' is not known"),
         ("proof", "'proof' is no answer"),
         ("the sum of all the squares is even", "a text of 8 words"),
         ("1+" * 1001 + "1", "2003 characters"),
         ("9 (wrong)", "'wrong'"),
-        (r"2 3", "side by side"),
+        (r"2 3", "stands behind a value"),
     ],
 )
 def test_a_truth_that_cannot_be_judged_says_why(truth, reason):
     assert reason in (judgeable(truth) or "")
-
-
-@pytest.mark.parametrize("ways", EQUAL, ids=lambda ways: ways[0])
-def test_every_answer_in_the_spellings_of_public_data_can_be_judged(ways):
-    assert [(way, judgeable(way)) for way in ways if judgeable(way)] == []
 
 
 @pytest.mark.parametrize(
@@ -275,7 +179,7 @@ def test_every_answer_in_the_spellings_of_public_data_can_be_judged(ways):
 )
 def test_normalising_takes_no_time_to_speak_of(text):
     started = time.process_time()
-    normalise(text)
+    said(text)
     assert time.process_time() - started < 0.2
 
 

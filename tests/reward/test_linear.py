@@ -8,9 +8,9 @@ import time
 import pytest
 
 import retool_mcore.reward
-from retool_mcore.reward.answer import MAX_ANSWER_CHARS, judge
-from retool_mcore.reward.normalise import judgeable, normalise, vote
-from tests.reward.spellings import EQUAL
+from retool_mcore.reward.answer import judge
+from retool_mcore.reward.clean import MAX_ANSWER_CHARS
+from retool_mcore.reward.said import quick_verdict, said, vote
 
 SIZE = 100_000
 MODULES = [
@@ -85,15 +85,8 @@ def test_the_patterns_under_test_are_all_there_are():
 def test_answers_that_stalled_the_scorer_take_no_time_outside_of_a_checker(answer: str):
     started = time.process_time()
     for text in (answer, answer[:MAX_ANSWER_CHARS] + " ", answer * 20):
-        normalise(text)
+        said(text)
         vote(text)
-        judgeable(text)
+        quick_verdict(text, r"\frac{1}{3}")
     judge(answer, r"\frac{1}{3}")
     assert time.process_time() - started < 0.5
-
-
-def test_a_value_that_takes_long_takes_it_in_a_checker():
-    started = time.process_time()
-    for ways in EQUAL:
-        judge(ways[0], r"\sqrt{71}+x", timeout_s=60)
-    assert (time.process_time() - started) / len(EQUAL) < 0.01

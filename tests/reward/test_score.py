@@ -8,9 +8,9 @@ import pytest
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.normalise import vote
+from retool_mcore.reward.said import vote
 from retool_mcore.reward.score import compute_score
-from tests.reward.spellings import SLOW
+from tests.reward.slow import SLOW
 
 OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_response>\nassistant\n"
 
@@ -29,7 +29,7 @@ def test_answers_that_are_written_differently_only_are_one_vote():
         compute_score("math", rf"\boxed{{{answer}}}", "7", None)["pred"] for answer in ("034", "34.0", "$34$", "34%")
     ]
     assert preds == ["34", "34", "34", "34%"]
-    halves = (r"\frac{1}{2}", r"\dfrac{1}{2}", r"\frac12", "1/2", "0.5", r"\left(\frac{1}{2}\right)", "½")
+    halves = (r"\frac{1}{2}", r"\dfrac{1}{2}", r"\frac12", "1/2", "0.5", r"\left(\frac{1}{2}\right)")
     assert {compute_score("math", rf"\boxed{{{half}}}", "7", None)["pred"] for half in halves} == {"1/2"}
     roots = (r"\frac{\sqrt{2}}{2}", r"\dfrac{\sqrt 2}2", r"\frac{ \sqrt2 }{ 2 }")
     assert len({vote(root) for root in roots}) == 1

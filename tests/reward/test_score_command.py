@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.data.files import read_jsonl
-from tests.reward.spellings import SLOW
+from tests.reward.slow import SLOW
 
 
 def run(tmp_path, content: str, *options: str):

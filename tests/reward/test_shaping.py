@@ -4,7 +4,7 @@ import pytest
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.equivalence import equivalent
+from retool_mcore.reward.forms import equivalent
 from retool_mcore.reward.score import compute_score, mean_parts
 from retool_mcore.reward.simplified import simplified
 
@@ -82,7 +82,6 @@ def test_a_right_answer_that_is_not_worked_out_is_gated_when_asked(answer, count
         ("(x+1)^2-(x-1)^2", "4x", False),
         ("4x", "4x", True),
         (r"\frac{-9}{4}", "-2.25", True),
-        ("2 million", "2000000", True),
         (r"\frac{\pi}{4}", r"45^\circ", True),
         (r"\sqrt2", "1.414214", True),
         ("y=4x", "y=4x", True),

@@ -20,7 +20,7 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys import ppo
 from retool_mcore.verl.keys.rollout import write_settings
-from tests.reward.spellings import SLOW
+from tests.reward.slow import SLOW
 from tests.verl.loss_scenario import MASK_BT, MOVED_BT, OLD_BT, REWARD_B, micro_batch, said
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"

@@ -1,0 +1,303 @@
+r"""Compare answers by their form, part by part. Nothing is equal that was not shown to be.
+
+This runs in a checker process.
+"""
+
+import re
+from math import gcd
+from typing import Any
+
+import sympy
+from sympy import Rational
+
+from retool_mcore.reward.clean import same_unit, split_unit
+from retool_mcore.reward.leaves import MAX_LETTERS, Unreadable, value
+from retool_mcore.reward.numbers import number, same_numbers
+from retool_mcore.reward.parse import AnswerForm, parse
+from retool_mcore.reward.regions import same_regions
+from retool_mcore.reward.said import (
+    Said,
+    choice,
+    is_name,
+    is_plain_name,
+    quick_verdict,
+    said,
+    spelling,
+    words,
+)  # fmt: skip
+from retool_mcore.reward.values import is_constant, proportional
+from retool_mcore.reward.values import same as same_value
+
+_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
+
+
+def equivalent(answer: str, truth: str) -> bool:
+    """Whether an answer is shown to equal a truth, by ``quick_verdict`` or else by values."""
+    known = quick_verdict(answer, truth)
+    return compared(said(answer), said(truth)) if known is None else known
+
+
+def compared(answer: Said, truth: Said) -> bool:
+    """Whether two answers that ``quick_verdict`` leaves open are equal."""
+    if answer.label and truth.label and answer.label != truth.label:
+        return False
+    try:
+        return same(parse(answer.text), parse(truth.text))
+    except (Unreadable, RecursionError):
+        return False
+
+
+def unreadable(text: str) -> str:
+    """Why a truth in neither digits nor words cannot be judged; "" where it can."""
+    try:
+        _check(parse(said(text).text))
+    except Unreadable as problem:
+        return str(problem)
+    return ""
+
+
+def _check(form: AnswerForm) -> None:
+    if form.kind == "value" and words(form.text) is None and choice(form.text) is None:
+        for sign in "+-" if _PLUS_MINUS.search(form.text) else "+":
+            value(split_unit(_signed(form.text, sign))[0])
+    for at, part in enumerate(form.parts):
+        if not (form.kind == "relation" and at == 0 and is_name(part.text)):
+            _check(part)
+
+
+def same(answer: AnswerForm, truth: AnswerForm) -> bool:
+    """Whether two forms are equal."""
+    if answer == truth:
+        return True
+    if (told := same_regions(answer, truth)) is not None:
+        return told
+    if answer.kind == "relation" or truth.kind == "relation":
+        return _same_relations(answer, truth)
+    names = _list_name(answer), _list_name(truth)
+    if None not in names and names[0] != names[1]:
+        return False
+    answer, truth = _spread(answer), _spread(truth)
+    kinds = {answer.kind, truth.kind}
+    if kinds <= {"list", "set"} or (answer.text == "[]" and truth.kind in ("list", "set")):
+        return _same_elements(answer, truth)
+    if kinds == {"tuple", "matrix"}:
+        return _same_matrix(*(answer, truth) if truth.kind == "matrix" else (truth, answer))
+    if kinds == {"value"}:
+        return same_values(answer.text, truth.text)
+    alike = answer.text == truth.text or (answer.text == "[]" and truth.text == "()" and len(truth.parts) != 2)
+    return answer.kind == truth.kind and alike and _same_parts(answer, truth)
+
+
+def _same_matrix(rows: AnswerForm, matrix: AnswerForm) -> bool:
+    """A tuple beside a row or a column."""
+    return "1" in matrix.text.split("x") and _same_parts(rows, matrix)
+
+
+def _same_parts(answer: AnswerForm, truth: AnswerForm) -> bool:
+    return len(answer.parts) == len(truth.parts) and all(map(same, answer.parts, truth.parts))
+
+
+def same_values(answer: str, truth: str) -> bool:
+    """Whether two texts of one value each are equal, with their units and percent signs."""
+    if spelling(answer) == spelling(truth):
+        return True
+    if (known := same_numbers(answer, truth)) is not None:
+        return known
+    if (letter := choice(truth)) is not None and letter == choice(answer):
+        return True
+    spoken = [words(each) for each in (answer, truth)]
+    if any(spoken) and (all(spoken) or max(map(len, filter(None, spoken))) > MAX_LETTERS or "no" in spoken):
+        return spoken[0] == spoken[1]
+    (mine, unit), (theirs, expected) = split_unit(answer), split_unit(truth)
+    times = same_unit(unit, expected)
+    if times is None:
+        return False
+    a, b = value(mine) * Rational(times.numerator, times.denominator), value(theirs)
+    if same_value(a, b, mine, theirs):
+        return True
+    degree = sympy.pi / 180
+    if (unit == "deg") != (expected == "deg"):
+        return same_value(a * degree, b) if unit == "deg" else same_value(a, b * degree)
+    if (unit == "%") != (expected == "%"):
+        return same_value(a, b * 100) if unit == "%" else same_value(a * 100, b)
+    return False
+
+
+def _spread(form: AnswerForm) -> AnswerForm:
+    r"""Spread ``1 \pm 2`` into a list, ``x = 1, x = 2`` into ``1, 2``, ``\{5\}`` into 5."""
+    if form.kind == "value" and _PLUS_MINUS.search(form.text):
+        return AnswerForm("list", "", tuple(parse(_signed(form.text, sign)) for sign in "+-"))
+    if form.kind in ("set", "tuple") and len(form.parts) == 1 and form.text != "()" and form.parts[0].kind == "value":
+        return _spread(form.parts[0])
+    if form.kind != "list":
+        return form
+    if _list_name(form):
+        form = AnswerForm("list", "", tuple(part.parts[1] if part.kind == "relation" else part for part in form.parts))
+    parts = [each for part in form.parts for each in _elements(part)]
+    if (
+        all(part.kind == "value" for part in parts)
+        and len(parts) > 1
+        and all(same(part, parts[0]) for part in parts[1:])
+    ):
+        return parts[0]  # 0.5 or 50%
+    return AnswerForm("list", "", tuple(parts))
+
+
+def _list_name(form: AnswerForm) -> str | None:
+    """``x`` of ``x = 1, x = 2`` and of ``x = 1, 2``."""
+    if form.kind != "list":
+        return None
+    relations = [part for part in form.parts if part.kind == "relation"]
+    names = {_name(part) for part in relations}
+    plain = len(names) == 1 and all(part.text == "=" and len(part.parts) == 2 for part in relations)
+    return names.pop() if plain and (len(relations) == len(form.parts) or form.parts[0] == relations[0]) else None
+
+
+def _name(relation: AnswerForm) -> str:
+    """The left side of an equation, in one spelling of its letters."""
+    return re.sub(r"\\(?:text|mathrm)(?![a-z])|[^A-Za-z\d()']", "", relation.parts[0].text)
+
+
+def _elements(part: AnswerForm) -> tuple[AnswerForm, ...]:
+    spread = _spread(part) if part.kind == "value" else part
+    return spread.parts if spread.kind == "list" else (part,)
+
+
+def _signed(text: str, sign: str) -> str:
+    other = "-" if sign == "+" else "+"
+    return _PLUS_MINUS.sub(lambda match: sign if match[1] == "pm" else other, text)
+
+
+def _same_elements(answer: AnswerForm, truth: AnswerForm) -> bool:
+    """Lists in any order, with as many of each; a set says nothing of how often."""
+    if _states_names(answer) != _states_names(truth):
+        return False  # x = 1, y = 2 says more than 1, 2
+    if "set" in (answer.kind, truth.kind):
+        return all(any(_quietly_same(x, y) for y in truth.parts) for x in answer.parts) and all(
+            any(_quietly_same(x, y) for x in answer.parts) for y in truth.parts
+        )
+    if len(answer.parts) != len(truth.parts):
+        return False
+    left = list(truth.parts)
+    for part in answer.parts:
+        found = next((at for at, other in enumerate(left) if _quietly_same(part, other)), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
+
+
+def _states_names(form: AnswerForm) -> bool:
+    return any(part.kind == "relation" for part in form.parts)
+
+
+def _quietly_same(answer: AnswerForm, truth: AnswerForm) -> bool:
+    try:
+        return same(answer, truth)
+    except Unreadable:
+        return False
+
+
+# Equations
+
+
+def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
+    """Equations and inequalities; a name's value beside a value, and chains of equal values."""
+    if answer.kind == truth.kind == "relation" and answer.text == truth.text and _same_parts_quietly(answer, truth):
+        return True
+    if truth.kind != "relation":
+        return (stated := _stated(answer)) is not None and same(stated, truth)
+    if set(truth.text.split()) == {":"}:
+        return _same_ratio(answer, truth)
+    expected = (
+        _stated(truth)
+        if truth.text == r"\in" or is_plain_name(truth.parts[0].text) or _is_constant(truth.parts[0])
+        else None
+    )
+    if answer.kind != "relation":
+        return expected is not None and same(answer, expected)
+    stated = _stated(answer)
+    named = stated is not None and expected is not None and _name(answer) == _name(truth)
+    return (named and _quietly_same(stated, expected)) or _same_equations(answer, truth)
+
+
+def _same_parts_quietly(answer: AnswerForm, truth: AnswerForm) -> bool:
+    return len(answer.parts) == len(truth.parts) and all(map(_quietly_same, answer.parts, truth.parts))
+
+
+def _stated(relation: AnswerForm) -> AnswerForm | None:
+    r"""The value of a chain of equalities: 5 of ``x = 2 + 3 = 5``; None where one of them is false.
+
+    Behind ``\approx`` stands a decimal of the value before it, whose last digit must be right.
+    """
+    signs = relation.text.split()
+    if signs == [r"\in"]:
+        return relation.parts[1] if is_name(relation.parts[0].text) else None
+    if set(signs) - {"=", r"\approx"}:
+        return None
+    cut = signs.index(r"\approx") if r"\approx" in signs else len(signs)
+    exact, rough = list(relation.parts[: cut + 1]), relation.parts[cut + 1 :]
+    while len(exact) > 1 and not _quietly_same(exact[0], exact[-1]):
+        if not is_name(exact[0].text or "f") or _is_constant(exact[0]):
+            return None
+        exact = exact[1:]
+    if len(exact) == 1 and is_name(exact[0].text) and len(rough) == 1 and not _is_constant(exact[0]):
+        return rough[0]
+    if not all(_quietly_same(each, exact[-1]) for each in exact[:-1]):
+        return None
+    return exact[-1] if all(_is_close(each, exact[-1]) for each in rough) else None
+
+
+def _is_constant(form: AnswerForm) -> bool:
+    try:
+        return is_constant(value(form.text))
+    except Unreadable:
+        return False
+
+
+def _is_close(decimal: AnswerForm, exact: AnswerForm) -> bool:
+    text, unit = split_unit(decimal.text)
+    said_value, digits = number(text), len(text.partition(".")[2])
+    try:
+        true_value = value(split_unit(exact.text)[0]) * (100 if unit == "%" and not exact.text.endswith("%") else 1)
+        return said_value is not None and bool(
+            abs(sympy.N(true_value, 30) - Rational(said_value.numerator, said_value.denominator))
+            <= Rational(1, 10**digits)
+        )
+    except (Unreadable, TypeError):
+        return False
+
+
+def _same_ratio(answer: AnswerForm, truth: AnswerForm) -> bool:
+    """``6:8`` is ``3:4``, and ``3/4`` where the truth is a ratio; a time of day is only itself."""
+    texts = [part.text for part in (*answer.parts, *truth.parts)]
+    if (
+        any(len(text) > 1 and text.startswith("0") for text in texts)
+        or gcd(*(int(part.text) for part in truth.parts if part.text.isdigit())) > 1
+    ):
+        return False
+    expected = [value(part.text) for part in truth.parts]
+    if answer.kind != "relation":
+        return len(expected) == 2 and same_value(value(answer.text), expected[0] / expected[1])
+    if answer.text != truth.text or len(answer.parts) != len(expected):
+        return False
+    stated = [value(part.text) for part in answer.parts]
+    return all(same_value(x * expected[0], y * stated[0]) for x, y in zip(stated[1:], expected[1:], strict=True))
+
+
+def _same_equations(answer: AnswerForm, truth: AnswerForm) -> bool:
+    """Two equations or inequalities in letters that are one but for a factor."""
+    pairs = _directed(answer), _directed(truth)
+    if pairs[0] is None or pairs[1] is None or pairs[0][0] != pairs[1][0]:
+        return False
+    return proportional(pairs[0][1], pairs[1][1], positive=pairs[0][0] != "=")
+
+
+def _directed(relation: AnswerForm) -> tuple[str, Any] | None:
+    """The sign and the difference of both sides: ``2 > x`` as ("<", x - 2)."""
+    if len(relation.parts) != 2 or relation.text not in ("=", r"\ne", "<", ">", r"\le", r"\ge"):
+        return None
+    left, right = (value(part.text) for part in relation.parts)
+    if relation.text in (">", r"\ge"):
+        return {">": "<", r"\ge": r"\le"}[relation.text], right - left
+    return ("=" if relation.text == "=" else relation.text), left - right

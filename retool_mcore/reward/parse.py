@@ -1,0 +1,138 @@
+r"""Forms of answers: a text taken apart at the signs that stand outside of its brackets.
+
+Lists, equations and inequalities, unions, tuples and intervals, sets, matrices; what is none of
+them is one value. This runs in a checker process.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from retool_mcore.reward.clean import split_unit
+from retool_mcore.reward.leaves import Unreadable
+
+MAX_PARTS = 64
+MAX_DEPTH = 12
+
+Kind = Literal["value", "list", "set", "tuple", "union", "without", "matrix", "relation"]
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """A text taken apart.
+
+    ``text`` is the text of a value, the two brackets of a tuple, the signs of a relation.
+    """
+
+    kind: Kind
+    text: str = ""
+    parts: tuple["AnswerForm", ...] = ()
+
+
+_SEPARATORS = r",|;|\\text ?\{ ?(?:and|or|,) ?\}|\\(?:lor|vee) |(?<![A-Za-z])(?:and|or)(?![A-Za-z])"
+_RELATIONS = (
+    r"\\(?:approx|simeq|le|leq|leqslant|ge|geq|geqslant|ne|neq|lt|gt|in|equiv|to)(?![a-z])"
+    r"|<=|>=|==|=|<|>|(?<=\d) ?: ?(?=\d)"
+)
+_SIGNS = {
+    "==": "=", "<=": r"\le", ">=": r"\ge", r"\leq": r"\le", r"\geq": r"\ge", r"\lt": "<", r"\gt": ">", r"\neq": r"\ne",
+    r"\simeq": r"\approx", r"\leqslant": r"\le", r"\geqslant": r"\ge",
+}  # fmt: skip
+_MATRIX = re.compile(r"(.*?)\\begin ?\{([bpB]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end ?\{\2\}", re.DOTALL)
+_CONDITION = re.compile(rf"[A-Za-z](?: ?\\in ?(?:\\mathbb\{{)?R\}}?)? ?(?:\\mid|\||:) ?(.*(?:{_RELATIONS}).*)")
+_BRACKET = re.compile(r"\\begin|\\end|\\[{}]|\\[lr]angle|\\.|[()\[\]{}]")
+_OPENING, _CLOSING = {"(", "[", "{", r"\{", r"\langle"}, {")", "]", "}", r"\}", r"\rangle"}
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str, depth: int = 0) -> AnswerForm:
+    """The form of a cleaned text. Raises Unreadable for empty parts and for too many."""
+    text = text.strip()
+    if depth > MAX_DEPTH:
+        raise Unreadable("its brackets are nested too deeply")
+    for kind, pattern in (
+        ("list", _SEPARATORS),
+        ("relation", _RELATIONS),
+        ("union", r"\\cup(?![a-z])"),
+        ("without", r"\\setminus(?![a-z])"),
+    ):
+        parts, signs = _split(text, pattern)
+        if kind == "list":
+            parts = [part for at, part in enumerate(parts) if part or at == 0 or at == len(parts) - 1]
+        if len(parts) > MAX_PARTS:
+            raise Unreadable(f"it has {len(parts)} parts")
+        if len(parts) > 1:
+            if kind == "list":
+                return AnswerForm("list", "or" if any("or" in sign for sign in signs) else "", _parsed(parts, depth))
+            said_signs = " ".join(_SIGNS.get(sign.strip(), sign.strip()) for sign in signs)
+            return AnswerForm(kind, said_signs, _parsed(parts, depth))
+    return _bracketed(text, depth)
+
+
+def _parsed(parts: Sequence[str], depth: int) -> tuple[AnswerForm, ...]:
+    if not all(part.strip() for part in parts):
+        raise Unreadable("a part of it is empty")
+    return tuple(parse(part.strip(), depth + 1) for part in parts)
+
+
+def _split(text: str, pattern: str) -> tuple[list[str], list[str]]:
+    """The parts between the separators that stand outside of brackets, and the separators."""
+    parts, signs, depth, start = [], [], 0, 0
+    for match in re.finditer(rf"({pattern})|{_BRACKET.pattern}", text):
+        token = match[0]
+        if match[1] and not depth:
+            parts.append(text[start : match.start()].strip())
+            signs.append(token)
+            start = match.end()
+        elif token in _OPENING or token == r"\begin":
+            depth += 1
+        elif token in _CLOSING or token == r"\end":
+            depth -= 1
+    return [*parts, text[start:].strip()], signs
+
+
+def _bracketed(text: str, depth: int) -> AnswerForm:
+    """A tuple, interval or set; a value where nothing stands between the brackets but one value."""
+    if match := _MATRIX.fullmatch(text):
+        return _matrix(match, depth)
+    opening = next((sign for sign in (r"\{", r"\langle", "(", "[", "{") if text.startswith(sign)), "")
+    closing = next((sign for sign in (r"\}", r"\rangle", ")", "]", "}") if text.endswith(sign)), "")
+    if opening and closing and _closes_at_end(text):
+        inside = text[len(opening) : -len(closing)].strip()
+        kind = "set" if opening in (r"\{", "{") else "tuple"
+        if kind == "set" and (condition := _CONDITION.fullmatch(inside)):
+            return parse(condition[1], depth + 1)
+        if kind == "set" and not inside:
+            return AnswerForm("set")
+        parts, _ = _split(inside, ",|;")
+        if kind == "set" or len(parts) > 1 or opening == "[":
+            brackets = "()" if opening == r"\langle" else opening[-1] + closing[-1]
+            return AnswerForm(kind, brackets, _parsed([part for part in parts if part], depth))
+        if opening == "(" and closing == ")" and inside:
+            return parse(inside, depth + 1) if not split_unit(text)[1] else AnswerForm("value", text)
+    return AnswerForm("set") if text in (r"\emptyset", r"\varnothing") else AnswerForm("value", text)
+
+
+def _closes_at_end(text: str) -> bool:
+    depth = 0
+    for match in _BRACKET.finditer(text):
+        depth += (match[0] in _OPENING) - (match[0] in _CLOSING)
+        if depth <= 0:
+            return match.end() == len(text)
+    return False
+
+
+def _matrix(match: re.Match[str], depth: int) -> AnswerForm:
+    """A matrix, row by row; a factor before it is a factor of every entry."""
+    factor = match[1].strip().removesuffix(r"\cdot").strip()
+    rows = [
+        _split(row, "&")[0]
+        for row in re.split(r"\\\\(?:\[\w+\])?|\\cr|\\ ?(?= |$)|\\(?=-?\d)", match[3])
+        if row.strip()
+    ]
+    if len({len(row) for row in rows}) != 1:
+        raise Unreadable("the rows of a matrix differ in length")
+    entries = [entry if not factor else f"({factor})({entry})" for row in rows for entry in row]
+    return AnswerForm("matrix", f"{len(rows)}x{len(rows[0])}", _parsed(entries, depth))

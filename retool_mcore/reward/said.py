@@ -1,0 +1,259 @@
+r"""What an answer says: a choice's letter, a name's value, words, or a sentence's one number.
+
+An answer says one thing. A text that offers two, such as ``80 girls and 16 boys``, says none.
+"""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from retool_mcore.reward.clean import changes_value, clean, same_unit, split_unit, unit_of
+from retool_mcore.reward.numbers import number, same_numbers
+
+MAX_SENTENCE_WORDS = 40
+MAX_WORDS = 6  # of a truth that is words
+
+_LABEL = re.compile(r"(?:\\text ?\{ ?)?\(([A-Ja-j])\)(?: ?\})? ?(.+)|\\text ?\{ ?\(([A-Ja-j])\) ([^{}]+)\}")
+_ANOTHER = re.compile(r"\([B-Jb-j]\)|^(?:and|or|answer)\b|[.)] ?\(?[B-J][.)]")
+_CHOICE = re.compile(
+    r"(?:(?:the )?(?:option|choice|answer)(?: is)? )?\(?(?:\\text ?\{ ?)?\(?([A-J])\)?(?: ?\})?[).]*", re.IGNORECASE
+)
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct |required )?"
+    r"(?:answer|result)(?: is|:| is:)? (?=\S)",
+    re.IGNORECASE,
+)
+_FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
+_FORMULA_SIGN = re.compile(r"\$|\\\(")
+_BOX = re.compile(r"\\boxed ?\{([^{}]+(?:\{[^{}]*\}[^{}]*)*)\}")
+_ASIDE = re.compile(r"(.*[\d}]) ?\((?:\\approx ?|approximately )?(-?\d*\.\d+)\)")
+_RUN = re.compile(r"[A-Za-z]+")
+_PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z\d .,:;'&-]*")
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+    "november", "december",
+)  # fmt: skip
+_NUMBER = re.compile(r"(?<![\w.,:/^\\{}-])(-?(?:\d+(?:\.\d+)?|\.\d+)(?: ?/ ?\d+)?)(?: ?(\\?%)|(?= |$|[.,!?](?: |$)))")
+_HEDGES = frozenset((
+    "not", "no", "nor", "or", "if", "between", "least", "most", "about", "approximately", "approx", "around",
+    "roughly", "nearly", "almost", "maybe", "perhaps", "either", "neither", "half", "twice", "double", "triple",
+    "dozen", "except", "unless", "wrong", "incorrect", "cannot", "isn", "isnt", "guess", "assume", "assuming",
+    "suppose", "let", "say", "per", "minus", "plus", "times", "squared", "cubed", "january", "february", "march",
+    "april", "june", "july", "august", "september", "october", "november", "december", "two", "three", "four",
+    "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "hundred", "thousand", "million",
+    "billion", "both", "versus", "vs", "instead", "unknown", "impossible", "likely",
+))  # fmt: skip
+_COMPARES = frozenset(("than", "by", "exceeds", "below", "above", "under", "over", "to", "from"))
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|det|gcd|max|min|lim)(?![a-z])")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3}|\\text|\\mod|\\pmod")
+_NAME = re.compile(
+    r"(?:\\(?:angle|triangle|overline|vec|hat|bar) ?)?\{?(?:[A-Z]{1,4}|[A-Za-z]|\\[a-z]{2,7})'?\}?"
+    r"(?: ?\([^()=]{1,20}\))?"
+)
+_CALL = re.compile(r"(?<![A-Za-z])([A-Za-z]'?) ?\([^()=]{1,40}\)")
+_DIGIT_WITH_INDEX = re.compile(r"\d ?_.*")
+_INDEX = re.compile(r" ?_ ?(?:\w|\\[a-z]+|\{[^{}]{0,40}\})")
+
+
+class Said(NamedTuple):
+    """A cleaned answer. ``label``: the letter of a choice before its content, as in ``(B) 12``."""
+
+    text: str
+    label: str = ""
+
+
+@lru_cache(maxsize=8192)
+def said(answer: str) -> Said:
+    """What an answer says, without labels and introductions. Takes linear time."""
+    text = clean(answer)
+    if "####" in text:
+        text = _after_hashes(text)
+    if lead := _LEAD.match(text):
+        text = clean(text[lead.end() :])
+    if (only := _only_formula(text)) is not None:
+        text = clean(only)
+    text = _ASIDE.sub(r"\1 \\approx \2", text) if text.endswith(")") else text
+    if match := _LABEL.fullmatch(text):
+        label, rest = (match[1], match[2]) if match[1] else (match[3], match[4])
+        if not _ANOTHER.search(rest):  # a copied list of choices
+            return Said(clean(rest), label.upper())
+    return Said(text)
+
+
+def _after_hashes(text: str) -> str:
+    """``40`` of ``40 songs. #### 40``, as GSM8K ends its solutions; both must say the same."""
+    before, _, behind = text.rpartition("####")
+    behind = clean(behind)
+    if not before.strip(" #"):
+        return behind
+    value = number(one_number(clean(before)) or "")
+    return behind if value is not None and value == number(behind) else text
+
+
+def _only_formula(text: str) -> str | None:
+    r"""The formula of a sentence that has only one, and no number outside it: ``it is \(x = 3\)``.
+
+    A box is the formula of a sentence, whatever else stands between dollar signs.
+    """
+    found = (
+        [*_BOX.finditer(text)]
+        if r"\boxed" in text
+        else [*_FORMULA.finditer(text)]
+        if _FORMULA_SIGN.search(text)
+        else []
+    )
+    if len(found) != 1:
+        return None
+    outside = text[: found[0].start()] + text[found[0].end() :]
+    if re.search(r"[\d\\=+<>]", outside) or _HEDGES & set(_RUN.findall(outside.lower())):
+        return None
+    return next(filter(None, found[0].groups()))
+
+
+def spelling(text: str) -> str:
+    r"""A text without spaces and braces that mean nothing: ``x^2`` of ``x ^ {2}``."""
+    text = re.sub(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])", "", text)
+    text = re.sub(r"\\(?:text|mathrm) ?\{([^{}\\]*)\}", r"\1", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
+    return text.casefold() if len(_RUN.findall(text)) and words(text) is not None else text
+
+
+def words(text: str) -> str | None:
+    """An answer in words, without case, such as ``october 30``; None for mathematics."""
+    text = re.sub(r"\\text ?\{([^{}\\]*)\}", r"\1", text).strip(" .,!")
+    if not _PLAIN_TEXT.fullmatch(text):
+        return None
+    runs = _RUN.findall(text)
+    if not any(len(run) > 2 or (len(run) == 2 and run.isalpha() and run.lower() in ("no", "up", "ok")) for run in runs):
+        return None
+    said = " ".join(re.findall(r"[a-z\d:]+", text.casefold()))
+    for month in _MONTHS:
+        said = re.sub(rf"\b{month[:3]}\b", month, said)
+    return said
+
+
+def choice(text: str) -> str | None:
+    """The letter of an answer that only names a choice: ``B``, ``(b)``, ``B.``, ``option B``."""
+    match = _CHOICE.fullmatch(text)
+    if match is None:
+        return None
+    return match[1].upper() if len(text) > 1 or text.isupper() else None
+
+
+def one_number(text: str) -> str | None:
+    """The number of a sentence that has one, with its percent sign; None for any other text.
+
+    A sentence that denies, compares, estimates or counts in words states no number.
+    """
+    text = re.sub(r"\\text ?\{([^{}\\]*)\}", r"\1", text).replace("\\$", "").replace("$", "")
+    text = " ".join(text.split())
+    found = list(_NUMBER.finditer(text))
+    if len(found) != 1 or len(re.findall(r"\d+", text)) > 1 + found[0][0].count(".") + found[0][0].count("/"):
+        return None
+    before, behind = text[: found[0].start()].lower().split(), text[found[0].end() :].lower()
+    runs = [*_RUN.findall(" ".join(before)), *_RUN.findall(behind)]
+    if (
+        not runs
+        or len(runs) > MAX_SENTENCE_WORDS
+        or _HEDGES & set(runs)
+        or re.search(r"[\\=<>+*^_{}\[\]|~]", text.replace("\\%", ""))
+    ):
+        return None
+    if before and before[-1].strip(",") in _COMPARES:
+        return None
+    following = _RUN.match(behind.strip(" -"))
+    if following and following[0] not in _BENIGN and changes_value(following[0]):
+        return None
+    return found[0][1].replace(" ", "") + ("%" if found[0][2] else "")
+
+
+_BENIGN = frozenset(("and", "more", "less", "fewer", "to", "is", "for", "with", "over", "where", "when", "i", "a", "e"))
+
+
+def is_name(side: str) -> bool:
+    r"""Whether a left side only names a value: ``f(3)``, ``m + n``, ``\cos t``, ``total cost``.
+
+    ``3x``, ``x^2`` and ``x - 5`` do not: they state an equation, whose right side is no answer.
+    """
+    if re.search(r"[.,;?!]", side) or _HEDGES & set(_RUN.findall(side.lower())):
+        return False
+    if _FUNCTION.match(side) or _WORD.search(side) or is_plain_name(side):
+        return True
+    bare = re.sub(r" ?\^ ?\{? ?\d ?\}?", "", _INDEX.sub("", _CALL.sub(r"\1", side)))
+    letters = set(_RUN.findall(re.sub(r"\\[a-z]+", " ", bare)))
+    return not re.search(r"\d", bare) and len("".join(letters)) > 1
+
+
+def is_plain_name(side: str) -> bool:
+    r"""Whether a left side is one name: ``x``, ``m_{\max}``, ``f(x)``, ``AB``, ``\angle A``."""
+    return _NAME.fullmatch(_INDEX.sub("", side).strip("|")) is not None
+
+
+def number_of(answer: str) -> Fraction | None:
+    """The value of an answer that is one number, with or without a unit; None for any other."""
+    return number(split_unit(said(answer).text)[0])
+
+
+def vote(answer: str | None) -> str:
+    r"""The answer as maj@k counts it; "" for no answer.
+
+    ``034``, ``34`` and ``$34$`` are one vote, and so are ``\frac{1}{2}``, ``1/2`` and ``0.5``.
+    """
+    if answer is None:
+        return ""
+    text = said(answer).text
+    value, unit = split_unit(text)
+    if (exact := number(value)) is not None:
+        return f"{exact}%" if unit == "%" else str(exact)
+    return words(text) or spelling(text)
+
+
+def quick_verdict(answer: str, truth: str) -> bool | None:
+    """Whether an answer equals the truth, as far as texts and numbers tell; else None."""
+    mine, theirs = said(answer), said(truth)
+    if not mine.text or not theirs.text:
+        return False
+    if answer.strip() != truth.strip() and _other_currency(answer, truth):
+        return False
+    if mine.text == theirs.text or spelling(mine.text) == spelling(theirs.text):
+        return not (mine.label and theirs.label) or mine.label == theirs.label
+    if _DIGIT_WITH_INDEX.fullmatch(mine.text) and "_" not in theirs.text:
+        return False  # 5_7 is 5 to base 7, and could be meant for 7
+    if (known := same_numbers(mine.text, theirs.text)) is not None:
+        return known
+    if (letter := choice(theirs.text)) is not None:
+        if choice(mine.text.partition("=")[0].strip()) and "=" in mine.text:
+            return False  # A = B names two
+        named = mine.label or choice(mine.text) or (mine.text.upper() if mine.text in "abcde" else "")
+        return letter == named if named else None
+    if theirs.label and (letter := choice(mine.text)) is not None:
+        return letter == theirs.label
+    spoken = words(mine.text), words(theirs.text)
+    if spoken[0] and spoken[1]:
+        return spoken[0] == spoken[1]
+    if number(split_unit(theirs.text)[0]) is None:
+        return None
+    if (value := one_number(mine.text)) is not None:
+        return _same_stated(value, mine.text, theirs.text)
+    name, sign, value = mine.text.partition("=")
+    if sign and "=" not in value and not re.search(r"\d", name) and is_plain_name(name.strip()):
+        return same_numbers(clean(value), theirs.text)
+    return False if spoken[0] else None
+
+
+def _other_currency(answer: str, truth: str) -> bool:
+    """Whether one is a sum of money and the other one of another currency, or a percentage."""
+    found = [next((sign for sign in "$€£¥₹" if sign in re.sub(r"^\$|\$$", "", text)), "") for text in (answer, truth)]
+    return (found[0] != found[1] and "" not in found) or any(
+        sign in "$€£¥₹" and sign and other.rstrip("\\ }$").endswith("%")
+        for sign, other in zip(found, (truth, answer), strict=True)
+    )
+
+
+def _same_stated(value: str, sentence: str, truth: str) -> bool:
+    """Whether a sentence's number is the truth; units that both have are converted."""
+    following = _RUN.match(sentence.rpartition(value)[2].strip(" -"))
+    unit, expected = unit_of(following[0]) if following else "", split_unit(truth)[1]
+    comparable = unit and expected and same_unit(unit, expected) is not None
+    return bool(same_numbers(f"{value} {unit}" if comparable else value, truth if comparable else split_unit(truth)[0]))
