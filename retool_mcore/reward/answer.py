@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import ConfigError, RewardError
@@ -108,9 +108,9 @@ def accepted_truths(truth: str) -> list[str]:
     """The truths in a JSON list of texts, such as ``["10", "ten"]``; else the text itself."""
     if truth.lstrip().startswith('["'):
         with suppress(ValueError):
-            truths = json.loads(truth)
-            if isinstance(truths, list) and all(isinstance(each, str) for each in truths):
-                return truths
+            truths: object = json.loads(truth)
+            if isinstance(truths, list) and all(isinstance(each, str) for each in cast("list[object]", truths)):
+                return cast("list[str]", truths)
     return [truth]
 
 

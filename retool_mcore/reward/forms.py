@@ -3,6 +3,9 @@ r"""Compare answers by their form, part by part. Nothing is equal that was not s
 This runs in a checker process.
 """
 
+# SymPy has no types; what it returns is annotated here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 import re
 from math import gcd
 from typing import Any
@@ -217,8 +220,14 @@ def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
     if answer.kind != "relation":
         return expected is not None and same(answer, expected)
     stated = _stated(answer)
-    named = stated is not None and expected is not None and _name(answer) == _name(truth)
-    return (named and _quietly_same(stated, expected)) or _same_equations(answer, truth)
+    if (
+        stated is not None
+        and expected is not None
+        and _name(answer) == _name(truth)
+        and _quietly_same(stated, expected)
+    ):
+        return True
+    return _same_equations(answer, truth)
 
 
 def _same_parts_quietly(answer: AnswerForm, truth: AnswerForm) -> bool:

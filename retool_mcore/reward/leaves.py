@@ -5,6 +5,9 @@ parser of math-verify, reads other LaTeX. All of a text is read or none of it. T
 checker process: hostile expressions may take long.
 """
 
+# SymPy has no types; what it returns is annotated here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 import ast
 import re
 from collections.abc import Callable
@@ -156,7 +159,8 @@ def _built(node: ast.expr) -> Any:
             return sympy.Function(name)(*map(_built, args))
         case ast.Call(func=ast.Name(id=name), args=[_] | [_, _] as args, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*map(_built, args))
-    raise Unreadable("it is no expression")
+        case _:
+            raise Unreadable("it is no expression")
 
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -46,18 +46,21 @@ _BRACKET = re.compile(r"\\begin|\\end|\\[{}]|\\[lr]angle|\\.|[()\[\]{}]")
 _OPENING, _CLOSING = {"(", "[", "{", r"\{", r"\langle"}, {")", "]", "}", r"\}", r"\rangle"}
 
 
+_LOOSEST_FIRST: tuple[tuple[Kind, str], ...] = (
+    ("list", _SEPARATORS),
+    ("relation", _RELATIONS),
+    ("union", r"\\cup(?![a-z])"),
+    ("without", r"\\setminus(?![a-z])"),
+)
+
+
 @lru_cache(maxsize=4096)
 def parse(text: str, depth: int = 0) -> AnswerForm:
     """The form of a cleaned text. Raises Unreadable for empty parts and for too many."""
     text = text.strip()
     if depth > MAX_DEPTH:
         raise Unreadable("its brackets are nested too deeply")
-    for kind, pattern in (
-        ("list", _SEPARATORS),
-        ("relation", _RELATIONS),
-        ("union", r"\\cup(?![a-z])"),
-        ("without", r"\\setminus(?![a-z])"),
-    ):
+    for kind, pattern in _LOOSEST_FIRST:
         parts, signs = _split(text, pattern)
         if kind == "list":
             parts = [part for at, part in enumerate(parts) if part or at == 0 or at == len(parts) - 1]
@@ -79,7 +82,8 @@ def _parsed(parts: Sequence[str], depth: int) -> tuple[AnswerForm, ...]:
 
 def _split(text: str, pattern: str) -> tuple[list[str], list[str]]:
     """The parts between the separators that stand outside of brackets, and the separators."""
-    parts, signs, depth, start = [], [], 0, 0
+    parts, signs = list[str](), list[str]()
+    depth = start = 0
     for match in re.finditer(rf"({pattern})|{_BRACKET.pattern}", text):
         token = match[0]
         if match[1] and not depth:

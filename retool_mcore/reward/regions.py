@@ -1,5 +1,8 @@
 r"""Sets of real numbers: ``(1,2] \cup [3,\infty)``, ``1 < x \le 2``, ``x < 1 or x > 3``."""
 
+# SymPy has no types; what it returns is annotated here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 from typing import Any
 
 import sympy
@@ -64,15 +67,16 @@ def _region(form: AnswerForm) -> Any:
 
 def _chain(form: AnswerForm) -> Any:
     """Where all inequalities of ``1 < x \\le 2`` hold, as far as SymPy solves them."""
-    region = sympy.S.Reals
+    region: Any = sympy.S.Reals
     for left, sign, right in zip(form.parts, form.text.split(), form.parts[1:], strict=False):
-        sides = value(left.text), value(right.text)
+        sides: tuple[Any, Any] = value(left.text), value(right.text)
         letters = sides[0].free_symbols | sides[1].free_symbols
         if sign not in _ORDER or len(letters) != 1:
             return None
         real = {letters.pop(): sympy.Symbol("x", real=True)}
         try:
-            region = region.intersect(_ORDER[sign](*(side.subs(real) for side in sides)).as_set())
+            relation: Any = _ORDER[sign](*(side.subs(real) for side in sides))
+            region = region.intersect(relation.as_set())
         except NotImplementedError:
             return None
     return region

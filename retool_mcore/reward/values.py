@@ -5,6 +5,9 @@ others at 120 digits and several points. Nothing is equal by a tolerance that a 
 the digits grow with the numbers of an expression. This runs in a checker process.
 """
 
+# SymPy has no types; what it returns is annotated here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any

@@ -11,6 +11,8 @@ import pytest
 from retool_mcore.run.folder import lock_run
 from tests.launch.scripts import RL, RL_ONE, SFT, Scripts
 
+pytestmark = pytest.mark.long
+
 LASTS = "sleep 100 & wait"
 SLOW_TO_END = """trap "kill \\$!; sleep {}; echo ended >>$FAKE/order; exit 143" TERM
 echo began >>$FAKE/order

@@ -147,6 +147,7 @@ def test_a_head_that_does_not_answer_is_told_in_time():
     assert int(str(re.search(r"HEAD_WAIT_S:=(\d+)", text)[1])) <= 30  # type: ignore[index]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["done", "failure", signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
     mark = uuid.uuid4().hex
@@ -175,6 +176,7 @@ def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
         time.sleep(0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signals", "said"), [(1, "saved\n"), (2, "at once\n")])
 def test_a_run_saves_with_all_that_it_has_started_unless_the_script_is_asked_twice(
     tmp_path: Path, signals: int, said: str
@@ -233,6 +235,7 @@ def test_the_nodes_service_has_the_runs_interpreter(shown: Shown, script: str):
     assert program[-3:] == ["sandbox.python=", "sandbox.preload=[]", "&"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("restarts", "program", "starts", "code"),
     [

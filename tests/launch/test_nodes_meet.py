@@ -8,7 +8,7 @@ from retool_mcore.rollout.server import free_port
 from tests.launch.scripts import SFT, Scripts
 
 RANKS = 'exec "$REAL_PYTHON" ${words//launch\\/sft_mcore.py/tests/launch/two_ranks.py}'
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])

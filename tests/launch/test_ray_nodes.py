@@ -12,6 +12,8 @@ import pytest
 
 from tests.launch.scripts import RL, RL_ONE, SFT, Scripts
 
+pytestmark = pytest.mark.long
+
 TWO = {"FAKE_NODES": "2"}
 STUBBORN = "trap '' TERM; sleep 100 & wait; wait"
 

@@ -11,7 +11,7 @@ from retool_mcore.rollout.server import free_port
 from tests.e2e.commands import MARK, marked_processes
 from tests.launch.scripts import Scripts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 DRIVER = """
 import os, time, psutil, ray
 ray.init(address="auto", log_to_driver=False, runtime_env={"env_vars": {"A": "B"}})

@@ -60,6 +60,7 @@ def outcomes(tmp_path_factory):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.long
 @cpu_only
 @pytest.mark.parametrize(("patch", "target"), CHANGES, ids=[target for _, target in CHANGES])
 def test_every_change_works_and_is_still_needed(outcomes, patch, target):
@@ -68,6 +69,7 @@ def test_every_change_works_and_is_still_needed(outcomes, patch, target):
     assert without != with_patch, f"works without it now: delete the patch ({patch.reason})"
 
 
+@pytest.mark.long
 @cpu_only
 def test_a_request_ends_at_its_tag_and_is_freed_then(outcomes):
     with_patch, without = outcomes["sglang.srt.managers.schedule_batch.Req._check_token_based_finish"]

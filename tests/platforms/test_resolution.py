@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 
 from retool_mcore.platforms.patches import VERSIONS, requirement
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 CUDA_PINS = ROOT / "retool_mcore" / "platforms" / "cuda" / "constraints.txt"
 MACHINES = {"cpu": "x86_64-manylinux_2_28", "cuda": "x86_64-manylinux_2_34", "ascend": "aarch64-manylinux_2_34"}

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
@@ -149,7 +150,8 @@ class Probes:
         from sglang.srt.utils.weight_checker import WeightChecker
 
         runner = SimpleNamespace(model=torch.nn.Linear(2, 2))
-        return repr(sorted(WeightChecker(runner).handle("retool_sums:")["sums"]))
+        checker: Any = WeightChecker(runner)
+        return repr(sorted(checker.handle("retool_sums:")["sums"]))
 
     def draw_by_a_seed(self) -> str:
         import torch
