@@ -164,7 +164,7 @@ CHANGING = frozenset((
     "prime",
 ))  # fmt: skip
 _ORDINAL_WORD = re.compile(
-    r"(?:third|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|ieth|hundred|thousand|million)t?h?)s?"
+    r"(?:^third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|ieth|hundred|thousand|million)t?h?)s?$"
 )
 _SHORT_UNITS = frozenset((
     "au", "ft", "lb", "oz", "hr", "mi", "yd", "kw", "hz", "pm", "am",
@@ -227,7 +227,7 @@ def unit_of(text: str) -> str:
 
 def changes_value(word: str) -> bool:
     """Whether a word behind a number changes its value: ``dozen``, ``squared``, ``hundredths``."""
-    return word in CHANGING or _ORDINAL_WORD.fullmatch(word) is not None
+    return word in CHANGING or _ORDINAL_WORD.search(word) is not None
 
 
 def _one(said: str) -> str:

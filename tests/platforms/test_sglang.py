@@ -73,7 +73,9 @@ def test_its_weights_have_the_sums_of_the_models_files(server, model):
     files = described((name, str(each.dtype), each.numel(), bits_of(each)) for name, each in weights.items())
 
     def held(prefix: str) -> list[dict]:
-        reply = httpx.post(f"{server.url}/weights_checker", json={"action": ACTION + prefix}, trust_env=False)
+        with httpx.Client(**access(server)) as client:
+            reply = client.post("/weights_checker", json={"action": ACTION + prefix})
+        assert reply.status_code == 200, reply.text
         return [rank["sums"] for rank in reply.json()["ranks"]]
 
     assert different_layers(files, held("")) == []
