@@ -19,7 +19,7 @@ from tests.terminal import lines_on_terminal
 pytestmark = pytest.mark.slow
 
 # A stage, the model's bar, the table, a note.
-OURS = re.compile(r"(starting|second|model +tool mean@2|All 4 problems|note: |wrote )")
+OURS = re.compile(r"(starting|second|model +tool mean@2|Intervals are 95 %|narrows it|note: |wrote )")
 
 CONFIG = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
 
@@ -53,7 +53,7 @@ def test_models_are_scored_with_one_server_and_a_second_run_starts_none(folder: 
         assert (report["problems"], report["n"], report["tool"]) == (4, 2, not name.endswith("_text"))
         assert len((folder / "out" / name / "samples.jsonl").read_text().splitlines()) == 8
         assert "| mean@2 | " in (folder / "out" / name / "report.md").read_text()
-    assert "All 4 problems scored alike" in done.stdout  # random weights solve none
+    assert "Intervals are 95 % Wilson intervals over the 4 problems." in done.stdout  # random weights solve none
     compared = retool("eval", "compare", "out/first", "out/b", cwd=folder)
     assert compared.returncode == 0, compared.stderr
     assert "paired over 4 problems" in compared.stdout
@@ -84,7 +84,10 @@ def test_without_a_configuration_the_papers_rollout_is_used(folder: Path):
     command = [sys.executable, "-m", "retool_mcore", "eval", *arguments, "rollout.max_response_tokens=64"]
     code, lines = lines_on_terminal(command, cwd=folder, env=dead)
     assert code == 0, lines[-20:]
-    foreign = [line for line in lines if not OURS.match(line)]
+    shown = [number for number, line in enumerate(lines) if line.startswith("the first prompt, as second sees it:")]
+    assert len(shown) == 1 and "What is 0 + 0?" in lines[lines.index("<|im_start|>assistant") - 1]
+    rest = lines[: shown[0]] + lines[lines.index("<|im_start|>assistant") + 1 :]
+    foreign = [line for line in rest if not OURS.match(line)]
     assert not foreign, "\n".join(foreign[:40])
     report = json.loads((folder / "runs" / "eval" / "second" / "report.json").read_text())
     assert (report["protocol"], report["n"], report["problems"]) == ("retool", 2, 4)
