@@ -117,7 +117,9 @@ BY_FORK = ("a process", "a pool", "a pool of 32", "an executor", "a queue")
 
 
 def closed_to_others(path: str) -> bool:
-    return not all(parent.stat().st_mode & 0o001 for parent in Path(path).absolute().parents)
+    """Whether another user cannot reach a file, by its own path or where a link leads."""
+    paths = Path(path).absolute(), Path(path).resolve()
+    return not all(parent.stat().st_mode & 0o001 for each in paths for parent in each.parents)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
