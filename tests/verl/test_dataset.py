@@ -60,7 +60,7 @@ def plain(number: int) -> dict[str, Any]:
     """Numbers for truths, no extra_info, a key that only some turns have, and columns with names
     that verl uses.
     """
-    turns = [{"role": "user", "content": f"Twice {number}?"}, {"role": "user", "content": "Say it.", "name": "me"}]
+    turns = [{"role": "user", "content": f"Twice {number}?"}, {"role": "user", "content": "Say it.", "id": "me"}]
     names = {"output": "x", "trace": "x", "session_id": 9, "uid": "x", "validate": True, "row": 99, "n": 3}
     return {"data_source": "mine", "prompt": turns, "reward_model": {"ground_truth": 2.0 * number}, **names}
 

@@ -46,6 +46,7 @@ def worker_with(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from retool_mcore.verl.workers import SavingActorWorker
 
     worker = object.__new__(SavingActorWorker)
+    worker.actor = None
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: setattr(self, "rollout", adapter))
     worker.init_model()
     return worker

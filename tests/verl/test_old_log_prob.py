@@ -175,7 +175,8 @@ def test_experts_need_importance_sampling(tmp_path: Path):
         "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 4, "head_dim": 2,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(values))
-    save_file({name: np.zeros(1, np.float32) for name in trained_tensors(values)}, tmp_path / "model.safetensors")
+    tensors = {name: np.ones(shape, np.float32) for name, shape in trained_tensors(values).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
     settings = [f"model.path={tmp_path}", "algorithm.old_log_prob=rollout"]
     with pytest.raises(ConfigError, match=r'has experts.*Set algorithm\.importance_sampling = "token"'):
         check_model(load_config(RlConfig, TINY, settings))
