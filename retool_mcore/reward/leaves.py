@@ -58,7 +58,7 @@ _TOKEN = re.compile(
 _LATEX_TOKENS = re.compile(
     r"(?:\\(?:frac|sqrt|cdot|times|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|binom|exp|sum"
     rf"|prod|int|lim|to|infty|lceil|rceil|lfloor|rfloor|max|min|gcd|det|overline|{'|'.join(_GREEK)})(?![a-zA-Z])"
-    r"|\d+(?! \d)|(?<![A-Za-z])[A-Za-z]{1,4}(?![A-Za-z\d])|[-+*/^_(){}\[\],|!=]| )+"
+    r"|\d+(?! \d)|(?<![A-Za-z])[A-Za-z]{1,4}(?![A-Za-z\d])|[-+*/^_(){}\[\],|!=]| )++"
 )
 _LATEX = ConversionConfig(lowercase_symbols=False, interpret_as_mixed_fractions=False)
 _FACTORIAL, _APPLIED = "FACTORIAL", "applied_"  # Python has no sign for a factorial, and calls only what it knows

@@ -12,7 +12,7 @@ from retool_mcore.reward.answer import judge
 from retool_mcore.reward.clean import MAX_ANSWER_CHARS
 from retool_mcore.reward.said import quick_verdict, said, vote
 
-SIZE = 100_000
+SIZE = 20_000
 MODULES = [
     importlib.import_module(f"retool_mcore.reward.{each.name}")
     for each in pkgutil.iter_modules(retool_mcore.reward.__path__)
@@ -67,14 +67,14 @@ def sources(pattern: re.Pattern[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
-def test_every_pattern_takes_linear_time_on_100_kb_of_its_own_characters(name: str):
+def test_every_pattern_takes_linear_time_on_20_kb_of_its_own_characters(name: str):
     pattern = PATTERNS[name]
     for piece in sources(pattern):
         text = "1" + piece * (SIZE // len(piece)) + "\x00"
         for use in (pattern.search, pattern.fullmatch):  # a search also tries what match and sub would
             started = time.process_time()
             use(text)
-            assert time.process_time() - started < 0.5, (name, piece, use)
+            assert time.process_time() - started < 0.1, (name, piece, use)
 
 
 def test_the_patterns_under_test_are_all_there_are():
