@@ -40,7 +40,7 @@ _SIGNS = {
     "==": "=", "<=": r"\le", ">=": r"\ge", r"\leq": r"\le", r"\geq": r"\ge", r"\lt": "<", r"\gt": ">", r"\neq": r"\ne",
     r"\simeq": r"\approx", r"\leqslant": r"\le", r"\geqslant": r"\ge",
 }  # fmt: skip
-_MATRIX = re.compile(r"(.*?)\\begin ?\{([bpB]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end ?\{\2\}", re.DOTALL)
+_MATRIX = re.compile(r"\A(.*?)\\begin ?\{([bpB]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end ?\{\2\}", re.DOTALL)
 _CONDITION = re.compile(rf"[A-Za-z](?: ?\\in ?(?:\\mathbb\{{)?R\}}?)? ?(?:\\mid|\||:) ?(.*(?:{_RELATIONS}).*)")
 _BRACKET = re.compile(r"\\begin|\\end|\\[{}]|\\[lr]angle|\\.|[()\[\]{}]")
 _OPENING, _CLOSING = {"(", "[", "{", r"\{", r"\langle"}, {")", "]", "}", r"\}", r"\rangle"}
