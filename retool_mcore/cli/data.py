@@ -309,7 +309,7 @@ def rl(
 
     from retool_mcore.data.parts import rows_of_part
 
-    report = RlReport()
+    report, known = RlReport(), _format_of(model)
     rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
     rows = rows_of_part(rows, part, sft_share)
     first = list(itertools.islice(rows, 1))
@@ -325,8 +325,8 @@ def rl(
             reject_bad=reject_bad,
             columns=columns,
             wanted=split,
-            prompt_format=_format_of(model),
-            too_long=_longer_than(max_prompt_tokens, model),
+            prompt_format=known,
+            too_long=_longer_than(max_prompt_tokens, model, known),
         ),
         out,
         rejects,
@@ -343,17 +343,16 @@ def _format_of(model: str) -> PromptFormat | None:
     return found
 
 
-def _longer_than(most: int | None, model: str) -> Callable[[list[dict[str, Any]]], str]:
+def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Callable[[list[dict[str, Any]]], str]:
     """Why a prompt, as a rollout writes it, has too many tokens; "" where it has not."""
     if most is None:
         return lambda _: ""
     if not model:
         raise DataError("--max-prompt-tokens counts the tokens of a model: name it with --model.")
     from retool_mcore.data.chat import load_tokenizer
-    from retool_mcore.data.prompt_format import recorded_format
     from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 
-    tokenizer, known = load_tokenizer(model), recorded_format(model)
+    tokenizer = load_tokenizer(model)
     protocol = open_protocol((known and known.protocol) or serving_protocol(tokenizer), tokenizer)
 
     def why(messages: list[dict[str, Any]]) -> str:

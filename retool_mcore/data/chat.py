@@ -276,11 +276,12 @@ def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_id
     # Of several templates transformers takes the one for tools where some are offered.
     tools = [CODE_INTERPRETER] if has_several_templates(tokenizer) else None
     text = rendered(tokenizer, with_call_ids(messages, call_ids), tools, add_generation_prompt=True)
-    end = text.find(chat_format(tokenizer).end_of_turn, text.find(PROBE))
+    end_of_turn = chat_format(tokenizer).end_of_turn
+    end = text.find(end_of_turn, text.find(PROBE))
     if PROBE not in text or end < 0:
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} does not end a turn with calls by "
-            f"{chat_format(tokenizer).end_of_turn!r}, as it ends others. {_INLINE}"
+            f"the chat template of {name_of(tokenizer)!r} does not end a turn with calls by {end_of_turn!r}, as it "
+            f"ends others. {_INLINE}"
         )
     return text[end:]
 

@@ -61,7 +61,7 @@ class CallStep:
 def read_turns(messages: Any) -> list[dict[str, Any]]:
     """The turns of a row in one spelling, thoughts at the beginning of an assistant's text.
 
-    Raises Rejected where they are no messages, or hold what cannot be used.
+    Raises Rejected for a value that is not a list of messages, or for keys that cannot be used.
     """
     if isinstance(messages, str):
         messages = _json(messages)
@@ -326,7 +326,7 @@ class Conversion:
         problem, names = unwrap(users[0]["content"])
         theirs = [name for name in names if name not in OURS]
         asks = any("\\boxed" in turn["content"] for turn in plain if turn["role"] in ("system", "user"))
-        if not problem or (not theirs and not names and (asks or not self.box)):
+        if not problem or (not names and (asks or not self.box)):
             return plain
         if theirs:
             notes["user turns whose instructions, of another data set, are replaced by ours (--as-is leaves them)"] += 1

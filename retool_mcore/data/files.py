@@ -133,8 +133,8 @@ def read_jsonl(
 
     Blank lines are skipped. A file that ends in .json may also hold one list of objects, or one
     object, over many lines; rows are numbered from 1 then. Raises DataError for a missing file,
-    invalid UTF-8, or a line that is no JSON object. When ``on_bad`` is given, bad lines go to it
-    (where, what is wrong) instead, and reading goes on.
+    invalid UTF-8, or a line that is not a JSON object. When ``on_bad`` is given, bad lines go to
+    it (where, what is wrong) instead, and reading continues.
     """
     try:
         packed = str(path).endswith(".gz")

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, cast
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat_format import ChatFormat, Message, Tool
+from retool_mcore.data.layouts import MEDIA
 from retool_mcore.errors import DataError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -17,7 +18,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 # Whether an assistant turn is trained on: OpenAI's name first, then those of other trainers.
 TRAINED = ("weight", "loss", "train", "trainable")
 REFUSED = {  # keys that would change what the model sees, and why they cannot
-    **dict.fromkeys(("images", "image", "videos", "video", "audio", "audios"), "models are trained on text alone"),
+    **dict.fromkeys(MEDIA, "models are trained on text alone"),
     "prefix": "a turn that the model completes is not supported",
 }
 PARTS_OF_TEXT = ("text", "output_text", "input_text")

@@ -1,6 +1,7 @@
 """Holds rows out of a data file for validation, by problem."""
 
 import random
+from collections import Counter
 from typing import Any
 
 from retool_mcore.data.layouts import Columns
@@ -18,9 +19,7 @@ def split_by_problem(source: str, hold_out: int, seed: int, columns: Columns | N
     are held out depends on ``seed`` alone. Raises DataError when no row would be left to train on.
     """
     problems = [normalised(row.problem) for row in read_problem_rows(source, columns=columns)]
-    rows_of: dict[str, int] = {}
-    for problem in problems:
-        rows_of[problem] = rows_of.get(problem, 0) + 1
+    rows_of = Counter(problems)
     order = sorted(rows_of)
     random.Random(seed).shuffle(order)
     held_out, count = set[str](), 0

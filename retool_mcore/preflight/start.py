@@ -3,14 +3,16 @@
 They take seconds, and what they find would otherwise end the run after minutes, on all its devices.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import tokenizer_of
+from retool_mcore.data.chat_format import end_of_turn
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.lint import require_disjoint
-from retool_mcore.data.prompt_format import difference, format_of_file, shown_prompt
+from retool_mcore.data.prompt_format import PromptFormat, difference, format_of_file, shown_prompt
 from retool_mcore.data.rl_prompts import check_prompts, messages_of
 from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import ConfigError
@@ -36,13 +38,14 @@ def check_run(config: RunConfig, platform: Platform) -> None:
     platform.check_settings(config)
 
 
-def check_data(config: RunConfig) -> list[str]:
+def check_data(config: RunConfig, *, record: bool = False) -> list[str]:
     """Check the data and return notes for the user.
 
-    Raises DataError, and ConfigError for a protocol without its tags, or for an own reward that is
-    not found. For RL every prompt is
-    rendered with the model's tokenizer: call it after ``Platform.activate()``, because transformers
-    looks only once for what is installed. SFT renders its rows when it loads them.
+    With ``record`` the way in which RL asks is written into the run's folder. Raises DataError, and
+    ConfigError for a protocol without its tags, or for an own reward that is not found. For RL
+    every prompt is rendered with the model's tokenizer: call it after ``Platform.activate()``,
+    because transformers looks only once for what is installed. SFT renders its rows when it loads
+    them.
     """
     if isinstance(config, SftConfig):
         if not config.data.allow_overlap:
@@ -54,18 +57,21 @@ def check_data(config: RunConfig) -> list[str]:
         open_own_reward(config.reward.function)
     protocol = protocol_of(config.rollout, tokenizer_of(config.model))
     notes = check_prompts(config, protocol.prompt_ids)
-    return [*_prompt_notes(config, protocol), *notes]
-
-
-def _prompt_notes(config: RlConfig, protocol: ToolProtocol) -> list[str]:
-    """The first prompt as the model sees it, after a warning if its own run asked otherwise."""
     file = parquet_files(config.data.train_file)[0]
-    remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
     asked = format_of_file(file, protocol.name if config.rollout.tool else "")
+    if record:
+        recorded = replace(asked, protocol=config.rollout.protocol)
+        recorded.write(config.run.dir, end_of_turn(protocol.tokenizer))
+    return [*_prompt_notes(config, protocol, file, asked), *notes]
+
+
+def _prompt_notes(config: RlConfig, protocol: ToolProtocol, file: str, asked: PromptFormat) -> list[str]:
+    """The first prompt as the model sees it, after a warning if its own run asked otherwise."""
+    remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
     first = next(messages_of(row["prompt"]) for _, row in read_rows(file, ("prompt",)))
     seen = decode(protocol.tokenizer, protocol.prompt_ids(first))
     return [
-        *difference(config.model.path, asked, str(file), remedy),
+        *difference(config.model.path, asked, file, remedy),
         f"the first prompt, as the model sees it:\n{shown_prompt(seen)}",
     ]
 

@@ -7,6 +7,7 @@ This runs in a checker process.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 import re
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -96,8 +97,8 @@ def _same_matrix(rows: AnswerForm, matrix: AnswerForm) -> bool:
     return "1" in matrix.text.split("x") and _same_parts(rows, matrix)
 
 
-def _same_parts(answer: AnswerForm, truth: AnswerForm) -> bool:
-    return len(answer.parts) == len(truth.parts) and all(map(same, answer.parts, truth.parts))
+def _same_parts(answer: AnswerForm, truth: AnswerForm, alike: Callable[[AnswerForm, AnswerForm], bool] = same) -> bool:
+    return len(answer.parts) == len(truth.parts) and all(map(alike, answer.parts, truth.parts))
 
 
 def same_values(answer: str, truth: str) -> bool:
@@ -206,7 +207,8 @@ def _quietly_same(answer: AnswerForm, truth: AnswerForm) -> bool:
 
 def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
     """Equations and inequalities; a name's value beside a value, and chains of equal values."""
-    if answer.kind == truth.kind == "relation" and answer.text == truth.text and _same_parts_quietly(answer, truth):
+    alike = answer.kind == truth.kind == "relation" and answer.text == truth.text
+    if alike and _same_parts(answer, truth, _quietly_same):
         return True
     if truth.kind != "relation":
         return (stated := _stated(answer)) is not None and same(stated, truth)
@@ -228,10 +230,6 @@ def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
     ):
         return True
     return _same_equations(answer, truth)
-
-
-def _same_parts_quietly(answer: AnswerForm, truth: AnswerForm) -> bool:
-    return len(answer.parts) == len(truth.parts) and all(map(_quietly_same, answer.parts, truth.parts))
 
 
 def _stated(relation: AnswerForm) -> AnswerForm | None:
@@ -309,4 +307,4 @@ def _directed(relation: AnswerForm) -> tuple[str, Any] | None:
     left, right = (value(part.text) for part in relation.parts)
     if relation.text in (">", r"\ge"):
         return {">": "<", r"\ge": r"\le"}[relation.text], right - left
-    return ("=" if relation.text == "=" else relation.text), left - right
+    return relation.text, left - right

@@ -13,10 +13,6 @@ from functools import partial
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
-from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import tokenizer_of
-from retool_mcore.data.chat_format import end_of_turn
-from retool_mcore.data.prompt_format import format_of_file
 from retool_mcore.data.rl_prompts import check_first_prompts
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
@@ -91,14 +87,12 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
 
     assert_loaded()
     with ThreadPoolExecutor(1) as pool:  # some checks wait for a sandbox's processes
-        checks = pool.submit(lambda: [*check_data(config), *check_surroundings(config)])
+        checks = pool.submit(lambda: [*check_data(config, record=unfinished), *check_surroundings(config)])
         if unfinished:
             from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
     for note in checks.result():
         _tell(note, console)
     if unfinished:
-        asked = format_of_file(parquet_files(config.data.train_file)[0], config.rollout.protocol)
-        asked.write(config.run.dir, end_of_turn(tokenizer_of(config.model)))
         with usual_exit_code(), Watchdog(config, console.file):
             run(config, platform, resume.path if resume is not None else None)
 
