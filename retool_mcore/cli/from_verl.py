@@ -31,7 +31,7 @@ FSDP = "it is of verl's FSDP engine, and Megatron trains here: the sections [par
 PACKED = "micro-batches are packed to train.micro_batch_tokens here, in every pass"
 JUDGE = "the reward is of the section [reward]; reward.function names one of your own"
 PF_PPO = "PF-PPO draws responses again by their rewards, and no algorithm.name here does"
-OWN_LOOP = "this trainer has a loop of tools of its own: the section [rollout]"
+OWN_LOOP = "this trainer has its own tool loop: the section [rollout]"
 
 # Keys that this trainer never sets, and whose value a setting of ours has.
 SAME = (
@@ -63,12 +63,12 @@ NONE: dict[str, str] = {
     f"{ACTOR}ppo_epochs": "a step's responses are learnt from once",
     f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
     f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads val_kwargs.temperature alone; 0 takes the likeliest token",
-    f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns; results are no turns here",
+    f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns; results do not count as turns",
     f"{UNDER}multi_turn.tool_config_path": "rollout.tools and rollout.mcp name what may be called",
     f"{UNDER}multi_turn.max_tool_response_length": (
         "rollout.max_tool_output_tokens counts tokens, and this key counts characters"
     ),
-    f"{UNDER}multi_turn.tool_response_truncate_side": "a long result is cut in its middle, and the model is told",
+    f"{UNDER}multi_turn.tool_response_truncate_side": "a long result is cut in the middle, with a note to the model",
     f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
     f"{UNDER}multi_turn": OWN_LOOP,
     "algorithm.use_pf_ppo": PF_PPO,

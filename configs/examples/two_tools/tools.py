@@ -1,4 +1,4 @@
-"""A tool of one's own beside the interpreter: the prices of a shop."""
+"""A user's own tool, offered together with the interpreter: the prices of a shop."""
 
 from collections.abc import Mapping
 from typing import Any
