@@ -5,13 +5,14 @@ r"""verl's own FSDP engine on the batches of an SFT case, to compare ours with o
 
 It uses the same sequences in the same order, the same timing of a step and the same count of FLOPs
 as launch/sft_mcore.py. Only the engine differs: verl's FSDP2 on transformers, which needs
-flash-attn.
+flash-attn. A run whose loss does not fall ends with an error, because it has measured no training.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,8 +32,16 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's own 8: the 1 that our plat
 def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
     """verl's training worker on its FSDP engine in place of Megatron's."""
     from verl.trainer.config import CheckpointConfig
+    from verl.utils import tensordict_utils as tu
     from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
+
+    class ScheduledWorker(TrainingWorker):  # type: ignore[misc]
+        """Steps the learning-rate schedule with each update, as verl's SFT trainer does."""
+
+        def train_batch(self, data: Any) -> Any:
+            tu.assign_non_tensor(data, update_lr_scheduler=True)
+            return super().train_batch(data)
 
     optimizer = FSDPOptimizerConfig(
         lr=config.optim.lr,
@@ -45,7 +54,7 @@ def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
         min_lr_ratio=config.optim.min_lr / config.optim.lr,
         override_optimizer_config={"fused": True},
     )
-    worker = TrainingWorker(
+    worker = ScheduledWorker(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=model,
@@ -80,6 +89,7 @@ def bench(
     require_fast_loss(fused=fused)
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
     rows = train(fsdp_worker(config, *configurations(model, tokens, **choices)), config, platform)
+    require_training(rows)
     if dist.get_rank() == 0:
         record = {
             "case": case,
@@ -93,6 +103,16 @@ def bench(
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         typer.echo(json.dumps({"case": case, "engine": "fsdp2", **choices, **record["summary"]}))
     dist.destroy_process_group()
+
+
+def require_training(rows: Sequence[dict[str, float]]) -> None:
+    """Raise ConfigError unless the loss (nats per token) fell from the first row to the last."""
+    first, last = rows[0]["loss"], rows[-1]["loss"]
+    if not last < first:
+        raise ConfigError(
+            f"The peer's loss went from {first:.4g} to {last:.4g} in {len(rows)} steps, so it did not train. "
+            "Check its learning rate and the data before you compare speeds."
+        )
 
 
 def require_fast_loss(*, fused: bool) -> None:
