@@ -34,8 +34,8 @@ from pathlib import Path
 from retool_mcore.process import die_with_parent
 from retool_mcore.sandbox.base import Level, Sandbox
 from retool_mcore.sandbox.client import RemoteSandbox
-from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 CASES = {
     "print": ("print(6 * 7)", "42\n"),

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 ORDINARY = {
     "print({n})": "{n}\n",

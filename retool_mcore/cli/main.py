@@ -180,7 +180,7 @@ def all_commands() -> typer.Typer:
     from retool_mcore.cli.reward import app as reward_app
     from retool_mcore.cli.rollout import app as rollout_app
     from retool_mcore.cli.view import app as view_app
-    from retool_mcore.sandbox.command import app as sandbox_app
+    from retool_mcore.sandbox.server.command import app as sandbox_app
 
     whole = typer.Typer(
         cls=Commands,

@@ -25,7 +25,7 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.fleet import Fleet
 from retool_mcore.sandbox.node import Node, unavailable
-from retool_mcore.sandbox.wire import RunCodeResponse
+from retool_mcore.sandbox.server.wire import RunCodeResponse
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import httpx
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.guard import read_token
-from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER
+from retool_mcore.sandbox.server.guard import read_token
+from retool_mcore.sandbox.server.wire import LEVEL_HEADER, SESSIONS_HEADER
 from retool_mcore.transport import ManyInFlight
 
 logger = logging.getLogger(__name__)

@@ -43,8 +43,8 @@ def open_sandbox(
         raise ConfigError(f"workers = {workers}: at least one execution must be able to run.")
     urls = [spec] if isinstance(spec, str) else list(spec)
     if urls == ["local"]:
-        from retool_mcore.sandbox.interpreter import Interpreter
-        from retool_mcore.sandbox.local import LocalSandbox
+        from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+        from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
         interpreter = Interpreter(python, tuple(preload))
         return LocalSandbox(min_level=Level(min_level), workers=workers, sessions=sessions, interpreter=interpreter)

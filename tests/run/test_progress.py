@@ -78,7 +78,7 @@ def test_an_evaluation_has_warnings_above_its_bars_and_lines_in_a_log(monkeypatc
     monkeypatch.setattr(evaluate, "LINE_EVERY_S", 0.0)
     with evaluate._Bars([Case(name="mine", model="m")]) as bars:
         bars.start("mine", 1, 3)
-        logging.getLogger("retool_mcore.sandbox.local").warning("Python lies under /tmp")
+        logging.getLogger("retool_mcore.sandbox.supervisor.local").warning("Python lies under /tmp")
         bars.advance("mine", True)
         bars.advance("mine", False)
     told = capfd.readouterr()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser, make_ordinary_user
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 

@@ -12,7 +12,7 @@ import pytest
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]

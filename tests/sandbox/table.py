@@ -22,7 +22,7 @@ from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import LEVELS, UNLED, processes_named
 
 README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"

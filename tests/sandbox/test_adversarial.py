@@ -10,8 +10,8 @@ import pytest
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import ExecRequest, Level
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.output import MAX_STREAM_BYTES
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.output import MAX_STREAM_BYTES
 from tests.sandbox.sandbox_helpers import UNLED, last_line, still_works
 
 # ------------------------------------------------------------------- limits

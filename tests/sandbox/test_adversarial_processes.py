@@ -8,7 +8,7 @@ import time
 import pytest
 
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import last_line, processes_named, still_works, until_running
 
 # ---------------------------------------------------------------- processes

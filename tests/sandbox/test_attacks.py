@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import UNLED, processes_named
 
 CONFINED = (Level.NAMESPACES, Level.LANDLOCK)

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.test_guard import RUN, served
 
 HALF = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{"

@@ -12,8 +12,8 @@ import pytest
 import sandbox_fusion
 import uvicorn
 
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.server import create_app
+from retool_mcore.sandbox.server.app import create_app
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
 verl_client: Any = pytest.importorskip("verl.utils.reward_score.sandbox_fusion.utils")

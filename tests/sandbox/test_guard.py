@@ -19,11 +19,11 @@ import uvicorn
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.guard import is_loopback, read_token
-from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.local import ImportGuess, LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
-from retool_mcore.sandbox.server import connection_limit, create_app, raise_descriptor_limit
+from retool_mcore.sandbox.server.app import connection_limit, create_app, raise_descriptor_limit
+from retool_mcore.sandbox.server.guard import is_loopback, read_token
+from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+from retool_mcore.sandbox.supervisor.local import ImportGuess, LocalSandbox
 from tests.sandbox.test_server import ROOT, start, stop
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -182,7 +182,7 @@ def test_a_server_bounds_its_connections_by_its_descriptors():
 
 
 def test_the_soft_limit_is_raised_and_leaves_room_for_executions():
-    code = "import resource; from retool_mcore.sandbox.server import raise_descriptor_limit as f; "
+    code = "import resource; from retool_mcore.sandbox.server.app import raise_descriptor_limit as f; "
     code += "print(f(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     low = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2048))  # noqa: E731
     assert subprocess.check_output([sys.executable, "-c", code], preexec_fn=low, text=True).split() == ["2048"] * 3

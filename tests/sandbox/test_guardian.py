@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from retool_mcore.sandbox import guardian
+from retool_mcore.sandbox.supervisor import guardian
 
 TREE = """
 import os, time

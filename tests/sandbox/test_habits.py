@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retool_mcore.sandbox import habits
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.output import CellOutput
+from retool_mcore.sandbox.child import habits
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.output import CellOutput
 
 SYNTAX = 'File "main.py", line 1'
 MAIN = "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"

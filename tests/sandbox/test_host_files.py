@@ -11,9 +11,9 @@ from tests.sandbox.ordinary import OrdinaryUser
 
 ATTACKED = """
 import asyncio, json, os, sys
-from retool_mcore.sandbox import kernel
+from retool_mcore.sandbox.supervisor import kernel
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 level, abi, library = Level(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if level == Level.LANDLOCK:
     real = kernel.landlock_abi()

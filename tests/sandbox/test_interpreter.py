@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.sandbox import interpreter as interpreters
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox.supervisor import interpreter as interpreters
+from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
 from tests.sandbox.sandbox_helpers import LEVELS, ROOT, children_of, open_at, start
 

@@ -11,8 +11,8 @@ import pytest
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
 
 # Run in a fresh process under a system-call filter, as a container runtime lays one on.
@@ -21,8 +21,8 @@ import asyncio, errno, logging, sys
 import pyseccomp
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.seccomp import compile_filter
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.seccomp import compile_filter
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
 refuse = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
 for name in {refused!r}:
@@ -95,7 +95,7 @@ async def test_before_it_is_open_no_level_is_claimed():
 
 OWN_SIGNALS_ONLY = """
 import os
-from retool_mcore.sandbox import kernel, seccomp
+from retool_mcore.sandbox.supervisor import kernel, seccomp
 kernel.forbid_new_privileges()
 kernel.install_seccomp(seccomp.for_process(seccomp.compile_filter(only_own_signals=True), os.getpid()))
 os.kill(os.getpid(), 0)
@@ -128,7 +128,7 @@ def test_a_container_that_masks_proc_still_gives_namespaces():
 ORDINARY = """
 import asyncio, sys
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 async def main():
     level = Level(sys.argv[1])
     async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:

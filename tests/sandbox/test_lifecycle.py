@@ -14,7 +14,7 @@ import pytest
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, owner_at, until_running
 
 
@@ -55,7 +55,7 @@ async def test_a_zygote_killed_mid_run_is_an_outage_and_starts_again(level: Leve
         call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(30)", run_timeout_s=60))
         await asyncio.sleep(0.5)
         assert not call.done()
-        for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote"):
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxUnavailable, match="the zygote died"):
             await call
@@ -67,7 +67,7 @@ async def test_an_outage_is_retried_before_it_is_raised():
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
         call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(0.5)\n'done'"))
         await asyncio.sleep(0.25)
-        for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote"):
             os.kill(pid, signal.SIGKILL)
         assert (await call).stdout == "'done'\n"
 
@@ -102,7 +102,7 @@ async def test_a_call_under_way_does_not_bring_a_closed_sandbox_back(tmp_path: P
     for image in images:
         with pytest.raises(SandboxUnavailable, match="closed"):
             await image.spawn([], uid=None, has_cgroup=False)
-    assert children_of(os.getpid(), "retool_mcore.sandbox.zygote") == [] == list(tmp_path.iterdir())
+    assert children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote") == [] == list(tmp_path.iterdir())
 
 
 async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
@@ -119,7 +119,7 @@ async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
 async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_path: Path):
     owner = owner_at(Level.RLIMITS, tmp_path)
     await asyncio.sleep(0.3)
-    zygotes = children_of(owner.pid, "retool_mcore.sandbox.zygote")
+    zygotes = children_of(owner.pid, "retool_mcore.sandbox.supervisor.zygote")
     assert zygotes
     owner.kill()
     owner.wait()
@@ -128,7 +128,7 @@ async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_p
             await asyncio.sleep(0.05)
     (left,) = tmp_path.glob("retool-sandbox-*")
     os.utime(left, (time.time() - 3600, time.time() - 3600))
-    sweep = "from retool_mcore.sandbox.state import remove_stale; from pathlib import Path; "
+    sweep = "from retool_mcore.sandbox.supervisor.state import remove_stale; from pathlib import Path; "
     subprocess.run([sys.executable, "-c", f"{sweep}remove_stale(Path({str(tmp_path)!r}))"], check=True)
     assert list(tmp_path.glob("retool-sandbox-*")) == []
 

@@ -4,7 +4,7 @@ lines only.
 
 import pytest
 
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retool_mcore.sandbox.base import ExecResult
-from retool_mcore.sandbox.output import BoundedOutput
+from retool_mcore.sandbox.supervisor.output import BoundedOutput
 
 
 def capture(chunks: list[bytes], limit_bytes: int) -> BoundedOutput:

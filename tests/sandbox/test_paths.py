@@ -2,7 +2,7 @@
 
 import pytest
 
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import UNLED
 
 PROGRAMS = {

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.sandbox import runner
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.child import runner
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import last_line
 
 SIMULATED = """
 import multiprocessing.context as context
 context._default_context._default_context = context._concrete_contexts["forkserver"]  # as from Python 3.14 on
-from retool_mcore.sandbox import programs
+from retool_mcore.sandbox.child import programs
 programs.say_what_is_not_offered(semaphores=True)
 import multiprocessing
 print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.__name__)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.removal import move_aside, remove_directory
-from retool_mcore.sandbox.state import remove_stale
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
+from retool_mcore.sandbox.supervisor.state import remove_stale
 from tests.sandbox.ordinary import OrdinaryUser
 from tests.sandbox.sandbox_helpers import all_deleted, still_works
 
@@ -157,7 +157,7 @@ async def test_a_result_does_not_wait_for_the_deletion_but_the_worker_does(
             deleted.append(path)
         return remove_directory(path, max_entries=max_entries)
 
-    monkeypatch.setattr("retool_mcore.sandbox.slots.remove_directory", remove_slowly)
+    monkeypatch.setattr("retool_mcore.sandbox.supervisor.slots.remove_directory", remove_slowly)
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1, sessions=1) as sandbox:
         await sandbox.execute("1")
         flood = "import os\ni = 0\nwhile True: i += 1; os.symlink('x', str(i))"
@@ -171,7 +171,7 @@ async def test_a_result_does_not_wait_for_the_deletion_but_the_worker_does(
 ORDINARY = """
 import asyncio, os, sys
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 async def main():
     level = Level(sys.argv[1])
     os.mkdir("runs")

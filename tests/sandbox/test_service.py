@@ -14,10 +14,10 @@ import pytest
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.cgroup import CgroupTree
-from retool_mcore.sandbox.health import Health
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.server import create_app
+from retool_mcore.sandbox.server.app import create_app
+from retool_mcore.sandbox.server.health import Health
+from retool_mcore.sandbox.supervisor.cgroup import CgroupTree
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import ROOT, children_of, start
 
 
@@ -29,12 +29,12 @@ def until(condition: Callable[[], object], limit_s: float = 300) -> None:
 
 
 async def test_dead_zygotes_are_logged_and_counted(caplog: pytest.LogCaptureFixture):
-    others = children_of(os.getpid(), "retool_mcore.sandbox.zygote")  # of sandboxes that tests share
+    others = children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")  # of sandboxes that tests share
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
         transport = httpx.ASGITransport(create_app(sandbox))
         async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
             assert "retool_sandbox_zygote_deaths_total 0.0" in (await http.get("/metrics")).text
-            for pid in set(children_of(os.getpid(), "retool_mcore.sandbox.zygote")).difference(others):
+            for pid in set(children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")).difference(others):
                 os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(10):
                 while sandbox.num_zygote_deaths < 2:
@@ -88,7 +88,7 @@ async def test_executions_give_way_to_the_trainer():
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
         result = await sandbox.execute("import os; print(os.getpriority(os.PRIO_PROCESS, 0))")
         assert result.stdout == "5\n"
-        for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote"):
             assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
             if (autogroup := Path(f"/proc/{pid}/autogroup")).exists():
                 assert autogroup.read_text().endswith("nice 5\n")

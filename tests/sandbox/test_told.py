@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 
 @pytest.mark.parametrize("notebook", [True, False])

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import uids
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.uids import Uids
+from retool_mcore.sandbox.supervisor import uids
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.uids import Uids
 from tests.sandbox.ordinary import ROOT
 
 NAME = f"tests-{os.getpid()}"  # so that taking all of them harms no sandbox of another test
@@ -34,7 +34,7 @@ def test_no_two_sandboxes_share_a_uid_however_many_workers_they_have(sandboxes: 
 
 
 def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(sandboxes: list[Uids]):
-    code = f"from retool_mcore.sandbox.uids import Uids\nu = Uids({NAME!r})\n"
+    code = f"from retool_mcore.sandbox.supervisor.uids import Uids\nu = Uids({NAME!r})\n"
     code += "print(u.of(-1), flush=True)\nopen(0).read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -60,9 +60,9 @@ async def test_executions_have_the_uids_that_are_claimed(level: Level):
 
 WITHOUT_CAPABILITY = """
 import asyncio, logging
-from retool_mcore.sandbox import kernel
+from retool_mcore.sandbox.supervisor import kernel
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 kept = ((1 << 41) - 1) & ~(1 << 21) & ~(1 << 24)  # all but CAP_SYS_ADMIN and CAP_SYS_RESOURCE
 kernel._libc.prctl(24, 21, 0, 0, 0)
 kernel._capset(kept, kept)

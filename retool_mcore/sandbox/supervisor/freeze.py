@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 
-from retool_mcore.sandbox import guardian
+from retool_mcore.sandbox.supervisor import guardian
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_PASSES = 256  # each stops whoever was found: what is stopped forks no more

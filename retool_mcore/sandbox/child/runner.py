@@ -29,7 +29,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retool_mcore.sandbox import habits, packages, tracebacks
+from retool_mcore.sandbox.child import habits, packages, tracebacks
 
 if TYPE_CHECKING:
     import asyncio  # in the sandbox only for code that awaits

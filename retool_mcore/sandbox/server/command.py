@@ -13,11 +13,11 @@ import typer
 
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.guard import is_loopback, read_token
-from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
-from retool_mcore.sandbox.sessions import SERVER_WAIT_S
+from retool_mcore.sandbox.server.guard import is_loopback, read_token
+from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.sessions import SERVER_WAIT_S
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def serve(
     again: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health, /metrics, until stopped."""
-    from retool_mcore.sandbox.processes import Processes, ServerPlan, inherit
+    from retool_mcore.sandbox.server.processes import Processes, ServerPlan, inherit
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -122,8 +122,8 @@ async def _serve(
     # Here and not above: `retool` imports this file for every command, and these import FastAPI.
     import uvicorn
 
-    from retool_mcore.sandbox.processes import serve_and_tell
-    from retool_mcore.sandbox.server import MAX_PENDING, connection_limit, create_app, raise_descriptor_limit
+    from retool_mcore.sandbox.server.app import MAX_PENDING, connection_limit, create_app, raise_descriptor_limit
+    from retool_mcore.sandbox.server.processes import serve_and_tell
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import cast
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox import kernel, zygote
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.priority import lower_priority
-from retool_mcore.sandbox.seccomp import compile_filter
+from retool_mcore.sandbox.supervisor import kernel, zygote
+from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+from retool_mcore.sandbox.supervisor.priority import lower_priority
+from retool_mcore.sandbox.supervisor.seccomp import compile_filter
 
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.zygote import main; main({fd})"
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.supervisor.zygote import main; main({fd})"
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",

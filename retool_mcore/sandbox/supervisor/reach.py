@@ -8,7 +8,7 @@ import os
 import sys
 from typing import cast
 
-from retool_mcore.sandbox import confine, kernel
+from retool_mcore.sandbox.supervisor import confine, kernel
 
 
 def by_descriptors(first: int) -> tuple[int, str]:

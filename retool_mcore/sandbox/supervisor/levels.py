@@ -8,9 +8,9 @@ import os
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, Level
-from retool_mcore.sandbox.images import WarmImage
-from retool_mcore.sandbox.process import ChildProcess
-from retool_mcore.sandbox.slots import WorkerSlot
+from retool_mcore.sandbox.supervisor.images import WarmImage
+from retool_mcore.sandbox.supervisor.process import ChildProcess
+from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 LOCAL_LEVELS = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 

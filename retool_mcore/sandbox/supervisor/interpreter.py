@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.sandbox.packages import heavy_packages
+from retool_mcore.sandbox.child.packages import heavy_packages
 
 _OLDEST = (3, 11)  # the zygote is started with -P
 _ASK = "import json, sys; print({mark!r} + json.dumps([sys.implementation.name, *sys.version_info[:3]]))"
 _MARK = "retool-sandbox-python:"
 _ASK_TIMEOUT_S = 30.0
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 # What a zygote imports of ours. It needs the standard library alone: another interpreter has no
 # other package of the trainer's.
 _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
-        "__init__", "confine", "guardian", "habits", "imports", "kernel", "packages", "paths", "programs", "reach",
-        "runner", "seccomp", "tracebacks", "uids", "zygote",
+        "__init__", "child/__init__", "child/habits", "child/imports", "child/packages", "child/paths",
+        "child/programs", "child/runner", "child/tracebacks", "supervisor/__init__", "supervisor/confine",
+        "supervisor/guardian", "supervisor/kernel", "supervisor/reach", "supervisor/seccomp", "supervisor/uids",
+        "supervisor/zygote",
     )),
 )  # fmt: skip
 

@@ -27,7 +27,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import confine, guardian, kernel, packages, paths, programs, reach, runner, tracebacks
+from retool_mcore.sandbox.child import packages, paths, programs, runner, tracebacks
+from retool_mcore.sandbox.supervisor import confine, guardian, kernel, reach
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
@@ -61,7 +62,8 @@ class Zygote:
         self._tasks = (0.0, 0)
         self._task_fd = self._statm_fd = self._maps_fd = -1
         self._mapped_bytes = 0
-        self.hidden = (os.path.dirname(os.path.realpath(__file__)), *confine.library_prefixes())
+        room = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+        self.hidden = (os.path.join(room, ""), *confine.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote, import the image, tell the supervisor.

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox.process import ChildProcess
-from retool_mcore.sandbox.slots import WorkerSlot
+from retool_mcore.sandbox.supervisor.process import ChildProcess
+from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 IDLE_S = 600.0
 WAIT_S = 600.0  # for a place; a server has less (command.py), since its clients wait for an answer

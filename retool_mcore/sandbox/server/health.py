@@ -4,7 +4,7 @@ import asyncio
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest
-from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 _FAILURES_IN_A_ROW = 3
 _PROBE_TIMEOUT_S = 5.0

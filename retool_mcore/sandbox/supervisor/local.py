@@ -15,15 +15,15 @@ from pathlib import Path
 import tenacity
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox import levels
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
-from retool_mcore.sandbox.guess import ImportGuess
-from retool_mcore.sandbox.images import WarmImage
-from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.process import CellEnd, ChildProcess
-from retool_mcore.sandbox.sessions import WAIT_S, Sessions
-from retool_mcore.sandbox.slots import WorkerSlot
-from retool_mcore.sandbox.state import StateDirectory
+from retool_mcore.sandbox.supervisor import levels
+from retool_mcore.sandbox.supervisor.guess import ImportGuess
+from retool_mcore.sandbox.supervisor.images import WarmImage
+from retool_mcore.sandbox.supervisor.interpreter import Interpreter
+from retool_mcore.sandbox.supervisor.process import CellEnd, ChildProcess
+from retool_mcore.sandbox.supervisor.sessions import WAIT_S, Sessions
+from retool_mcore.sandbox.supervisor.slots import WorkerSlot
+from retool_mcore.sandbox.supervisor.state import StateDirectory
 
 logger = logging.getLogger(__name__)
 

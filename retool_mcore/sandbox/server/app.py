@@ -30,17 +30,17 @@ from starlette.requests import ClientDisconnect
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
-from retool_mcore.sandbox.guard import FULL, Guard, retry_after
-from retool_mcore.sandbox.health import Health
-from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.processes import METRICS_ENV
-from retool_mcore.sandbox.wire import (
+from retool_mcore.sandbox.server.guard import FULL, Guard, retry_after
+from retool_mcore.sandbox.server.health import Health
+from retool_mcore.sandbox.server.processes import METRICS_ENV
+from retool_mcore.sandbox.server.wire import (
     LEVEL_HEADER,
     SESSIONS_HEADER,
     WORKERS_HEADER,
     RunCodeRequest,
     RunCodeResponse,
 )
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 MAX_BODY_BYTES = 48 << 20
 BODY_TIMEOUT_S = 30.0

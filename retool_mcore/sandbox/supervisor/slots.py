@@ -10,9 +10,9 @@ from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.cgroup import MemoryCgroup
-from retool_mcore.sandbox.removal import move_aside, remove_directory
-from retool_mcore.sandbox.state import StateDirectory
+from retool_mcore.sandbox.supervisor.cgroup import MemoryCgroup
+from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
+from retool_mcore.sandbox.supervisor.state import StateDirectory
 
 # Entries that are deleted at once; a larger tree is deleted by a thread, so that code which leaves
 # many files delays nobody else.

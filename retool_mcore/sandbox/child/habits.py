@@ -15,8 +15,8 @@ import types
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
-from retool_mcore.sandbox.imports import change_on_import
-from retool_mcore.sandbox.programs import NOT_RUN
+from retool_mcore.sandbox.child.imports import change_on_import
+from retool_mcore.sandbox.child.programs import NOT_RUN
 
 # What a program may want to install and may find: told when it tries to.
 _PACKAGES = "numpy scipy sympy mpmath pandas matplotlib sklearn networkx gmpy2 shapely ortools z3"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retool_mcore.sandbox.imports import Change, change_on_import
+from retool_mcore.sandbox.child.imports import Change, change_on_import
 
 NOT_RUN = "programs cannot be run here; use Python"
 # Module -> a class, its method that all uses go through, and what they are. A manager needs a

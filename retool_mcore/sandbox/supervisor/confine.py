@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from retool_mcore.sandbox import kernel, uids
-from retool_mcore.sandbox.seccomp import for_process
+from retool_mcore.sandbox.supervisor import kernel, uids
+from retool_mcore.sandbox.supervisor.seccomp import for_process
 
 # The C functions behind the ``signal`` module. They do not turn their results into enums, which
 # would write to pages that the kernel then copies after the fork.

@@ -17,11 +17,12 @@ import time
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import freeze, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
-from retool_mcore.sandbox.images import Child, Exit, WarmImage
-from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
-from retool_mcore.sandbox.slots import WorkerSlot
+from retool_mcore.sandbox.child import runner
+from retool_mcore.sandbox.supervisor import freeze
+from retool_mcore.sandbox.supervisor.images import Child, Exit, WarmImage
+from retool_mcore.sandbox.supervisor.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
+from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 10.0

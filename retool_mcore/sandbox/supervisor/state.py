@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Self
 
-from retool_mcore.sandbox.cgroup import CgroupTree, remove_tree
-from retool_mcore.sandbox.removal import remove_directory
-from retool_mcore.sandbox.uids import Uids
+from retool_mcore.sandbox.supervisor.cgroup import CgroupTree, remove_tree
+from retool_mcore.sandbox.supervisor.removal import remove_directory
+from retool_mcore.sandbox.supervisor.uids import Uids
 
 _PREFIX = "retool-sandbox-"
 _CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup

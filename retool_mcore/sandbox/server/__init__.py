@@ -1,0 +1,1 @@
+"""SandboxFusion's HTTP protocol: the sandbox as a service of a node."""

@@ -1,0 +1,1 @@
+"""What starts, confines, feeds and ends executions."""
