@@ -168,7 +168,7 @@ def gsm8k(
     from retool_mcore.data.build import build_gsm8k
     from retool_mcore.data.parts import rows_of_part
     from retool_mcore.data.sources import read_source
-    from retool_mcore.sandbox.open import open_sandbox
+    from retool_mcore.sandbox import open_sandbox
 
     output_named(out, PARQUET, [source])
     rows = list(rows_of_part(read_source(str(source), limit=limit), part, sft_share))
@@ -201,7 +201,7 @@ def gsm8k_large(
     from retool_mcore.data.files import write_jsonl
     from retool_mcore.data.large_rows import build_large, reasons
     from retool_mcore.data.sources import read_source
-    from retool_mcore.sandbox.open import open_sandbox
+    from retool_mcore.sandbox import open_sandbox
 
     output_named(out, JSON_LINES, [source])
     rows = list(read_source(str(source), limit=limit))
@@ -254,7 +254,7 @@ def sft(
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
     from retool_mcore.data.spool import Spool
-    from retool_mcore.sandbox.open import open_sandbox
+    from retool_mcore.sandbox import open_sandbox
 
     output_named(out, PARQUET, [source])
     one_split(source, split)

@@ -36,8 +36,8 @@ from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.trackers import Trackers, check_trackers
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
-from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.supervisor.state import remove_stale
 
 OnStart = Callable[[str, int, int], None]  # case, samples finished before, samples in all

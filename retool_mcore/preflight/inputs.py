@@ -20,7 +20,7 @@ from retool_mcore.planner.plan import make_plan
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.rollout.protocol import protocol_of, tools_of
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 
 
 def model(config: RunConfig) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.records import record, tokens
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
-from retool_mcore.sandbox.open import open_sandbox
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ _BUSY_S = (0.2, 1.0, 30.0)  # what a server's Retry-After may ask for: least, wh
 class RemoteSandbox(Sandbox):
     """Runs model code on other machines (or in another process).
 
-    See ``base.Sandbox`` and ``open.open_sandbox``.
+    See ``base.Sandbox`` and ``open_sandbox``.
     """
 
     def __init__(

@@ -46,8 +46,8 @@ from retool_mcore.rollout.records import is_candidate, is_held_out_candidate, re
 from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.rollout.tools import Given
 from retool_mcore.run import alive
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
-from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.verl.run_settings import settings_of_run
 
 if TYPE_CHECKING:

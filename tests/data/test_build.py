@@ -12,7 +12,7 @@ from retool_mcore.data.sft import load_sft
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.verify import Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 from tests.data.commands import refused, succeed
 
 SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"

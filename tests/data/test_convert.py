@@ -15,7 +15,7 @@ from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.data.verify import Rejected
 from retool_mcore.errors import DataError
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 from tests.data.commands import refused, succeed
 
 CODE = "<code>\n```python\nprint(2 + 2)\n```\n</code>"

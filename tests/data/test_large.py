@@ -22,7 +22,7 @@ from retool_mcore.data.sources import read_source
 from retool_mcore.data.verify import Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 from tests.data.test_build import ANSWER, SAMPLE
 
 QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"

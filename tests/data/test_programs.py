@@ -19,7 +19,7 @@ from retool_mcore.data.programs import link, program_of
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt
 from retool_mcore.data.verify import Rejected
 from retool_mcore.rollout.protocol import open_protocol
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 from tests.data.commands import refused, succeed
 from tests.data.test_build import ANSWER, SAMPLE
 from tests.data.test_large import QUESTION

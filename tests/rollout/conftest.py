@@ -1,6 +1,6 @@
 import pytest
 
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 
 
 @pytest.fixture(scope="module")

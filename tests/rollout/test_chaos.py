@@ -17,7 +17,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.server import SglangServer, free_port
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import roll_out
 from tests.rollout.scripted_server import PlannedEngine, make_plan

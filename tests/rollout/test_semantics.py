@@ -25,8 +25,8 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult
-from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call, roll_out, shown
 

@@ -27,7 +27,7 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import roll_out
 from tests.rollout.scripted_server import PlannedEngine, make_plan

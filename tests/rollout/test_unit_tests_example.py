@@ -18,8 +18,8 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.tools import Given, open_tools
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
-from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 from tests.rollout.test_tools import ask

@@ -40,7 +40,7 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
 
 OWNER = """
 import asyncio, sys
-from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox import open_sandbox
 async def main():
     sandbox = open_sandbox("local", min_level=sys.argv[1], workers=1)
     await sandbox.open()

@@ -18,8 +18,8 @@ import pytest
 import uvicorn
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.server.app import connection_limit, create_app, raise_descriptor_limit
 from retool_mcore.sandbox.server.guard import is_loopback, read_token
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.supervisor import interpreter as interpreters
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
@@ -314,7 +314,7 @@ def test_as_an_ordinary_user(ordinary_user: OrdinaryUser):
     folder.mkdir(mode=0o755)
     python = make_environment(folder, of=ordinary_user.python)
     code = (
-        "import asyncio, sys\nfrom retool_mcore.sandbox.open import open_sandbox\n"
+        "import asyncio, sys\nfrom retool_mcore.sandbox import open_sandbox\n"
         "async def main():\n"
         "    async with open_sandbox(min_level='rlimits', python=sys.argv[1], preload=['warm']) as sandbox:\n"
         "        result = await sandbox.execute('import sys; print(\"warm\" in sys.modules); import warm')\n"

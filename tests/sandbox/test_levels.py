@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
 

@@ -20,8 +20,8 @@ import sandbox_fusion
 from sandbox_fusion.models import CommandRunResult
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.client import RemoteSandbox
-from retool_mcore.sandbox.open import open_sandbox
 from tests.sandbox.sandbox_helpers import ROOT, processes_named, start
 
 

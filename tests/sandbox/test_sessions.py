@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.supervisor import sessions
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import LEVELS, open_at, start

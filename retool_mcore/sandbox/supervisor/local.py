@@ -33,7 +33,7 @@ _LEAST_SECOND_RUN_S = 0.001  # a limit must be positive
 
 
 class LocalSandbox(Sandbox):
-    """Runs model code on this machine. See ``base.Sandbox`` and ``open.open_sandbox``."""
+    """Runs model code on this machine. See ``base.Sandbox`` and ``open_sandbox``."""
 
     def __init__(
         self,
