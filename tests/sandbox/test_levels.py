@@ -60,7 +60,41 @@ def test_with_a_lower_minimum_the_step_down_is_logged():
 def test_the_weakest_level_is_loud():
     text = run_refused(["unshare", "landlock_create_ruleset"], "rlimits")
     assert "level rlimits 42" in text
-    assert "WARNING sandbox level is rlimits: model code can read files, use the network" in text
+    assert "WARNING sandbox level is rlimits: model code can read files" in text
+
+
+WITHOUT_LIBSECCOMP = """
+import asyncio, sys
+sys.modules["pyseccomp"] = None  # an import fails, as without libseccomp
+from retool_mcore.sandbox import open_sandbox
+CODE = '''
+import ctypes, errno, os, socket, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    done = libc.syscall(number, *arguments) >= 0
+    return "done" if done else errno.errorcode[ctypes.get_errno()]
+for family in range(46):
+    for kind in (1, 2, 3, 5):
+        try: socket.socket(family, kind); print("opened", family, kind)
+        except OSError as error: assert error.errno == errno.EPERM or family == 0, error
+for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+    try: print(socket.socketpair(socket.AF_UNIX, kind))
+    except PermissionError: pass
+print(call(425, 8, 0), call(0x40000000 + 41, 1, 1, 0) if os.uname().machine == "x86_64" else "EPERM")
+ours, theirs = socket.socketpair()
+print(len([ours, theirs]), subprocess.run(["true"]).returncode)
+'''
+async def main():
+    async with open_sandbox(min_level="rlimits", workers=1) as sandbox:
+        result = await sandbox.execute(CODE, run_timeout_s=60)
+        print(result.level, result.text, sep="\\n")
+asyncio.run(main())
+"""
+
+
+def test_without_libseccomp_no_socket_opens_at_rlimits_and_programs_run():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LIBSECCOMP], capture_output=True, text=True, check=True)
+    assert done.stdout == "rlimits\nEPERM EPERM\n2 0\n", done.stdout + done.stderr
 
 
 def test_levels_are_ordered():

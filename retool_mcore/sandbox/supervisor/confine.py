@@ -246,9 +246,10 @@ def copy_contents_only() -> None:
     shutil.copymode = shutil.copystat = keep
 
 
-def confine_by_limits(*, uid: int | None, processes: int) -> None:
-    """Confine a child at the weakest level: resource limits, and its own uid (if root)."""
+def confine_by_limits(seccomp_program: bytes, *, uid: int | None, processes: int) -> None:
+    """Confine a child at the weakest level: resource limits, its own uid (if root), seccomp."""
     _drop_to(uid, processes)
+    kernel.install_seccomp(seccomp_program)
 
 
 def _drop_to(uid: int | None, processes: int) -> None:

@@ -20,7 +20,7 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor import kernel, zygote
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.priority import lower_priority
-from retool_mcore.sandbox.supervisor.seccomp import compile_filter
+from retool_mcore.sandbox.supervisor.seccomp import compile_filter, without_sockets
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class WarmImage:
         self._state_dir = state_dir
         self._interpreter = interpreter
         self.facts: dict[str, object] = {}
+        self.runs_programs = False  # whether the filter lets the code start other programs
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
@@ -138,7 +139,7 @@ class WarmImage:
             config = marshal.dumps(self._config(root))
         except SandboxUnavailable:
             raise
-        except (OSError, RuntimeError) as error:
+        except (ImportError, OSError, RuntimeError) as error:
             raise SandboxUnavailable(f"no seccomp filter or no Landlock: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         boot = _BOOT.format(root=str(self._interpreter.package_root(self._state_dir / "code")), fd=theirs.fileno())
@@ -169,32 +170,38 @@ class WarmImage:
         asyncio.get_running_loop().add_reader(ours, self._on_message)
 
     def _config(self, root: Path) -> dict[str, object]:
+        seccomp, self.runs_programs = self._filter()
         return {
             "level": str(self._level),
             "light": self._light,
             "preload": list(self._interpreter.preload),
             "root": str(root),
-            "seccomp": self._filter(),
+            "seccomp": seccomp,
+            "runs_programs": self.runs_programs,
             "landlock_abi": kernel.landlock_abi() if self._level == Level.LANDLOCK else 0,
         }
 
-    def _filter(self) -> bytes:
-        """The seccomp program: at level landlock it holds what Landlock does not.
+    def _filter(self) -> tuple[bytes, bool]:
+        """The seccomp program, and whether it lets programs run.
 
-        Namespaces keep signals in and host files out; Landlock keeps signals in from ABI 6 on, and
-        lengths from ABI 3 on. Modes and times no ABI keeps: root's executions have other uids than
-        the files' owners, an ordinary user's do not.
+        Namespaces keep signals in and host files out. Landlock keeps signals in from ABI 6 on, and
+        lengths from ABI 3 on; below that the filter does. No Landlock keeps modes and times: root's
+        executions have other uids than the files' owners, an ordinary user's do not.
         """
-        if self._level == Level.RLIMITS:
-            return b""
-        if self._level != Level.LANDLOCK:
-            return compile_filter(only_own_signals=False)
-        abi = kernel.landlock_abi()
-        return compile_filter(
-            only_own_signals=abi < kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE,
-            keep_modes=os.geteuid() != 0,
-            keep_lengths=abi < kernel.LANDLOCK_ABI_WITH_TRUNCATE,
-        )
+        if self._level == Level.LANDLOCK:
+            abi = kernel.landlock_abi()
+            program = compile_filter(
+                only_own_signals=abi < kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE,
+                keep_modes=os.geteuid() != 0,
+                keep_lengths=abi < kernel.LANDLOCK_ABI_WITH_TRUNCATE,
+            )
+            return program, False
+        try:
+            return compile_filter(only_own_signals=False), False
+        except (ImportError, OSError, RuntimeError):
+            if self._level != Level.RLIMITS:
+                raise
+            return without_sockets(), True
 
     async def spawn(self, fds: list[int], *, uid: int | None, has_cgroup: bool) -> Child:
         """Fork a child that holds ``fds`` (see ``zygote.SPAWN``). Raises SandboxUnavailable."""

@@ -21,7 +21,7 @@ _HINTS = {
     "and Linux 5.12 or newer; libseccomp2 must be installed",
     Level.LANDLOCK: "Linux 5.13 or newer with landlock in the kernel's lsm= list, a container runtime whose seccomp "
     "profile lets the landlock system calls through, and libseccomp2",
-    Level.RLIMITS: "needs Linux with a readable Python",
+    Level.RLIMITS: "Linux on x86-64 or arm64 with a readable Python",
 }
 
 # What each level must refuse. The probe tries the lines inside the sandbox, and fails at the first
@@ -42,6 +42,7 @@ _ATTACKS = {
         refused("kill", lambda: os.kill(os.getppid(), 0))
     """,
     Level.RLIMITS: """
+        refused("socket", lambda: socket.socket())
         assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0), "core limit"
         assert resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY, "memory limit"
     """,
@@ -104,7 +105,7 @@ def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str
         )
     if level == Level.RLIMITS:
         others = "" if os.geteuid() == 0 else " and signal every process of this user"
-        found.append(f"sandbox level is rlimits: model code can read files, use the network{others}. Development only.")
+        found.append(f"sandbox level is rlimits: model code can read files{others}. Only for code that you trust.")
     elif level == Level.LANDLOCK:
         found.append(
             "sandbox level is landlock, below namespaces: model code learns which files exist and what machine this "

@@ -1,5 +1,7 @@
 """The system calls that an execution may make: an allow-list, compiled once by libseccomp.
 
+Level rlimits runs without libseccomp, too. ``without_sockets`` is its filter then.
+
 A call that no list here names gets ENOSYS, as on an old kernel, so that libraries fall back. A call
 that an attacker or a curious model would try gets EPERM, which reads better in a traceback.
 libseccomp uses the call numbers of the machine's own architecture and refuses all other
@@ -144,6 +146,41 @@ def _refuse_emptying(add: Callable[..., None], refuse: int) -> None:
             add(pyseccomp.ALLOW, name, flags(position, mode))
             writes = mode in (os.O_WRONLY, os.O_RDWR)
             add(pyseccomp.ALLOW if writes else refuse, name, flags(position, mode | os.O_TRUNC))
+
+
+# Architecture (linux/audit.h), and the numbers of socket and socketpair.
+_SOCKET_CALLS = {"x86_64": (0xC000_003E, 41, 53), "aarch64": (0xC000_00B7, 198, 199)}
+_IO_URING_SETUP, _FIRST_X32_CALL = 425, 0x4000_0000  # a ring opens sockets without the call; x32 numbers differ
+_ALLOW, _REFUSE, _KILL = 0x7FFF_0000, 0x0005_0000 | errno.EPERM, 0x8000_0000  # what a filter returns
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # the operations of classic BPF
+_CALL, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24  # where struct seccomp_data has them; arguments as little-endian
+
+
+def without_sockets() -> bytes:
+    """A filter that opens no socket but a pair of connected streams, and allows all other calls.
+
+    Raises OSError on other machines than x86-64 and arm64, whose call numbers are not known here.
+    """
+    machine = os.uname().machine
+    if machine not in _SOCKET_CALLS:
+        raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
+    architecture, socket, socketpair = _SOCKET_CALLS[machine]
+    program = (  # operation, instructions to skip if true, if false, operand
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 0, 10, architecture),  # else kill
+        (_LOAD, 0, 0, _CALL),
+        (_AT_LEAST, 7, 0, _FIRST_X32_CALL),  # refuse
+        (_EQUAL, 6, 0, socket),
+        (_EQUAL, 5, 0, _IO_URING_SETUP),
+        (_EQUAL, 0, 3, socketpair),  # else allow
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_AND, 0, 0, _SOCK_TYPE_MASK),
+        (_EQUAL, 0, 1, _SOCK_STREAM),  # else refuse
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _REFUSE),
+        (_RETURN, 0, 0, _KILL),
+    )
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def for_process(program: bytes, pid: int) -> bytes:

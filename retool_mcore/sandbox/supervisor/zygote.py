@@ -48,6 +48,7 @@ class Zygote:
         self._level: str = config["level"]
         self._light: bool = config["light"]
         self._seccomp: bytes = config["seccomp"]
+        self._runs_programs: bool = config["runs_programs"]
         self._root: str = config["root"]
         self._landlock_abi: int = config["landlock_abi"]
         self._preload: list[str] = config["preload"]
@@ -87,8 +88,8 @@ class Zygote:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
                 self._num_library_fds, self._led_out = reach.by_descriptors(_LIBRARY_FD_BASE)
-        if self._level != "rlimits":
-            programs.say_what_is_not_offered(semaphores=self._level == "namespaces")
+        if not self._runs_programs:
+            programs.say_what_is_not_offered(semaphores=self._level != "landlock")
         if self._level == "landlock":
             paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
@@ -248,7 +249,7 @@ class Zygote:
             if self._shared is not None:
                 confine.confine_by_landlock(self._seccomp, self._shared, uid=uid, processes=processes)
             else:
-                confine.confine_by_limits(uid=uid, processes=processes)
+                confine.confine_by_limits(self._seccomp, uid=uid, processes=processes)
             os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
             os.closerange(_LIBRARY_FD_BASE + self._num_library_fds, 4096)
 
