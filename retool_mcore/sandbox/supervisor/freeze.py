@@ -1,49 +1,55 @@
 """Stops a session's processes between its cells, and tells what they have used.
 
 The code can end its cell early: runner and code are one process, so no frame can carry a secret.
-Whoever goes on after that must not go on uncharged, so nothing of a session runs between cells.
+Whatever ran after that would not be charged, so nothing of a session may run between its cells.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
+import time
 
 from retool_mcore.sandbox.supervisor import guardian
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_MAX_PASSES = 256  # each stops whoever was found: what is stopped forks no more
+_STOP_TIMEOUT_S = 1.0
+_PAUSE_S = (0.0002, 0.02)  # between two looks: first, longest
 
 
-def stop(root: int, *, with_root: bool) -> float:
-    """Stop the tree below ``root`` (and itself, ``with_root``). Returns its CPU seconds so far.
+async def stop(root: int, *, with_root: bool) -> bool:
+    """Stop the tree below ``root`` (and itself, ``with_root``). False: it withstands.
 
-    Looks again until no process is found that was not stopped before.
+    Processes can wake each other by SIGCONT, so each is looked at again until all are stopped.
     """
-    stopped: set[int] = set()
-    for _ in range(_MAX_PASSES):
-        found = set(_tree(root, with_root=with_root)) - stopped
-        if not found:
-            break
+    give_up_at, pause_s = time.monotonic() + _STOP_TIMEOUT_S, _PAUSE_S[0]
+    while found := awake(root, with_root=with_root):
+        if time.monotonic() > give_up_at:
+            return False
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        stopped |= found
-    return used_s(stopped)
+            _send(pid, signal.SIGSTOP)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S[1])
+    return True
+
+
+def awake(root: int, *, with_root: bool) -> list[int]:
+    """The processes of the tree that have a thread which is not stopped."""
+    return [pid for pid in _tree(root, with_root=with_root) if _is_awake(pid)]
 
 
 def go_on(root: int, *, with_root: bool) -> None:
     """Let a stopped tree run again."""
     for pid in _tree(root, with_root=with_root):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        _send(pid, signal.SIGCONT)
 
 
-def used_s(pids: set[int]) -> float:
-    """CPU seconds of ``pids`` and of the children that they have reaped."""
+def used_s(root: int, *, with_root: bool) -> float:
+    """CPU seconds of the tree's processes and of the children that they have reaped."""
     ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
-            ticks += sum(int(field) for field in stat.read().rpartition(b")")[2].split()[11:15])
+    for pid in _tree(root, with_root=with_root):
+        with contextlib.suppress(OSError):
+            ticks += sum(int(field) for field in _fields(f"/proc/{pid}/stat")[11:15])
     return ticks / _TICKS_PER_S
 
 
@@ -58,3 +64,23 @@ def pid_of(pidfd: int) -> int:
 
 def _tree(root: int, *, with_root: bool) -> list[int]:
     return [*([root] if with_root else []), *guardian.descendants(root)]
+
+
+def _is_awake(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                if _fields(f"/proc/{pid}/task/{task}/stat")[0] not in (b"T", b"Z", b"X"):
+                    return True
+    return False
+
+
+def _fields(path: str) -> list[bytes]:
+    """The fields of a stat file from the state on."""
+    with open(path, "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

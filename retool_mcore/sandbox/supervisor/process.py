@@ -26,6 +26,7 @@ from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 10.0
+_LOOK_S = 2.0  # how often the processes of an idle session are looked at
 _READ_BYTES = 64 << 10
 # A child's control frames other than files fit into this; more is an attack and is cut off.
 _CONTROL_BYTES = 4 << 10
@@ -77,6 +78,7 @@ class ChildProcess:
         self._return_code: int | None = None
         self._cell = 0
         self._frozen, self._used_s = 0, 0.0  # the root of a stopped tree, and what it had used by then
+        self._look: asyncio.TimerHandle | None = None
         self._frames = _Frames()
         self._endings: set[bytes] = set()
         self._paused: dict[int, asyncio.TimerHandle] = {}
@@ -143,7 +145,7 @@ class ChildProcess:
             run_s = time.monotonic() - started
             ended_as = b"" if timed_out else self._turn.result()
             if session and ended_as == runner.DONE:
-                cpu_s = self._freeze()
+                cpu_s = await self._freeze()
                 self._drain()
                 return self._result(request, run_s, cpu_s=cpu_s, return_code=self._return_code)
             exit_ = await self._end(kill=timed_out or ended_as != b"")
@@ -163,21 +165,40 @@ class ChildProcess:
             needs_full=ended_as == runner.NEEDS_FULL,
         )
 
-    def _freeze(self) -> float:
+    async def _freeze(self) -> float:
         """Stop a session's processes until its next cell. Returns the CPU seconds of this one.
 
-        What ran between the frame that ended the cell and the stop is among them.
+        What ran between the frame that ended the cell and the stop is among them. Processes that
+        withstand are killed: then the session is lost.
         """
         if not (root := freeze.pid_of(self.child.pidfd)):
             return 0.0
-        used_s = freeze.stop(root, with_root=self.image.child_is_init)
+        with_root = self.image.child_is_init
+        stopped = await freeze.stop(root, with_root=with_root)
+        used_s = freeze.used_s(root, with_root=with_root)
         cpu_s, self._used_s = max(0.0, used_s - self._used_s), used_s
-        self._frozen = root
+        if stopped:
+            self._frozen = root
+            self._look = self._loop.call_later(_LOOK_S, self._look_again)
+        else:
+            await self._kill_and_wait()
         return cpu_s
 
+    def _look_again(self) -> None:
+        """A timer can send SIGCONT to a stopped process: kill a session that wakes like this."""
+        if freeze.awake(self._frozen, with_root=self.image.child_is_init):
+            self.image.kill(self.child.pidfd)
+        elif self.alive:
+            self._look = self._loop.call_later(_LOOK_S, self._look_again)
+
     def _thaw(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look_again()
+            self._look.cancel()
         if self._frozen and self.alive:
             freeze.go_on(self._frozen, with_root=self.image.child_is_init)
+        self._frozen, self._look = 0, None
 
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
@@ -367,7 +388,7 @@ class ChildProcess:
             if self.alive:
                 await asyncio.shield(self._kill_and_wait())
         finally:
-            for handle in self._paused.values():
+            for handle in (*self._paused.values(), *([self._look] if self._look else [])):
                 handle.cancel()
             for fd in list(self._open):
                 self._forget(fd)
