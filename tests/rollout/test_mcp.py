@@ -61,6 +61,13 @@ async def test_a_server_gets_the_variables_that_it_is_named(tokenizer: Any, monk
     assert [result.shown for result in await ask(tokenizer, found, *asked)] == ["k1", "not set", "quick"]
 
 
+def test_a_description_that_would_fill_the_prompt_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout\.mcp\.s: .* of the tool 'talks' have 5000\d+ characters"):
+        tools({"s": over_stdio(env={"DESCRIPTION_CHARS": "5000000"})})
+    found = tools({"s": over_stdio(env={"DESCRIPTION_CHARS": "20000"}, tools=["talks"])})
+    assert len(found["talks"].description) == 20000
+
+
 def test_secrets_of_the_environment_are_sent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RETOOL_TEST_KEY", "k1")
     monkeypatch.setenv("RETOOL_TEST_TENANT", "t1")
