@@ -270,13 +270,12 @@ def engine_environment(loop: ToolLoop) -> dict[str, str]:
 
 def training_patches() -> tuple[Patch, ...]:
     """The patches that every process applies that trains with Megatron, on CPU and CUDA."""
-    from retool_mcore.platforms import patches_mbridge, patches_megatron, patches_torch, patches_verl
+    from retool_mcore.platforms import patches_mbridge, patches_megatron, patches_verl
 
     return (
         *patches_verl.TRAINING_PATCHES,
         *patches_megatron.MEGATRON_PATCHES,
         *patches_mbridge.MBRIDGE_PATCHES,
-        patches_torch.INDEX_PATCH,
     )
 
 

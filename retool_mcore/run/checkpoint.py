@@ -18,9 +18,14 @@ state.json is what a kill left behind: it is never resumed from, it is deleted w
 resumes, and it is overwritten when an RL run reaches that step again. A kill at any moment leaves
 the previous checkpoint valid, even while an asynchronous save is being written. One whose files are
 not as they were written is damaged: a start moves it aside and goes on from the one before it.
+
+verl, torch and Megatron unpickle parts of a checkpoint, so its files can run code. A run resumes
+only from files that nobody else could have written.
 """
 
 import json
+import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -221,7 +226,24 @@ def find_resume(config: RunConfig) -> Saved | None:
             "run with another run.name."
         )
     _check_layout(saved, config)
+    require_own(saved.path)
     return saved
+
+
+def require_own(folder: Path) -> None:
+    """Raise CheckpointError if another user owns a file of the checkpoint or may write to it."""
+    for path in (folder, *folder.rglob("*")):
+        found = path.stat()
+        if found.st_uid not in (0, os.getuid()):
+            why = f"belongs to user {found.st_uid}"
+        elif found.st_mode & stat.S_IWOTH:
+            why = "is writable by every user"
+        else:
+            continue
+        raise CheckpointError(
+            f"{path} {why}, and resuming runs code that a checkpoint's files contain. Resume only what you or root "
+            f"have written. If you trust the files, copy them to a folder of your own, or run chmod -R o-w {folder}."
+        )
 
 
 def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:

@@ -24,7 +24,6 @@ from retool_mcore.errors import CheckpointError, ReToolError
 from retool_mcore.model.tensors import untrained_copies
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
-from retool_mcore.platforms.patches_torch import files_are_data
 from retool_mcore.process import die_with_parent
 from retool_mcore.run import checksums
 
@@ -45,7 +44,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     try:
         if new_seed is not None:
             manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
-        with _own_schedule(engine), _explain_failed_read(folder), files_are_data():
+        with _own_schedule(engine), _explain_failed_read(folder):
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents

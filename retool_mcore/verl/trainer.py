@@ -23,7 +23,6 @@ from retool_mcore.data.curriculum import SolveRateOrder
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.platforms.patches_torch import files_are_data
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
@@ -253,8 +252,7 @@ class RlRun(EngineRestarts):
         if saved is not None and not saved.has_random_states_of(self._run):
             for group in self._saved_groups():
                 group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
-        with files_are_data():
-            super()._load_checkpoint()
+        super()._load_checkpoint()
         clear_orphans()
         self._prompts_restored()
         self._resume_best(saved.step if saved is not None else 0)

@@ -1,10 +1,7 @@
-"""Where torch's store listens, at which port, and what a checkpoint's index may do."""
+"""Where torch's store listens, at which port, and what verl sends to a server."""
 
 import asyncio
 import os
-import pickle
-import tempfile
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,35 +25,6 @@ def where_the_store_listens(_: object, host: str = "127.0.0.1") -> str:
     address, _, port = mine.rpartition(":")
     assert int(port) == store.port == shared.port
     return address
-
-
-class Calls:
-    """Pickled, it calls a function when it is read."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.call = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-def read_an_index(index: object) -> object:
-    """What torch's reader makes of a checkpoint's index."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / ".metadata").write_bytes(pickle.dumps(index))
-        return FileSystemReader(folder).read_metadata()
-
-
-def what_an_index_calls(_: object) -> str:
-    called = Path(tempfile.gettempdir()) / f"called-{os.getpid()}"
-    with suppress(pickle.UnpicklingError, AttributeError):  # the second: it is no index
-        read_an_index(Calls(os.mkdir, str(called)))
-    if not called.exists():
-        return "nothing"
-    called.rmdir()
-    return "mkdir"
 
 
 def what_verl_says_to_a_server(_: object) -> str:
@@ -103,5 +71,4 @@ ENABLES = {
     KEY_PATCH.changes[0].target: what_verl_says_to_a_server,
     MASTER_PORT_PATCH.changes[0].target: are_ports_of_clients,
     "torch.distributed.TCPStore.__init__": where_the_store_listens,
-    "torch.distributed.checkpoint.filesystem.pickle": what_an_index_calls,
 }

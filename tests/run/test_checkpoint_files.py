@@ -3,6 +3,9 @@ complete.
 """
 
 import json
+import os
+import stat
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
@@ -238,6 +241,34 @@ def test_an_explicit_path_must_be_complete(tmp_path: Path):
     (path / STATE_FILE).unlink()
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={path}"))
+
+
+def writable_by_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+
+
+def owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.getuid():
+        monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    else:
+        os.chown(path, 65534, -1)
+
+
+@pytest.mark.parametrize("part", ["actor/model/huggingface/config.json", "actor", "."])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(writable_by_all, "is writable by every user"), (owned_by_another, r"belongs to user \d+")],
+)
+def test_files_that_another_user_could_have_written_are_not_resumed_from(
+    tmp_path: Path, part: str, change: Callable[..., None], said: str, monkeypatch: pytest.MonkeyPatch
+):
+    config = run_in(tmp_path)
+    save(config, 50)
+    assert checkpoint.find_resume(config) is not None
+    change(saving.step_folder(config, 50) / part, monkeypatch)
+    for setting in ("auto", str(saving.step_folder(config, 50))):
+        with pytest.raises(CheckpointError, match=rf"{said}, and resuming runs code"):
+            checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={setting}"))
 
 
 def test_a_corrupt_state_file_is_named(tmp_path: Path):
