@@ -6,11 +6,10 @@ in Python. Each read waits until the device has done all its work, and then the 
 Python. Here the lengths stay on the host, and one indexed copy replaces each loop over sequences,
 so the host prepares a micro-batch while the device still works on the one before.
 
-Suffixes: N tokens of all sequences of a micro-batch, R rows that one rank of context parallelism
-holds of them, padding included, B responses padded to W tokens, L tokens of all responses.
+Suffixes: N tokens of all sequences of a micro-batch, R rows that they take with their padding,
+B responses padded to W tokens, L tokens of all responses.
 """
 
-import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
-from retool_mcore.platforms.network import LATER_PORTS, engine_key
+from retool_mcore.platforms.network import engine_key
 from retool_mcore.platforms.patches import Change, Patch, requirement
 
 VERL = requirement("verl")
@@ -86,17 +85,15 @@ def starts_of(lengths: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of packed sequences lie on the ranks of context parallelism.
+    """Where the tokens of packed sequences lie.
 
     Every sequence is padded to a multiple of ``multiple``, and the last one further, so that all
-    have a multiple of ``total_multiple``. With several ranks each sequence is cut into twice as
-    many chunks, and rank r has the chunks r and -1 - r (Megatron's "zigzag" order).
+    have a multiple of ``total_multiple``.
     """
 
     lengths: tuple[int, ...]
     multiple: int
     total_multiple: int
-    ranks: int = 1
 
     @property
     def padded(self) -> list[int]:
@@ -104,42 +101,24 @@ class Layout:
         found[-1] += -sum(found) % self.total_multiple
         return found
 
-    def places(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequence and position in it, both int64 [R], of each row of ``rank``."""
-        chunks = list[tuple[int, int, int]]()  # sequence, first position, count
-        for sequence, padded in enumerate(self.padded):
-            chunk = padded // (2 * self.ranks)
-            if self.ranks == 1:
-                chunks.append((sequence, 0, padded))
-            else:
-                chunks += [(sequence, rank * chunk, chunk), (sequence, padded - (rank + 1) * chunk, chunk)]
-        sequences, starts, counts = np.asarray(chunks).T
-        return np.repeat(sequences, counts), np.repeat(starts - starts_of(counts), counts) + np.arange(counts.sum())
-
-    def sources(self, rank: int, shift: int = 0) -> np.ndarray:
-        """For each row of ``rank``, which of the N tokens it holds, or PADDING; int64 [R].
+    def rows(self, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Of each row which of the N tokens it holds, or PADDING, and its position; int64 [R].
 
         ``shift`` = 1: the token after it in its sequence, as labels are.
         """
-        sequences, positions = self.places(rank)
-        inside = positions + shift < np.asarray(self.lengths)[sequences]
-        return np.where(inside, starts_of(self.lengths)[sequences] + positions + shift, PADDING)
-
-    def rows(self) -> np.ndarray:
-        """Where each token lies in the rows of all ranks, one rank after another; int64 [N]."""
-        sources = np.concatenate([self.sources(rank) for rank in range(self.ranks)])
-        found = np.empty(sum(self.lengths), dtype=np.int64)
-        held = np.flatnonzero(sources != PADDING)
-        found[sources[held]] = held
-        return found
+        padded = self.padded
+        sequences = np.repeat(np.arange(len(padded)), padded)
+        positions = np.arange(len(sequences)) - starts_of(padded)[sequences] + shift
+        inside = positions < np.asarray(self.lengths)[sequences]
+        return np.where(inside, starts_of(self.lengths)[sequences] + positions, PADDING), positions
 
 
 @lru_cache(maxsize=2 * KEPT)  # tokens and labels
 def _rows_of(
-    layout: Layout, rank: int, shift: int, device: torch.device
+    layout: Layout, shift: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Of a rank's rows the tokens among N and the positions, both [R]; which rows are padding."""
-    sources, positions = layout.sources(rank, shift), layout.places(rank)[1] + shift
+    """Of each row the token among N and the position, both [R]; which rows are padding."""
+    sources, positions = layout.rows(shift)
     empty = np.flatnonzero(sources == PADDING)
     sources[empty] = positions[empty] = 0
     return (
@@ -150,8 +129,9 @@ def _rows_of(
 
 
 @lru_cache(maxsize=KEPT)
-def _order_of(layout: Layout, device: torch.device) -> torch.Tensor:
-    return _send_numbers(layout.rows(), device)
+def _places_of(layout: Layout, device: torch.device) -> torch.Tensor:
+    """The row of each token [N]."""
+    return _send_numbers(np.flatnonzero(layout.rows()[0] != PADDING), device)
 
 
 @lru_cache(maxsize=KEPT)
@@ -226,7 +206,10 @@ def _prefetch_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's packing of a jagged tensor for Megatron; unusual layouts are left to the original."""
+    """verl's packing of a jagged tensor for Megatron.
+
+    The original packs for context parallelism, where nothing was won, and unusual layouts.
+    """
 
     @wraps(original)
     def preprocess_thd_engine(
@@ -234,19 +217,20 @@ def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         pre_process: bool = True,
         need_roll: bool = False,
         use_fp8_padding: bool = False,
+        *,
         cp_layout: str = "zigzag",
         **unusual: Any,
     ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
-        if cp_layout != "zigzag" or any(value is not None for value in unusual.values()):
-            return original(input_ids, pre_process, need_roll, use_fp8_padding, cp_layout=cp_layout, **unusual)
         from megatron.core import parallel_state
         from megatron.core.packed_seq_params import PackedSeqParams
 
-        ranks = parallel_state.get_context_parallel_world_size()
-        multiple = total = parallel_state.get_tensor_model_parallel_world_size() * (2 * ranks if ranks > 1 else 1)
+        cut = parallel_state.get_context_parallel_world_size() > 1
+        if cut or any(value is not None for value in unusual.values()):
+            return original(input_ids, pre_process, need_roll, use_fp8_padding, cp_layout=cp_layout, **unusual)
+        multiple = total = parallel_state.get_tensor_model_parallel_world_size()
         if use_fp8_padding:  # as verl has it for Transformer Engine's products
             multiple, total = lcm(16, multiple), 128 * multiple
-        layout = Layout(lengths_of(input_ids), multiple, total, ranks)
+        layout = Layout(lengths_of(input_ids), multiple, total)
         bounds, longest = _bounds_of(layout, input_ids.device), max(layout.padded)
         params = PackedSeqParams(
             qkv_format="thd",
@@ -260,8 +244,7 @@ def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         setattr(params, LAYOUT, layout)
         if not pre_process:
             return input_ids, params, None
-        rank = parallel_state.get_context_parallel_rank()
-        sources_R, positions_R, empty = _rows_of(layout, rank, int(need_roll), input_ids.device)
+        sources_R, positions_R, empty = _rows_of(layout, int(need_roll), input_ids.device)
         rows = input_ids.values().index_select(0, sources_R)
         if empty is not None:
             rows.index_fill_(0, empty, 0)
@@ -285,16 +268,7 @@ def unpacked_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         layout: Layout | None = getattr(packed_seq_params, LAYOUT, None)
         if layout is None or not post_process:
             return original(output, packed_seq_params, input_ids, batch_size, post_process, **rest)
-        from megatron.core import parallel_state
-
-        rows = output[0]
-        if parallel_state.get_context_parallel_world_size() > 1:
-            group = parallel_state.get_context_parallel_group()
-            of_ranks = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(of_ranks, rows.detach().contiguous(), group=group)
-            of_ranks[dist.get_rank(group)] = rows  # the only one with a gradient
-            rows = torch.cat(of_ranks)
-        tokens = rows.index_select(0, _order_of(layout, rows.device))
+        tokens = output[0].index_select(0, _places_of(layout, output.device))
         return jagged(tokens, input_ids.offsets(), lengths_of(input_ids))
 
     return postprocess_thd_engine
@@ -563,34 +537,4 @@ KEY_PATCH = Patch(  # in processes that send weights to SGLang
 )
 
 
-def _below_client_ports(original: Callable[..., None]) -> Callable[..., None]:
-    """Have verl look for a port from a random one of LATER_PORTS on.
-
-    From a fixed one two runs that start at once would find the same.
-    """
-
-    @wraps(original)
-    def _get_master_addr_port(
-        self: Any, pg: Any, bundle_index: int = 0, master_port_range: list[int] | None = None
-    ) -> None:
-        first, end = LATER_PORTS
-        master_port_range = master_port_range or [random.randrange(first, (first + end) // 2), end]
-        original(self, pg, bundle_index, master_port_range)
-
-    return _get_master_addr_port
-
-
-MASTER_PORT_PATCH = Patch(
-    changes=(
-        Change(
-            "verl.single_controller.ray.base.RayWorkerGroup._get_master_addr_port",
-            ("self", "pg", "bundle_index", "master_port_range"),
-            _below_client_ports,
-        ),
-    ),
-    reason="verl picks a store's port seconds before the store listens, and Linux may give it to a client meanwhile",
-    gain="Starts no longer fail because the port is taken; how often they did was not measured",
-    applies_to=VERL,
-    remove_when="verl's trainer passes its worker groups a master_port_range",
-)
 TRAINING_PATCHES = (PACKING_PATCH, PADDING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)  # with Megatron, on any device

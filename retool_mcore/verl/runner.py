@@ -18,7 +18,6 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.process import exit_on_sigterm, without_hangups
 from retool_mcore.run.environment import write_environment
@@ -51,7 +50,6 @@ class Driver(_TaskRunner):
         self._run_dir = settings.run.dir
         begin(self._run_dir, "driver")
         register_engine(settings, config.actor_rollout_ref.rollout.name)
-        MASTER_PORT_PATCH.apply()
         super().run(config)
 
     def init_agent_loop_manager(self) -> None:

@@ -4,7 +4,7 @@ optimizer update really saw.
 Hooks of torch alone: of the model's forward passes under gradient, the token ids, and of each
 optimizer step the settings that the optimizer holds. One file for each process under $UPDATE_PROBE,
 one line for each update: {"rank", "role", "rows": token ids of each sequence, "lr", "betas",
-"weight_decay", "port" of the ranks' store, "frozen": objects that garbage collection skips}.
+"weight_decay", "frozen": objects that garbage collection skips}.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _see_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     group = optimizer.param_groups[0]
     line = {"rank": int(os.environ.get("RANK", "0")), "role": role, "rows": _rows[role]}
     line |= {"lr": float(group["lr"]), "betas": list(group["betas"]), "weight_decay": group["weight_decay"]}
-    line |= {"port": int(os.environ["MASTER_PORT"]), "frozen": gc.get_freeze_count()}
+    line["frozen"] = gc.get_freeze_count()
     with open(Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
     _rows[role] = []

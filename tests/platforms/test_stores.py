@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.network import LATER_PORTS
 from retool_mcore.platforms.patches_torch import STORE_PATCH
-from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
-from tests.platforms.doors import ports_of_workers, where_the_store_listens
+from tests.platforms.doors import where_the_store_listens
 from tests.sockets import listening, reachable_from_elsewhere
 
 PATCH = STORE_PATCH
@@ -36,17 +34,6 @@ def test_without_the_patch_it_listens_on_every_interface():
     if PATCH.applied:
         pytest.skip("another test of this process has applied it")
     assert where_the_store_listens(None) in EVERY_INTERFACE
-
-
-def test_a_worker_groups_store_gets_a_port_that_no_client_is_given(monkeypatch: pytest.MonkeyPatch):
-    """Nor, at the same time, the store of another run."""
-    base = pytest.importorskip("verl.single_controller.ray.base", reason="verl is not installed")
-    [change] = MASTER_PORT_PATCH.changes
-    name = change.target.rpartition(".")[2]
-    monkeypatch.setattr(base.RayWorkerGroup, name, change.replace(getattr(base.RayWorkerGroup, name)))
-    chosen = ports_of_workers(None)
-    first, end = LATER_PORTS
-    assert all(first <= port < end for port in chosen) and len(set(chosen)) > 15
 
 
 def test_torchruns_stores_of_one_node_listen_on_loopback(patched):
