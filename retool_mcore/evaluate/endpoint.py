@@ -151,7 +151,7 @@ class Chat:
         made: list[dict[str, Any]] = message.get("tool_calls") or []
         if not made:  # of a server that does not read calls itself
             self._messages.append({"role": "assistant", "content": content, **thoughts})
-            parsed = parse_hermes(text, None, self._tools)
+            parsed = parse_hermes(text, self._tools)
             self._ids = [f"call_{number}" for number in range(max(1, len(parsed.calls)))]
             return text, parsed
         self._messages.append({"role": "assistant", "content": content, "tool_calls": made, **thoughts})

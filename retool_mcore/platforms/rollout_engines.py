@@ -20,7 +20,6 @@ class RolloutEngine:
     title: str  # its own name, for messages
     own_server: bool = False  # it runs in our server, whose load is polled and whose death is seen
     request_seeds: bool = False  # a request carries its own seed, and how the end of a call is found; else one by one
-    reads_calls: bool = False  # it brings a reader of tool calls, which is asked first (rollout/sglang_reader.py)
     # The argument that takes run.seed. None: verl passes its rollout.seed, to which it adds the
     # replica's number.
     seed_argument: str | None = None
@@ -78,7 +77,6 @@ SGLANG = RolloutEngine(
     title="SGLang",
     own_server=True,
     request_seeds=True,
-    reads_calls=True,
     seed_argument="random_seed",  # verl/sglang_server.py adds the replica's number
     fp8_cache=("kv_cache_dtype", "fp8_e4m3"),
     arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),

@@ -19,7 +19,7 @@ from retool_mcore.data.tokenizer import encode_piece, name_of
 from retool_mcore.data.tool import CODE_END, CODE_START, TOOL_NAME
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.rollout.mcp import mcp_tools
-from retool_mcore.rollout.tool_call import CallReader, Parsed, parse_retool
+from retool_mcore.rollout.tool_call import Parsed, parse_retool
 from retool_mcore.rollout.tool_protocol import Message, TextOnly, ToolProtocol
 from retool_mcore.rollout.tool_turns import Hermes, Llama3, Mistral, Qwen3Coder, ToolTurns
 from retool_mcore.rollout.tools import Tool, open_tools
@@ -134,13 +134,12 @@ def open_protocol(
     *,
     tool: bool = True,
     calls: Literal["first", "all"] = "first",
-    first_reader: CallReader | None = None,
 ) -> ToolProtocol:
-    """The protocol of this name. ``first_reader``: the engine's own reader, tried before ours.
+    """The protocol of this name.
 
-    ``first_reader`` reads hermes calls. ``calls``: "first" cuts a turn at its first call, "all"
-    allows several, which run side by side. Raises ConfigError for an unknown name, CheckpointError
-    for an unfit tokenizer, and whatever a user's own class raises.
+    ``calls``: "first" cuts a turn at its first call, "all" allows several, which run side by side.
+    Raises ConfigError for an unknown name, CheckpointError for an unfit tokenizer, and whatever a
+    user's own class raises.
     """
     found = protocol_class(name)
     if not tool:
@@ -148,7 +147,6 @@ def open_protocol(
     protocol = found(tokenizer)
     if calls == "all":
         protocol.allow_parallel_calls()
-    protocol.first_reader = first_reader
     return protocol
 
 
@@ -168,9 +166,7 @@ def protocol_class(name: str) -> type[ToolProtocol]:
     return found
 
 
-def protocol_of(
-    rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase, *, first_reader: CallReader | None = None
-) -> ToolProtocol:
+def protocol_of(rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase) -> ToolProtocol:
     """The protocol that a run's [rollout] section asks for, with its tools; see ``open_protocol``.
 
     Raises ConfigError, too, for a tool that is not found or cannot be offered.
@@ -180,7 +176,6 @@ def protocol_of(
         tokenizer,
         tool=rollout.tool,
         calls=rollout.calls_per_turn,
-        first_reader=first_reader,
     )
     if rollout.tool:
         protocol.interpreter = TOOL_NAME in rollout.tools

@@ -93,29 +93,21 @@ class Malformed(Exception):
         return Parsed(kind="malformed", problem=self.problem, error=error)
 
 
-CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (name, arguments) of the calls it can read
-
-
-def parse_hermes(text: str, first: CallReader | None = None, tools: Sequence[Tool] = ()) -> Parsed:
+def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """Read a turn of Qwen's form.
 
         <tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>
 
     Every call of the turn must be readable, or the whole turn is malformed: no call is dropped
-    silently. Tags that are only mentioned are no calls; see ``call_tags``. ``first``, the engine's
-    own reader, is tried first; where it reads fewer calls than there are tags, this module reads
-    the text. ``tools`` may be called beside the interpreter.
+    silently. Tags that are only mentioned are no calls; see ``call_tags``. ``tools`` may be called
+    besides the interpreter.
     """
     found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block)]
     if not found:
         return without_call(words(text, CALL_START, CALL_END))
     repairs: list[str] = []
     try:
-        read = first(text) if first else []
-        if read and len(read) == len(found) == text.count(CALL_START) == text.count(CALL_END):
-            calls = [call_of(name, arguments, repairs, tools) for name, arguments in read]
-        else:
-            calls = [_read_block(block, repairs, tools) for block in found]
+        calls = [_read_block(block, repairs, tools) for block in found]
     except Malformed as error:
         return error.parsed(tools)
     return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))

@@ -12,7 +12,7 @@ from retool_mcore.data.tokenizer import decode, encode_piece, name_of
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.platforms.call_end import CallEnd
 from retool_mcore.reward.extract import last_answer
-from retool_mcore.rollout.tool_call import CallReader, Parsed, without_call
+from retool_mcore.rollout.tool_call import Parsed, without_call
 from retool_mcore.rollout.tool_output import cut_middle
 from retool_mcore.rollout.tools import Tool
 
@@ -36,7 +36,6 @@ class ToolProtocol(ABC):
     end_ids: tuple[int, ...]
     tools: tuple[Tool, ...] = ()
     interpreter = True
-    first_reader: CallReader | None = None
     stop_token_ids: tuple[int, ...]
     call_end: CallEnd | None = None
 

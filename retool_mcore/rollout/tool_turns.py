@@ -83,7 +83,7 @@ class Hermes(ToolTurns):
     form = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
     def calls(self, text: str) -> Parsed:
-        return parse_hermes(text, self.first_reader, self.tools)
+        return parse_hermes(text, self.tools)
 
 
 class Qwen3Coder(ToolTurns):

@@ -41,9 +41,8 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of, tools_of
+from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, is_held_out_candidate, record
-from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.rollout.tools import Given
 from retool_mcore.run import alive
 from retool_mcore.sandbox import open_sandbox
@@ -67,7 +66,7 @@ class ReToolAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, run_config: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.shared = _shared(run_config, self.tokenizer, self.rollout_config.name)
+        self.shared = _shared(run_config, self.tokenizer)
 
     def engine(self) -> Engine:
         """The engine that samples a trajectory's turns."""
@@ -123,12 +122,10 @@ class _Shared:
 
 
 @lru_cache(maxsize=1)
-def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
+def _shared(run_config: str, tokenizer: Any) -> _Shared:
     config = settings_of_run(run_config)
     alive.belong_to(Path(run_config).parent)
-    hermes = config.rollout.tool and config.rollout.protocol == "hermes"
-    first_reader = sglang_reader(tools_of(config.rollout)) if ENGINES[engine].reads_calls and hermes else None
-    protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
+    protocol = protocol_of(config.rollout, tokenizer)
     return _Shared(config, protocol, sandbox_of(run_config), Limits.of(config.rollout, config.sandbox))
 
 

@@ -28,15 +28,6 @@ def test_a_valid_call_is_read_without_repair():
     assert parsed == Parsed(kind="tool_call", calls=code_calls('x = 6\nprint("a", x)'))
 
 
-def test_an_engines_reader_counts_only_where_it_reads_every_call():
-    """One that stops at a call it cannot read must not make the others vanish."""
-    text = turn(call("a = 1")) + "\n" + turn(call("b = 2"))
-    some, both = [("code_interpreter", {"code": "A"})], [("code_interpreter", {"code": name}) for name in "AB"]
-    for read, codes in ((some, ("a = 1", "b = 2")), ([], ("a = 1", "b = 2")), (both, ("A", "B"))):
-        parsed = parse_hermes(text, lambda _, read=read: read)
-        assert parsed == Parsed(kind="tool_call", calls=code_calls(*codes))
-
-
 @pytest.mark.parametrize(
     ("body", "code", "repairs"),
     [
