@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -108,10 +106,11 @@ def evaluate(
     exit_on_sigterm(ctrl_c=False)
     with _Bars(cases) as bars:
         from retool_mcore.data.layouts import Columns
+        from retool_mcore.evaluate.cases import evaluate_many
         from retool_mcore.evaluate.defaults import default_config
 
         run = run or default_config(cases[0].model, changes, here=endpoint is None)
-        reports = _evaluation(url, endpoint)(
+        reports = evaluate_many(
             run,
             cases,
             data=data or (),
@@ -120,23 +119,14 @@ def evaluate(
             n=n,
             concurrency=concurrency,
             limit=limit,
+            url=url,
+            endpoint=endpoint,
             on_start=bars.start,
             on_stage=bars.stage,
             on_sample=bars.advance,
             on_note=bars.note,
         )
     _show(reports)
-
-
-def _evaluation(url: str | None, endpoint: str | None) -> Callable[..., dict[str, dict[str, Any]]]:
-    """What evaluates: models of an API, or of a SGLang server, its own or a running one."""
-    if endpoint is not None:
-        from retool_mcore.evaluate.endpoint import evaluate_endpoint
-
-        return partial(evaluate_endpoint, url=endpoint)
-    from retool_mcore.evaluate.cases import evaluate_many
-
-    return partial(evaluate_many, url=url)
 
 
 def _show(reports: dict[str, dict[str, Any]]) -> None:

@@ -1,60 +1,54 @@
-"""Evaluates a model behind an OpenAI-compatible server: text in, text out, no tokens.
+"""A model behind an OpenAI-compatible server: text in, text and tool calls out, no tokens.
 
-The tool loop is the one of training in its rules (turns, malformed calls, interpreter time), told
-in text: nobody here has the model's tokenizer. Protocol "retool" writes one growing text, which
-needs /v1/completions; every other protocol takes the server's own tool calls from
-/v1/chat/completions. The server's own count of sampled tokens, where it reports one, is held
-against rollout.max_response_tokens.
+The loop is the one of training (``rollout.loop.converse``), with its budgets, stop reasons and
+calls; here is the model's side of it, in text, because nobody here has the model's tokenizer.
+Protocol "retool" writes one growing text, which needs /v1/completions; every other protocol takes
+the server's own tool calls from /v1/chat/completions. rollout.max_response_tokens bounds the
+tokens that the server reports to have sampled.
 """
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import httpx
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.layouts import Columns
 from retool_mcore.data.prompt_format import shown_prompt
 from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.templates import read_template, with_args
-from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START
+from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
-from retool_mcore.evaluate.cases import (
-    Case,
-    EventLoop,
-    OnNote,
-    OnSample,
-    OnStage,
-    OnStart,
-    hold_folder,
-    identity_of,
-    is_right,
-    write_report,
-)
-from retool_mcore.evaluate.problems import Problem, read_problems
-from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_each, seeded
+from retool_mcore.evaluate.problems import Problem
+from retool_mcore.evaluate.run import Case, Settings
 from retool_mcore.evaluate.servers import ASKING
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.calls import Calls
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling
-from retool_mcore.rollout.ledger import Ledger, StopReason
+from retool_mcore.rollout.ledger import Ledger
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.loop import Trajectory, Turn, to_its_end
+from retool_mcore.rollout.loop import OutOfRoom, Trajectory, Turn, converse
 from retool_mcore.rollout.protocol import RETOOL_MARKUP, protocol_class, tools_of
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.rollout.tool_call import Call, Malformed, Parsed, call_of, parse_hermes, parse_retool, without_call
+from retool_mcore.rollout.tool_call import (
+    Call,
+    Malformed,
+    Parsed,
+    call_of,
+    parse_hermes,
+    parse_retool,
+    without_call,
+    without_interpreter,
+)
 from retool_mcore.rollout.tools import Given, Tool
-from retool_mcore.run.trackers import check_trackers
-from retool_mcore.sandbox.base import Sandbox
 
 CONNECT_S = 10.0
 CHARS_PER_TOKEN = 4  # of interpreter output: its budget in tokens becomes one in characters
@@ -108,39 +102,92 @@ class Endpoint(SglangEngine):
         return await self.post(path, {"model": self.model, **body, NEWER_LENGTH: most})
 
 
-class Form(Protocol):
-    """How a conversation is written on the wire."""
+class TextTools:
+    """What calls need of a protocol, in text: the tools, and results cut by characters.
+
+    Control tokens in a result are broken up, and so are the tags of protocol "retool".
+    """
+
+    def __init__(self, name: str, tools: Sequence[Tool], interpreter: bool) -> None:
+        self.name, self.tools, self.interpreter = name, tools, interpreter
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [*([CODE_INTERPRETER] if self.interpreter else ()), *(tool.schema for tool in self.tools)]
+
+    def read(self, parsed: Parsed) -> Parsed:
+        return parsed if self.interpreter else without_interpreter(parsed, self.tools)
+
+    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
+        """``output`` with its middle cut. Nobody here counts tokens, so 0 of them are cut."""
+        shown = CONTROL.sub("< ", output)
+        if self.name == "retool":
+            shown = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", shown)
+        kept = CHARS_PER_TOKEN * max_tokens
+        if len(shown) <= kept:
+            return shown, 0
+        cut = len(shown) - kept
+        return f"{shown[: kept // 2]}\n[... {cut} characters cut here ...]\n{shown[-(kept - kept // 2) :]}", 0
+
+
+class TextConversation(ABC):
+    """A conversation in text, which ``rollout.loop.converse`` drives; its ledger has no tokens.
+
+    A turn has as many tokens as the server says.
+    """
 
     path: str
 
+    def __init__(self, endpoint: Endpoint, sampling: Sampling, limits: Limits) -> None:
+        self._endpoint, self._max_tokens = endpoint, limits.max_response_tokens
+        self._drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+        self.trajectory = Trajectory(ledger=Ledger((), limits.max_response_tokens))
+
+    @abstractmethod
     def body(self) -> dict[str, Any]:
         """What is asked, without the sampling."""
-        ...
 
-    def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
-        """The model's turn, as text and as read."""
-        ...
+    @abstractmethod
+    def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+        """Append the model's turn, and return it as text and parsed."""
 
-    def told(self, results: Sequence[str]) -> None:
-        """Write the results of the turn's calls."""
-        ...
+    @abstractmethod
+    def write(self, results: Sequence[str]) -> None:
+        """See ``rollout.loop.Conversation``."""
+
+    async def next_turn(self) -> Turn:
+        before = self.trajectory.turns
+        used = sum(turn.tokens for turn in before)
+        self.trajectory.requests += 1
+        try:
+            body = {**self.body(), **self._drawn, "max_tokens": self._max_tokens - used}
+            choice, tokens = await self._endpoint.ask(self.path, body)
+        except EngineUnavailable:
+            raise
+        except RolloutError as error:
+            if before and _TOO_LONG.search(str(error)):  # the results have filled the model's context
+                raise OutOfRoom from error
+            raise
+        text, parsed = self.read(choice)
+        if choice.get("finish_reason") == "length" or used + tokens >= self._max_tokens:
+            return Turn(start=used, tokens=tokens, text=text, parsed=None, answer=last_answer(text))
+        return Turn(start=used, tokens=tokens, text=text, parsed=parsed, answer=parsed.answer)
 
 
-class Chat:
+class Chat(TextConversation):
     """Messages, with the server's own tool calls; without ``tools`` text alone."""
 
     path = "/chat/completions"
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None) -> None:
+    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: TextTools | None, *asked: Any) -> None:
+        super().__init__(*asked)
         self._messages, self._tools = [dict(message) for message in messages], tools
         self._ids: list[str] = []
 
     def body(self) -> dict[str, Any]:
-        if self._tools is None:
-            return {"messages": self._messages}
-        return {"messages": self._messages, "tools": [CODE_INTERPRETER, *(tool.schema for tool in self._tools)]}
+        return {"messages": self._messages, **({"tools": self._tools.schemas} if self._tools else {})}
 
-    def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+    def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
         message = choice["message"]
         content: str = message.get("content") or ""
         thoughts = {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
@@ -149,44 +196,49 @@ class Chat:
         if self._tools is None:
             return text, without_call(text)
         made: list[dict[str, Any]] = message.get("tool_calls") or []
-        if not made:  # of a server that does not read calls itself
-            self._messages.append({"role": "assistant", "content": content, **thoughts})
-            parsed = parse_hermes(text, self._tools)
-            self._ids = [f"call_{number}" for number in range(max(1, len(parsed.calls)))]
-            return text, parsed
-        self._messages.append({"role": "assistant", "content": content, "tool_calls": made, **thoughts})
-        self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(made)]
+        turn = {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **thoughts}
+        self._messages.append(turn)
+        # A server that does not read calls itself leaves them in the text.
+        parsed = self._tools.read(self._parsed(made) if made else parse_hermes(text, self._tools.tools))
+        named = made or [{}] * max(1, len(parsed.calls))
+        self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(named)]
+        return text, parsed
+
+    def _parsed(self, made: Sequence[Mapping[str, Any]]) -> Parsed:
+        assert self._tools is not None
         repairs: list[str] = []
         try:
             calls = [self._call(each["function"], repairs) for each in made]
         except Malformed as error:
-            return text, error.parsed(self._tools or ())
-        return text, Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
+            return error.parsed(self._tools.tools)
+        return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
     def _call(self, function: Mapping[str, Any], repairs: list[str]) -> Call:
+        assert self._tools is not None
         arguments = function.get("arguments")
         with contextlib.suppress(ValueError, TypeError, RecursionError):  # else `call_of` says what is wrong
             arguments = json.loads(cast(str, arguments), strict=False)
-        return call_of(function.get("name"), arguments, repairs, self._tools or ())
+        return call_of(function.get("name"), arguments, repairs, self._tools.tools)
 
-    def told(self, results: Sequence[str]) -> None:
+    def write(self, results: Sequence[str]) -> None:
         results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # a malformed turn has one text
         for each, result in zip(self._ids, results, strict=True):
-            self._messages.append({"role": "tool", "tool_call_id": each, "content": CONTROL.sub("< ", result)})
+            self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
 
 
-class Inline:
-    """The paper's form: one text, which the model goes on after each result."""
+class Inline(TextConversation):
+    """The paper's form: one text, which the model continues after each result."""
 
     path = "/completions"
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: str, *asked: Any) -> None:
+        super().__init__(*asked)
         self._text = prompt
 
     def body(self) -> dict[str, Any]:
         return {"prompt": self._text, "stop": [CODE_END]}
 
-    def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+    def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
         text: str = choice.get("text") or ""
         # The wire leaves the stop text out. vLLM and SGLang name it; of others an open block tells.
         named = choice.get("stop_reason") or choice.get("matched_stop")
@@ -196,87 +248,75 @@ class Inline:
         self._text += text
         return text, parse_retool(text)
 
-    def told(self, results: Sequence[str]) -> None:
-        shown = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", CONTROL.sub("< ", results[0]))
-        self._text += f"\n<interpreter>\n{shown}\n</interpreter>\n"
+    def write(self, results: Sequence[str]) -> None:
+        self._text += f"\n<interpreter>\n{results[0]}\n</interpreter>\n"
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What ``Calls`` asks of a protocol, in characters."""
+class Api:
+    """The models of one server of OpenAI's form."""
 
-    name: str
-    tools: Sequence[Tool] = ()
+    def __init__(self, config: EvaluationConfig, url: str) -> None:
+        self._config, self._url = config, url
+        self._answers = False
 
-    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
-        """``output`` with its middle cut. No tokens are counted, so none are cut."""
-        kept = CHARS_PER_TOKEN * max_tokens
-        if len(output) <= kept:
-            return output, 0
-        cut = len(output) - kept
-        return f"{output[: kept // 2]}\n[... {cut} characters cut here ...]\n{output[-(kept - kept // 2) :]}", 0
+    def __len__(self) -> int:
+        return 1
 
+    def begin(self, model: str) -> None:
+        """Raise ConfigError where nobody answers, before a request of ours is retried."""
+        if not self._answers:
+            asyncio.run(_check(self._url, model))
+            self._answers = True
 
-async def converse(
-    form: Form,
-    *,
-    endpoint: Endpoint,
-    sandbox: Sandbox | None,
-    shown: Shown,
-    limits: Limits,
-    sampling: Sampling,
-    trajectory_id: str,
-    given: Given,
-) -> Trajectory:
-    """One trajectory, whose ledger has no tokens. Outages drop it, as in ``run_trajectory``."""
-    trajectory = Trajectory(ledger=Ledger([0], 1), started_unix_s=time.time())
-    calls = Calls(shown, limits, replace(given, trajectory_id=trajectory_id, sandbox=sandbox))
-    turns = _turns(trajectory, form, endpoint, calls, limits=limits, sampling=sampling)
-    return await to_its_end(trajectory, calls, turns)
+    def stage(self, model: str) -> str:
+        return ASKING
+
+    def urls_of(self, model: str) -> list[str]:
+        return [self._url]
+
+    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem]) -> TextSampler:
+        return TextSampler(self._config, case, settings)
 
 
-async def _turns(
-    trajectory: Trajectory, form: Form, endpoint: Endpoint, calls: Calls, *, limits: Limits, sampling: Sampling
-) -> StopReason:
-    left, malformed = limits.max_response_tokens, 0
-    params = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
-    while True:
-        started = time.perf_counter()
-        try:
-            choice, tokens = await endpoint.ask(form.path, {**form.body(), **params, "max_tokens": left})
-        except EngineUnavailable:
-            raise
-        except RolloutError as error:
-            if trajectory.turns and _TOO_LONG.search(str(error)):
-                return StopReason.LENGTH  # the results have filled the model's context
-            raise
-        text, parsed = form.said(choice)
-        turn = Turn(start=0, tokens=0, text=text, parsed=parsed, answer=parsed.answer)
-        turn.engine_s = time.perf_counter() - started
-        trajectory.turns.append(turn)
-        left -= tokens
-        if choice.get("finish_reason") == "length" or left <= 0:
-            turn.parsed, turn.answer = None, last_answer(text)
-            return StopReason.LENGTH
-        if parsed.kind in ("answer", "text"):
-            return StopReason.FINISHED
-        malformed = malformed + 1 if parsed.kind == "malformed" else 0
-        if malformed >= limits.max_malformed_calls:
-            return StopReason.MALFORMED
-        if len(trajectory.turns) >= limits.max_turns:
-            return StopReason.TURNS
-        form.told(await _results(turn, parsed, calls))
-        if sum(result.run_s for each in trajectory.turns for result in each.results) >= limits.max_tool_s:
-            return StopReason.TOOL_TIME
+async def _check(url: str, model: str) -> None:
+    async with Endpoint(url, model) as endpoint:
+        await endpoint.check()
 
 
-async def _results(turn: Turn, parsed: Parsed, calls: Calls) -> list[str]:
-    if parsed.kind == "malformed":
-        return [f"Error: {parsed.error}"]
-    started = time.perf_counter()
-    turn.results.extend(await calls.run(parsed.calls))
-    turn.tool_s = time.perf_counter() - started
-    return [result.shown for result in turn.results]
+class TextSampler:
+    """Samples in text, through the same loop."""
+
+    _endpoint: Endpoint
+
+    def __init__(self, config: EvaluationConfig, case: Case, settings: Settings) -> None:
+        self._config, self._case, self._limits = config, case, settings.limits
+        rollout = config.rollout.calling(case.tool)
+        protocol_class(rollout.protocol)
+        tools = tools_of(rollout) if case.tool else ()
+        self._inline = case.tool and rollout.protocol == "retool"
+        if self._inline and tools:
+            raise ConfigError(f'rollout.protocol = "retool" has no names of tools, and {tools[0].name} is offered.')
+        self._tools = TextTools(rollout.protocol, tools, interpreter=TOOL_NAME in rollout.tools)
+
+    def notes(self, case: Case, problems: Sequence[Problem]) -> Iterator[str]:
+        turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in problems[0].messages)
+        yield f"the first prompt, as {case.name} is sent it:\n{shown_prompt(turns)}"
+
+    async def connect(self, urls: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
+        self._endpoint = await stack.enter_async_context(Endpoint(urls[0], self._case.model))
+
+    async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
+        asked = (self._endpoint, sampling, self._limits)
+        model = (
+            Inline(prompt_text(self._config, problem.messages), *asked)
+            if self._inline
+            else Chat(problem.messages, self._tools if self._case.tool else None, *asked)
+        )
+        return await converse(model.trajectory, model, Calls(self._tools, self._limits, given), self._limits)
+
+    def text(self, trajectory: Trajectory) -> str:
+        said = [part for turn in trajectory.turns for part in (turn.text, *(result.shown for result in turn.results))]
+        return "\n".join(said)
 
 
 def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -291,95 +331,3 @@ def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]])
         add_generation_prompt=True,
     )
     return rendered[0]
-
-
-def evaluate_endpoint(
-    config: EvaluationConfig,
-    cases: Sequence[Case],
-    *,
-    url: str,
-    data: Sequence[Path] = (),
-    columns: Columns | None = None,
-    out: Path,
-    n: int | None = None,
-    concurrency: int | None = None,
-    limit: int | None = None,
-    on_start: OnStart = lambda name, finished, total: None,
-    on_stage: OnStage = lambda words: None,
-    on_sample: OnSample = lambda name, correct: None,
-    on_note: OnNote = lambda words: None,
-) -> dict[str, dict[str, Any]]:
-    """Like ``evaluate_many``, of models that one OpenAI-compatible server names."""
-    check_trackers(config)
-    protocol_class(config.rollout.protocol)
-    n = n or config.validation.n
-    data = data or [Path(path) for path in config.validation.files]
-    problems = read_problems(data, limit, columns)
-    reports: dict[str, dict[str, Any]] = {}
-    with hold_folder(out), EventLoop(config) as loop:
-        for case in cases:
-            settings = Settings.of(config, n, case.tool, concurrency=concurrency)
-            identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
-            samples = SampleFile(out / case.name, identity)
-            left = len(problems) * n - len(samples.rows)
-            if left:
-                on_stage(ASKING)
-                loop.run(_check(url, case.model))
-                turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in problems[0].messages)
-                on_note(f"the first prompt, as {case.name} is sent it:\n{shown_prompt(turns)}")
-            on_start(case.name, len(samples.rows), len(problems) * n)
-            if left:
-                work = _Asked(config, case, url, problems, settings, samples)
-                loop.run(work.run(loop, partial(on_sample, case.name)))
-            report = make_report(problems, settings, samples)
-            reports[case.name] = write_report(config, out, case, data, report)
-    return reports
-
-
-async def _check(url: str, model: str) -> None:
-    async with Endpoint(url, model) as endpoint:
-        await endpoint.check()
-
-
-@dataclass(frozen=True)
-class _Asked:
-    config: EvaluationConfig
-    case: Case
-    url: str
-    problems: Sequence[Problem]
-    settings: Settings
-    samples: SampleFile
-
-    async def run(self, loop: EventLoop, on_sample: Callable[[bool], None]) -> None:
-        config, case, settings = self.config, self.case, self.settings
-        inline = case.tool and settings.protocol == "retool"
-        tools = tools_of(config.rollout) if case.tool else ()
-        if inline and tools:
-            raise ConfigError(f'rollout.protocol = "retool" has no names of tools, and {tools[0].name} is offered.')
-        sandbox = await loop.sandbox() if case.tool else None
-        async with Endpoint(self.url, case.model) as endpoint:
-
-            async def one(problem: Problem, sample: int) -> Trajectory:
-                form = (
-                    Inline(prompt_text(config, problem.messages))
-                    if inline
-                    else Chat(problem.messages, tools if case.tool else None)
-                )
-                return await converse(
-                    form,
-                    endpoint=endpoint,
-                    sandbox=sandbox,
-                    shown=Shown(settings.protocol, tools),
-                    limits=settings.limits,
-                    sampling=seeded(settings, problem, sample),
-                    trajectory_id=f"{problem.id}-{sample}",
-                    given=Given(truth=problem.truth),
-                )
-
-            judge = partial(_judge, config)
-            await sample_each(self.problems, settings, one, judge=judge, samples=self.samples, on_sample=on_sample)
-
-
-async def _judge(config: EvaluationConfig, trajectory: Trajectory, problem: Problem) -> bool:
-    said = [part for turn in trajectory.turns for part in (turn.text, *(result.shown for result in turn.results))]
-    return await is_right(config.reward, trajectory, problem, "\n".join(said))

@@ -1,4 +1,4 @@
-"""Evaluates a model: n trajectories of each problem, judged as the reward judges.
+"""Samples n trajectories of each problem, judges them as the reward judges, and sums them up.
 
 The trajectories go through the loop that RL trains with. Finished samples are appended to
 ``samples.jsonl``; a stopped evaluation continues from there.
@@ -11,8 +11,9 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table
@@ -21,27 +22,32 @@ from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
 from retool_mcore.reward.said import vote
-from retool_mcore.rollout.engine import Engine, Sampling, trajectory_seed
+from retool_mcore.rollout.engine import Sampling, trajectory_seed
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.metrics import summarize as summarize_behavior
-from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt
 from retool_mcore.rollout.records import record, tokens
 from retool_mcore.rollout.tools import Given
 from retool_mcore.sandbox.base import Sandbox
 
 TRIES = 2  # of one sample, if outages drop it
 
-Judge = Callable[[Trajectory, Problem], Awaitable[bool]]  # is the trajectory's answer right
+Judge = Callable[[Trajectory, Problem, str], Awaitable[bool]]  # is the answer right; str: the response as text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model evaluated one way; its files go into a folder of this name."""
+
+    name: str
+    model: str
+    tool: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What makes two evaluations comparable.
-
-    ``n``: samples per problem; ``concurrency``: trajectories in flight.
-    """
+    """What makes two evaluations comparable. ``n``: samples per problem."""
 
     limits: Limits
     max_prompt_tokens: int
@@ -53,12 +59,9 @@ class Settings:
     mcp: Mapping[str, Any]
     sampling: Sampling
     seed: int
-    concurrency: int
 
     @classmethod
-    def of(
-        cls, config: EvaluationConfig, n: int, tool: bool, servers: int = 1, concurrency: int | None = None
-    ) -> Settings:
+    def of(cls, config: EvaluationConfig, n: int, tool: bool) -> Settings:
         """n samples per problem, sampled as ``config`` says, with or without the tool."""
         rollout, offered = config.rollout.calling(tool), config.rollout.calling(True)
         return cls(
@@ -72,16 +75,14 @@ class Settings:
             mcp={name: server.model_dump() for name, server in offered.mcp.items()},
             sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
             seed=config.run.seed,
-            # By default half of them may wait for the interpreter.
-            concurrency=concurrency or 2 * rollout.max_running_requests * servers,
         )
 
     def identity(self) -> dict[str, Any]:
-        """All settings that change a sample, which neither ``n`` nor ``concurrency`` does.
+        """All settings that change a sample.
 
-        Each sample has a seed of its own, so a larger n adds samples to an evaluation.
+        ``n`` does not: each sample has its own seed, so a larger n adds samples to an evaluation.
         """
-        return {name: value for name, value in asdict(self).items() if name not in ("n", "concurrency")}
+        return {name: value for name, value in asdict(self).items() if name != "n"}
 
 
 class SampleFile:
@@ -119,72 +120,77 @@ class SampleFile:
             file.write(json.dumps(row) + "\n")
 
 
+class Sampler(Protocol):
+    """Samples trajectories of one model, in tokens or in text."""
+
+    async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
+        """One trajectory; an outage drops it."""
+        ...
+
+    def text(self, trajectory: Trajectory) -> str:
+        """The response as the judge reads it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The samples of one case: of which problems, how they are drawn, and where they are kept."""
+
+    case: Case
+    problems: Sequence[Problem]
+    settings: Settings
+    samples: SampleFile
+
+    def missing(self) -> list[tuple[Problem, int]]:
+        """The problems and numbers of the samples that are not in the file yet."""
+        wanted = [(problem, sample) for problem in self.problems for sample in range(self.settings.n)]
+        return [(problem, sample) for problem, sample in wanted if (problem.id, sample) not in self.samples.rows]
+
+
 async def sample_all(
-    problems: Sequence[Problem],
-    settings: Settings,
+    jobs: Sequence[tuple[Work, Sampler]],
     *,
-    engine: Engine,
+    judge: Judge,
     sandbox: Sandbox | None,
-    protocol: ToolProtocol,
-    judge: Judge,
-    samples: SampleFile,
-    on_sample: Callable[[bool], None],
+    concurrency: int,
+    on_sample: Callable[[str, bool], None] = lambda name, correct: None,
 ) -> None:
-    """Sample what is not in ``samples`` yet, judge it, and append it there.
+    """Sample, judge and keep what each job misses, all jobs at the same time.
 
-    ``on_sample`` is called with each new verdict. Raises DataError for a prompt that is too long,
-    and RolloutError when outages dropped a sample twice; finished samples stay in the file.
+    At most ``concurrency`` samples are in flight. The jobs take turns sample by sample, so that the
+    engine is busy with one while another waits for the interpreter. Raises RolloutError when
+    outages dropped a sample twice; finished samples stay in the files.
     """
-    limit = settings.max_prompt_tokens
-    prompts = {each.id: checked_prompt(protocol, each.messages, limit, f"problem {each.id}") for each in problems}
-
-    async def one(problem: Problem, sample: int) -> Trajectory:
-        return await run_trajectory(
-            prompts[problem.id],
-            engine=engine,
-            sandbox=sandbox,
-            protocol=protocol,
-            limits=settings.limits,
-            sampling=seeded(settings, problem, sample),
-            trajectory_id=f"{problem.id}-{sample}",
-            given=Given(truth=problem.truth),
-        )
-
-    await sample_each(problems, settings, one, judge=judge, samples=samples, on_sample=on_sample)
-
-
-async def sample_each(
-    problems: Sequence[Problem],
-    settings: Settings,
-    trajectory_of: Callable[[Problem, int], Awaitable[Trajectory]],
-    *,
-    judge: Judge,
-    samples: SampleFile,
-    on_sample: Callable[[bool], None],
-) -> None:
-    """``sample_all`` with whatever makes a trajectory of a problem and the number of a sample."""
-    slots = asyncio.Semaphore(settings.concurrency)
+    slots = asyncio.Semaphore(concurrency)
     dropped: list[str] = []
 
-    async def one(problem: Problem, sample: int) -> None:
+    async def one(work: Work, sampler: Sampler, problem: Problem, sample: int) -> None:
+        name = work.case.name
+        given = Given(
+            trajectory_id=f"{name}/{problem.id}-{sample}",
+            truth=problem.truth,
+            sandbox=sandbox if work.case.tool else None,
+        )
         async with slots:
             error: str | None = None
             for _ in range(TRIES):
-                trajectory = await trajectory_of(problem, sample)
+                trajectory = await sampler.trajectory(problem, seeded(work.settings, problem, sample), given)
                 if not trajectory.dropped:
-                    correct = await judge(trajectory, problem)
-                    samples.append(_row(problem, sample, trajectory, correct))
-                    on_sample(correct)
+                    correct = await judge(trajectory, problem, sampler.text(trajectory))
+                    work.samples.append(_row(problem, sample, trajectory, correct))
+                    on_sample(name, correct)
                     return
                 error = trajectory.drop_error
-            dropped.append(f"problem {problem.id}, sample {sample}: {error}")
+            dropped.append(f"{name}, problem {problem.id}, sample {sample}: {error}")
 
-    todo = [(p, k) for p in problems for k in range(settings.n) if (p.id, k) not in samples.rows]
-    await asyncio.gather(*(one(problem, sample) for problem, sample in todo))
+    todo = [(at, work, sampler, each) for work, sampler in jobs for at, each in enumerate(work.missing())]
+    todo.sort(key=itemgetter(0))
+    await asyncio.gather(*(one(work, sampler, problem, sample) for _, work, sampler, (problem, sample) in todo))
     if dropped:
         raise RolloutError(
             f"{len(dropped)} of {len(todo)} samples were dropped {TRIES} times by an outage; the first: {dropped[0]}. "
-            f"Mend it and run the same command again: {len(samples.rows)} finished samples are kept in {samples.path}"
+            "Mend it and run the same command again: finished samples are kept in "
+            f"{', '.join(str(work.samples.path) for work, _ in jobs)}"
         )
 
 

@@ -1,10 +1,12 @@
 """The SGLang servers of an evaluation: as many as fit on the node, all with the same weights."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,13 +14,20 @@ from typing import Any, Self
 from zlib import crc32
 
 from retool_mcore.config import EvaluationConfig
+from retool_mcore.data.prompt_format import difference, format_of_prompts, shown_prompt
 from retool_mcore.data.templates import tokenizer_of
+from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import CheckpointError, RolloutError
+from retool_mcore.evaluate.problems import Problem
+from retool_mcore.evaluate.run import Case, Settings
 from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf, safe_open, tensor_files
 from retool_mcore.platforms.base import engine_environment, get_platform
-from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
+from retool_mcore.rollout.engine import Engine, EngineTurn, Sampling, TurnRequest
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.rollout.tools import Given
 from retool_mcore.run.start import STAGES
 from retool_mcore.verl.keys.rollout import engine_args
 
@@ -62,7 +71,7 @@ class Servers:
         self._groups: list[list[int]] = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
-        self._model = ""
+        self._model, self._ready = "", False  # what the servers hold, or load until they are ready
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -75,23 +84,31 @@ class Servers:
     ) -> None:
         self._stack.close()
 
-    def next_stage(self, model: str) -> str:
+    def begin(self, model: str) -> None:
+        """Start the servers of the first model, without waiting for them."""
+        if self._url is None and not self._running:
+            self._start(model)
+
+    def stage(self, model: str) -> str:
         """What ``urls_of`` will do, in words."""
-        if self._url is not None or model == self._model:
+        if self._url is not None or (self._ready and model == self._model):
             return ASKING
-        return "giving the engines the model's weights" if self._running else STAGES["engines"]
+        return "giving the engines the model's weights" if self._ready else STAGES["engines"]
 
     def urls_of(self, model: str) -> list[str]:
         """URLs of servers that hold this model's weights."""
         if self._url is not None:
             return [self._url]
-        if not self._running:
-            architecture_of(model)
-            self._restart(model)
-        elif model != self._model:
+        self.begin(model)
+        self._wait()
+        if model != self._model:
             self._replace(model)
-        self._model = model
         return [server.url for server in self._running]
+
+    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem]) -> TokenSampler:
+        """Raises ReToolError for a protocol or a prompt that cannot be sampled."""
+        protocol = protocol_of(self._config.rollout.calling(case.tool), tokenizer_of(self._config.model, case.model))
+        return TokenSampler(protocol, settings, problems)
 
     def _replace(self, model: str) -> None:
         """New weights for the running servers, or new servers where that would not be enough."""
@@ -99,14 +116,16 @@ class Servers:
         other = [name for name in then if then[name] is None or then[name] != now[name]]
         if other:
             logger.info("%s differs from %s in its %s, so servers are started anew", model, self._model, other)
-            self._restart(model)
+            self._stack.close()
+            self._start(model)
+            self._wait()
         else:
             asyncio.run(_load([server.url for server in self._running], model))
             logger.info("the servers hold the weights of %s in place of %s", model, self._model)
+            self._model = model
 
-    def _restart(self, model: str) -> None:
-        self._stack.close()
-        self._running = []
+    def _start(self, model: str) -> None:
+        self._running, self._ready, self._model = [], False, model
         config, args = self._config, engine_args(self._config, self._platform)
         for number, devices in enumerate(self._groups):
             name = f"server_{number}.log" if len(self._groups) > 1 else "server.log"
@@ -124,8 +143,53 @@ class Servers:
             self._stack.callback(server.stop)
             server.start()
             self._running.append(server)
-        for server in self._running:  # they load their weights at the same time
-            server.wait_until_healthy()
+
+    def _wait(self) -> None:
+        if not self._ready:
+            for server in self._running:  # they load their weights at the same time
+                server.wait_until_healthy()
+            self._ready = True
+
+
+class TokenSampler:
+    """Samples in tokens, through the loop that RL trains with.
+
+    Raises DataError for a prompt that is longer than data.max_prompt_tokens.
+    """
+
+    def __init__(self, protocol: ToolProtocol, settings: Settings, problems: Sequence[Problem]) -> None:
+        self._protocol, self._limits = protocol, settings.limits
+        self.engine = SpreadEngine(())
+        most = settings.max_prompt_tokens
+        self._prompts = {
+            each.id: checked_prompt(protocol, each.messages, most, f"problem {each.id}") for each in problems
+        }
+
+    def notes(self, case: Case, problems: Sequence[Problem]) -> Iterator[str]:
+        """The first prompt as the model sees it, after a warning if its run asked otherwise."""
+        protocol = self._protocol
+        asked = format_of_prompts((problem.messages for problem in problems), protocol.name if case.tool else "")
+        yield from difference(case.model, asked, case.name, "docs/evaluation.md: how a problem is put to the model.")
+        seen = decode(protocol.tokenizer, self._prompts[problems[0].id])
+        yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(seen)}"
+
+    async def connect(self, urls: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
+        self.engine = SpreadEngine([await stack.enter_async_context(SglangEngine(url)) for url in urls])
+
+    async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
+        return await run_trajectory(
+            self._prompts[problem.id],
+            engine=self.engine,
+            sandbox=given.sandbox,
+            protocol=self._protocol,
+            limits=self._limits,
+            sampling=sampling,
+            trajectory_id=given.trajectory_id,
+            given=given,
+        )
+
+    def text(self, trajectory: Trajectory) -> str:
+        return decode(self._protocol.tokenizer, trajectory.ledger.response_ids, control_tokens=False)  # as verl
 
 
 async def _load(urls: Sequence[str], model: str) -> None:

@@ -89,6 +89,10 @@ class Calls:
                 await hooks.cancel("a call", running)
         return [self._result(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
 
+    def shown(self, error: str) -> str:
+        """What the model sees of an error of ours."""
+        return self._protocol.shown(error, self._limits.max_tool_output_tokens)[0]
+
     async def close(self) -> None:
         """End what the trajectory's calls have started.
 

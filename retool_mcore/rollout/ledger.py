@@ -62,12 +62,13 @@ class Span:
 class Ledger:
     """Prompt and response of one trajectory. Append only; each append asserts the invariants.
 
+    The ledger of a conversation in text stays empty.
+
     response_ids, loss_mask, logprobs and versions have one entry per response token. Tool tokens
     carry loss 0, logprob 0.0 and version ``NO_VERSION``.
     """
 
     def __init__(self, prompt_ids: Sequence[int], max_response_tokens: int) -> None:
-        assert prompt_ids, "a trajectory starts from at least one prompt token"
         assert max_response_tokens > 0, f"max_response_tokens = {max_response_tokens} leaves nothing to sample"
         self.prompt_ids = list(prompt_ids)
         self.max_response_tokens = max_response_tokens

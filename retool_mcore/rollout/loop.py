@@ -1,9 +1,14 @@
-"""One trajectory: model turn, interpreter, model turn, ... on any engine, sandbox, protocol."""
+"""One trajectory: model turn, interpreter, model turn, ... on any engine, sandbox, protocol.
+
+``converse`` is the only tool loop. It drives a ``Conversation``: in tokens for training, validation
+and an evaluation on SGLang, in text for a model behind an API.
+"""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout import hooks
@@ -103,22 +108,44 @@ async def run_trajectory(
 ) -> Trajectory:
     """Sample one trajectory from prompt_ids [T] to its end.
 
-    ``given``: what the run's own tools are told of the row.
+    ``given``: what the run's own tools see of the row.
     ``sandbox`` may be None for a text-only protocol. Never raises for what the model does, nor for
     an outage of sandbox or engine: such an outage returns the trajectory as dropped.
     """
-    trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
-    calls = Calls(protocol, limits, replace(given or Given(), trajectory_id=trajectory_id, sandbox=sandbox))
-    conversation = _Conversation(trajectory, engine, calls, protocol, limits, sampling, trajectory_id)
-    return await to_its_end(trajectory, calls, conversation.run())
+    assert prompt_ids, "a trajectory starts from at least one prompt token"
+    trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
+    conversation = _TokenConversation(trajectory, engine, protocol, sampling, trajectory_id)
+    given = replace(given or Given(), trajectory_id=trajectory_id, sandbox=sandbox)
+    return await converse(trajectory, conversation, Calls(protocol, limits, given), limits)
 
 
-async def to_its_end(trajectory: Trajectory, calls: Calls, turns: Awaitable[StopReason]) -> Trajectory:
-    """Await a trajectory's turns, close its calls, and note how it ended; an outage drops it."""
-    started = time.perf_counter()
+class OutOfRoom(Exception):
+    """No further turn fits into the response's budget or into the model's context."""
+
+
+class Conversation(Protocol):
+    """The model's side of one trajectory: in tokens here, in text in evaluate/endpoint.py."""
+
+    async def next_turn(self) -> Turn:
+        """Sample the model's next turn; its ``parsed`` is None if the budget cut it off.
+
+        Raises OutOfRoom, and EngineUnavailable for an outage.
+        """
+        ...
+
+    def write(self, results: Sequence[str]) -> None:
+        """Show the model what its last turn's calls returned. Raises OutOfRoom."""
+        ...
+
+
+async def converse(trajectory: Trajectory, model: Conversation, calls: Calls, limits: Limits) -> Trajectory:
+    """Alternate model turns and calls until the trajectory ends; an outage drops it."""
+    trajectory.started_unix_s, started = time.time(), time.perf_counter()
     with hooks.counting() as faults:
         try:
-            reason = await turns
+            reason = await _alternate(trajectory, model, calls, limits)
+        except OutOfRoom:
+            reason = StopReason.LENGTH
         except (SandboxUnavailable, EngineUnavailable) as error:
             trajectory.drop_error = f"{type(error).__name__}: {error}"
             reason = StopReason.DROPPED
@@ -130,49 +157,52 @@ async def to_its_end(trajectory: Trajectory, calls: Calls, turns: Awaitable[Stop
     return trajectory
 
 
-@dataclass
-class _Conversation:
-    trajectory: Trajectory
-    engine: Engine
-    calls: Calls
-    protocol: ToolProtocol
-    limits: Limits
-    sampling: Sampling
-    trajectory_id: str
+async def _alternate(trajectory: Trajectory, model: Conversation, calls: Calls, limits: Limits) -> StopReason:
+    malformed_in_a_row = 0
+    while True:
+        started = time.perf_counter()
+        turn = await model.next_turn()
+        turn.engine_s = time.perf_counter() - started
+        trajectory.turns.append(turn)
+        if turn.parsed is None:
+            return StopReason.LENGTH
+        if turn.parsed.kind in ("answer", "text"):
+            return StopReason.FINISHED
+        malformed_in_a_row = malformed_in_a_row + 1 if turn.parsed.kind == "malformed" else 0
+        if malformed_in_a_row >= limits.max_malformed_calls:
+            return StopReason.MALFORMED
+        if len(trajectory.turns) >= limits.max_turns:
+            return StopReason.TURNS
+        results = await _results(turn, turn.parsed, calls)
+        if sum(result.run_s for each in trajectory.turns for result in each.results) >= limits.max_tool_s:
+            return StopReason.TOOL_TIME
+        model.write(results)
 
-    def __post_init__(self) -> None:
-        self._stops = frozenset(self.protocol.stop_token_ids)
 
-    async def run(self) -> StopReason:
-        ledger, limits = self.trajectory.ledger, self.limits
-        malformed_in_a_row = 0
-        while True:
-            turn_ids, complete = await self._model_turn()
-            turn = self.trajectory.turns[-1]
-            if not complete:
-                return StopReason.LENGTH
-            turn.parsed = self.protocol.read(turn_ids, turn.text)
-            turn.answer = turn.parsed.answer
-            if turn.parsed.kind in ("answer", "text"):
-                return StopReason.FINISHED
-            malformed_in_a_row = malformed_in_a_row + 1 if turn.parsed.kind == "malformed" else 0
-            if malformed_in_a_row >= limits.max_malformed_calls:
-                return StopReason.MALFORMED
-            if len(self.trajectory.turns) >= limits.max_turns:
-                return StopReason.TURNS
-            results = await self._tool_turn(turn, turn.parsed)
-            result_ids = self.protocol.result_ids(turn_ids, results)
-            if sum(result.run_s for each in self.trajectory.turns for result in each.results) >= limits.max_tool_s:
-                return StopReason.TOOL_TIME
-            if len(result_ids) + MIN_TURN_TOKENS > ledger.budget_tokens:
-                return StopReason.LENGTH
-            ledger.append_tool(result_ids)
+async def _results(turn: Turn, parsed: Parsed, calls: Calls) -> list[str]:
+    """The texts that answer a turn: each call's output, or why the calls cannot be read."""
+    if parsed.kind == "malformed":
+        return [calls.shown(f"Error: {parsed.error}")]
+    started = time.perf_counter()
+    turn.results.extend(await calls.run(parsed.calls))
+    turn.tool_s = time.perf_counter() - started
+    return [result.shown for result in turn.results]
 
-    async def _model_turn(self) -> tuple[list[int], bool]:
-        """Sample one turn. Returns its token ids, and False when the budget cut it off."""
+
+class _TokenConversation:
+    """A conversation in tokens, each of which is in the trajectory's ledger."""
+
+    def __init__(
+        self, trajectory: Trajectory, engine: Engine, protocol: ToolProtocol, sampling: Sampling, trajectory_id: str
+    ) -> None:
+        self.trajectory, self.engine, self.protocol = trajectory, engine, protocol
+        self.sampling, self.trajectory_id = sampling, trajectory_id
+        self._stops = frozenset(protocol.stop_token_ids)
+        self._turn_ids: list[int] = []
+
+    async def next_turn(self) -> Turn:
         ledger = self.trajectory.ledger
         start = len(ledger.response_ids)
-        started = time.perf_counter()
         complete, empty_aborts = False, 0
         while not complete and ledger.budget_tokens > 0:
             sampled = await self._sample(start)
@@ -188,19 +218,18 @@ class _Conversation:
             # Otherwise continue: after an abort, or after a token that only looked like a call's
             # end.
             complete = sampled.stop == "stop" and self.protocol.ended(ledger.response_ids[start:])
-        turn_ids = ledger.response_ids[start:]
+        self._turn_ids = turn_ids = ledger.response_ids[start:]
         text = self.protocol.text(turn_ids)
-        self.trajectory.turns.append(
-            Turn(
-                start=start,
-                tokens=len(turn_ids),
-                text=text,
-                parsed=None,
-                answer=self.protocol.answer(text),
-                engine_s=time.perf_counter() - started,
-            )
-        )
-        return turn_ids, complete
+        parsed = self.protocol.read(turn_ids, text) if complete else None
+        prediction = parsed.answer if parsed else self.protocol.answer(text)
+        return Turn(start=start, tokens=len(turn_ids), text=text, parsed=parsed, answer=prediction)
+
+    def write(self, results: Sequence[str]) -> None:
+        ledger = self.trajectory.ledger
+        result_ids = self.protocol.result_ids(self._turn_ids, results)
+        if len(result_ids) + MIN_TURN_TOKENS > ledger.budget_tokens:
+            raise OutOfRoom
+        ledger.append_tool(result_ids)
 
     async def _sample(self, start: int) -> EngineTurn:
         """Sample what the turn that began at response token ``start`` still lacks."""
@@ -253,12 +282,3 @@ class _Conversation:
             if not call_end.complete(last):  # most such tokens complete nothing, and the last few tell
                 return False
         return self.protocol.ended(turn_ids[:position])
-
-    async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
-        """The texts that answer a turn: each call's output, or why the calls cannot be read."""
-        if parsed.kind == "malformed":
-            return [self.protocol.shown(f"Error: {parsed.error}", self.limits.max_tool_output_tokens)[0]]
-        started = time.perf_counter()
-        turn.results.extend(await self.calls.run(parsed.calls))
-        turn.tool_s = time.perf_counter() - started
-        return [result.shown for result in turn.results]

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.config import load_evaluation
-from retool_mcore.evaluate.cases import Case
-from retool_mcore.evaluate.endpoint import evaluate_endpoint
+from retool_mcore.evaluate.cases import Case, evaluate_many
 from retool_mcore.reward.response import Response
 from retool_mcore.rollout.engine import trajectory_seed
 from retool_mcore.rollout.tools import Given, Tool
@@ -146,13 +145,14 @@ def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579")
     """Exit code, output, and the report if there is one."""
     out, data = tmp_path / "out", str(problems(tmp_path, truth))
     words = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", data, "--n", "1"]
-    result = CliRunner().invoke(all_commands(), [*words, "--out", str(out), *options, *LOCAL])
+    result = CliRunner().invoke(all_commands(), [*words, "--out", str(out), *LOCAL, *options])
     report = out / "served" / "report.json"
     return result.exit_code, result.output, json.loads(report.read_text()) if report.exists() else {}
 
 
 def problems(tmp_path: Path, truth: str = "579") -> Path:
     """A file with one problem."""
+    tmp_path.mkdir(exist_ok=True)
     file = tmp_path / "problems.jsonl"
     file.write_text(json.dumps({"problem": "What is 123 + 456?", "answer": truth}) + "\n", encoding="utf-8")
     return file
@@ -201,10 +201,10 @@ def test_all_cases_have_one_sandbox_which_is_closed_after_the_last(
     during: list[bool] = []
     server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
     config = load_evaluation(Path("configs/rl_tiny_cpu.toml"), LOCAL)
-    evaluate_endpoint(
+    evaluate_many(
         config,
         [Case(name=name, model=name) for name in ("first", "second")],
-        url=server.url,
+        endpoint=server.url,
         data=[problems(tmp_path)],
         out=tmp_path / "eval",
         n=1,
@@ -212,6 +212,23 @@ def test_all_cases_have_one_sandbox_which_is_closed_after_the_last(
     )
     assert during == [True, True]
     assert Here.is_open == [False], "one was made, and it is closed"
+
+
+def test_the_sandbox_has_a_worker_for_each_core_and_no_fewer_than_its_setting(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[int] = []
+
+    def opened(where: Any, *, workers: int, **options: Any) -> Here:
+        made.append(workers)
+        return Here()
+
+    monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", opened)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    for workers in ("8", "64"):
+        server.script = [chat("\\boxed{579}")]
+        assert evaluate(server, tmp_path / workers, f"sandbox.workers={workers}")[0] == 0
+    assert made == [16, 64]
 
 
 def test_no_figure_of_tokens_is_told(server: StandIn, tmp_path: Path):

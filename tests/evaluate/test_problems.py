@@ -8,11 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from retool_mcore.config import load_evaluation
 from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.errors import DataError
-from retool_mcore.evaluate.cases import Case, notes_on_prompt
 from retool_mcore.evaluate.problems import Problem, read_problems
+from retool_mcore.evaluate.run import Case, Settings
+from retool_mcore.evaluate.servers import TokenSampler
 from retool_mcore.rollout.protocol import open_protocol
+
+CONFIG = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
 
 
 def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
@@ -90,13 +94,17 @@ def test_an_empty_file_is_refused(tmp_path: Path):
 
 
 def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path: Path, tokenizer: Any):
-    model, protocol = str(tmp_path), open_protocol("hermes", tokenizer)
-    own = [Problem(id=0, messages=[{"role": "user", "content": "1 + 1?"}], truth="2")]
-    (shown,) = notes_on_prompt(Case(name="m", model=model), own, protocol)
+    settings = Settings.of(load_evaluation(CONFIG), 1, tool=True)
+    case = Case(name="m", model=str(tmp_path))
+
+    def notes(problem: Problem) -> list[str]:
+        return list(TokenSampler(open_protocol("hermes", tokenizer), settings, [problem]).notes(case, [problem]))
+
+    own = Problem(id=0, messages=[{"role": "user", "content": "1 + 1?"}], truth="2")
+    (shown,) = notes(own)
     assert shown.startswith("the first prompt, as m sees it:\n<|im_start|>system") and "code_interpreter" in shown
     PromptFormat(system="Be brief.", instruction="").write(tmp_path)
-    warning, _ = notes_on_prompt(Case(name="m", model=model), own, protocol)
+    warning, _ = notes(own)
     assert 'system turn "Be brief."' in warning and "no system turn" in warning
-    bare = Problem(id=0, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(model))
-    (shown,) = notes_on_prompt(Case(name="m", model=model), [bare], protocol)
+    (shown,) = notes(Problem(id=0, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(tmp_path)))
     assert "Be brief." in shown and "2 + 2?" in shown

@@ -13,9 +13,10 @@ from retool_mcore.config import load_evaluation
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
-from retool_mcore.evaluate.cases import Case, EventLoop, _Work, evaluate_many
+from retool_mcore.evaluate.cases import Case, EventLoop, evaluate_many
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all, seeded
+from retool_mcore.evaluate.run import SampleFile, Settings, Work, make_report, sample_all, seeded
+from retool_mcore.evaluate.servers import SpreadEngine, TokenSampler
 from retool_mcore.reward.answer import is_equivalent
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest, trajectory_seed
 from retool_mcore.rollout.loop import Trajectory
@@ -58,9 +59,16 @@ class Says:
         return EngineTurn(token_ids=ids, logprobs=[-1.0] * len(ids), stop="stop")
 
 
-async def judge(trajectory: Trajectory, problem: Problem) -> bool:
+async def judge(trajectory: Trajectory, problem: Problem, text: str) -> bool:
     answer = trajectory.answer
     return answer is not None and await asyncio.to_thread(is_equivalent, answer, problem.truth)
+
+
+def job_of(engine: Any, settings: Settings, samples: SampleFile, problems=PROBLEMS, name="m"):
+    sampler = TokenSampler(TextOnly(engine.tokenizer), settings, problems)
+    sampler.engine = SpreadEngine([engine])
+    case = Case(name=name, model="m", tool=False)
+    return Work(case=case, problems=problems, settings=settings, samples=samples), sampler
 
 
 async def run(
@@ -71,16 +79,7 @@ async def run(
     problems=PROBLEMS,
 ) -> Says:
     engine = Says(tokenizer, answers)
-    await sample_all(
-        problems,
-        settings,
-        engine=engine,
-        sandbox=None,
-        protocol=TextOnly(tokenizer),
-        judge=judge,
-        samples=samples,
-        on_sample=lambda correct: None,
-    )
+    await sample_all([job_of(engine, settings, samples, problems)], judge=judge, sandbox=None, concurrency=12)
     return engine
 
 
@@ -94,10 +93,8 @@ ANSWERS = ["0", "00", "0.0", "$0$", "2", "2.0", "5", "6", "4", "7", "7", "07"]
 )
 async def test_the_code_runs_in_the_interpreter_of_the_settings(setting: str, told: str):
     config = load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", [setting])
-    nothing: Any = None
-    work = _Work(config, Case(name="", model=""), [], nothing, nothing, nothing, [])
     with pytest.raises(ConfigError, match=told):
-        await work.run(EventLoop(config), lambda _: None)
+        await EventLoop(config).open_sandbox()
 
 
 async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Path):
@@ -197,7 +194,9 @@ async def test_a_sample_dropped_once_is_sampled_again(tokenizer, settings, tmp_p
 
 async def test_an_outage_that_lasts_is_an_error_and_keeps_what_is_finished(tokenizer, settings, tmp_path: Path):
     samples = SampleFile(tmp_path, settings.identity())
-    with pytest.raises(RolloutError, match="1 of 12 samples were dropped 2 times by an outage; the first: problem 0"):
+    with pytest.raises(
+        RolloutError, match="1 of 12 samples were dropped 2 times by an outage; the first: m, problem 0"
+    ):
         await run(tokenizer, settings, samples, [None, None, *ANSWERS[1:]])
     assert len(SampleFile(tmp_path, settings.identity()).rows) == 3 * N - 1
 
