@@ -25,7 +25,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.compare import REPORT
 from retool_mcore.evaluate.endpoint import Api, TextSampler
 from retool_mcore.evaluate.problems import Problem, read_problems
-from retool_mcore.evaluate.run import Case, SampleFile, Settings, Work, make_report, sample_all
+from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile, Settings, make_report, sample_all
 from retool_mcore.evaluate.servers import Servers, TokenSampler, architecture_of
 from retool_mcore.evaluate.table import markdown
 from retool_mcore.reward.own import open_own_reward
@@ -95,12 +95,12 @@ def evaluate_many(
         at_once = concurrency or 2 * config.rollout.max_running_requests * len(models)
         for model, group in of_model.items():
             problems = [problem.asked_in(recorded_format(model)) for problem in read]
-            works: list[Work] = []
+            works: list[CaseSamples] = []
             for case in group:
                 settings = Settings.of(config, n, case.tool)
                 identity = identity_of(config, model, problems, endpoint) | settings.identity()
                 samples = SampleFile(out / case.name, identity)
-                works.append(Work(case=case, problems=problems, settings=settings, samples=samples))
+                works.append(CaseSamples(case=case, problems=problems, settings=settings, samples=samples))
             for work in works:
                 total = len(problems) * n
                 on_start(work.case.name, total - len(work.missing()), total)
@@ -124,7 +124,7 @@ def evaluate_many(
 
 async def _sample(
     config: EvaluationConfig,
-    jobs: Sequence[tuple[Work, TokenSampler | TextSampler]],
+    jobs: Sequence[tuple[CaseSamples, TokenSampler | TextSampler]],
     urls: Sequence[str],
     *,
     sandbox: Sandbox | None,

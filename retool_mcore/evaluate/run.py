@@ -133,7 +133,7 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class CaseSamples:
     """The samples of one case: of which problems, how they are drawn, and where they are kept."""
 
     case: Case
@@ -148,7 +148,7 @@ class Work:
 
 
 async def sample_all(
-    jobs: Sequence[tuple[Work, Sampler]],
+    jobs: Sequence[tuple[CaseSamples, Sampler]],
     *,
     judge: Judge,
     sandbox: Sandbox | None,
@@ -164,7 +164,7 @@ async def sample_all(
     slots = asyncio.Semaphore(concurrency)
     dropped: list[str] = []
 
-    async def one(work: Work, sampler: Sampler, problem: Problem, sample: int) -> None:
+    async def one(work: CaseSamples, sampler: Sampler, problem: Problem, sample: int) -> None:
         name = work.case.name
         given = Given(
             trajectory_id=f"{name}/{problem.id}-{sample}",

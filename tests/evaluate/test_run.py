@@ -15,7 +15,7 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
 from retool_mcore.evaluate.cases import Case, EventLoop, evaluate_many
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import SampleFile, Settings, Work, make_report, sample_all, seeded
+from retool_mcore.evaluate.run import CaseSamples, SampleFile, Settings, make_report, sample_all, seeded
 from retool_mcore.evaluate.servers import SpreadEngine, TokenSampler
 from retool_mcore.reward.answer import is_equivalent
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest, trajectory_seed
@@ -68,7 +68,7 @@ def job_of(engine: Any, settings: Settings, samples: SampleFile, problems=PROBLE
     sampler = TokenSampler(TextOnly(engine.tokenizer), settings, problems)
     sampler.engine = SpreadEngine([engine])
     case = Case(name=name, model="m", tool=False)
-    return Work(case=case, problems=problems, settings=settings, samples=samples), sampler
+    return CaseSamples(case=case, problems=problems, settings=settings, samples=samples), sampler
 
 
 async def run(
