@@ -23,9 +23,12 @@ class StopReason(StrEnum):
     reason       what happened                               mask               reward
     ============ =========================================== ================== ===================
     FINISHED     the model closed a turn without a call      all sampled tokens by its answer
-    LENGTH       the response budget ended in a model turn,  all sampled tokens by its answer, if
-                 or the next tool result and a turn after it                    the cut turn boxed
-                 did not fit                                                    one
+    LENGTH       the response budget ended in a model turn   all sampled tokens by its answer, if
+                                                                                the cut turn boxed
+                                                                                one
+    NO_ROOM      the next tool result, or the error of a     all sampled tokens wrong: no answer
+                 malformed call, did not fit with a turn
+                 after it: the model never saw it
     TURNS        the last allowed turn ended in a call,      all sampled tokens wrong: no answer
                  which is not run
     MALFORMED    too many malformed calls in a row           all sampled tokens wrong: no answer
@@ -41,6 +44,7 @@ class StopReason(StrEnum):
 
     FINISHED = "finished"
     LENGTH = "length"
+    NO_ROOM = "no_room"
     TURNS = "turns"
     MALFORMED = "malformed_calls"
     TOOL_TIME = "tool_time"

@@ -145,7 +145,7 @@ async def converse(trajectory: Trajectory, model: Conversation, calls: Calls, li
         try:
             reason = await _alternate(trajectory, model, calls, limits)
         except OutOfRoom:
-            reason = StopReason.LENGTH
+            reason = StopReason.NO_ROOM
         except (SandboxUnavailable, EngineUnavailable) as error:
             trajectory.drop_error = f"{type(error).__name__}: {error}"
             reason = StopReason.DROPPED

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import shutil
 import socket
@@ -19,6 +20,7 @@ ASKED_S = 0.05  # a look at the lock takes microseconds
 ENDING_S = 3.0
 QUIET_WITHIN_S = 5.0
 LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # a socket's path has at most 107 characters
+LITTLE_BYTES = 16 << 20  # a disk with less is full: other processes may have freed some meanwhile
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # by default in TMPDIR, but compiled kernels outlive a run
 # What errors of a refused write say: shutil.Error holds no errno, and PyTorch's archive writer says
 # only that it is at an unexpected position.
@@ -133,13 +135,34 @@ def is_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
-    """Turn the error of a full disk into CheckpointError; ``remedy`` says what to do."""
+    """Turn the error of a full disk into CheckpointError; ``remedy`` says what to do.
+
+    What the error names, or the folder of temporary files, may be full and not ``folder``.
+    """
     try:
         yield
     except Exception as error:
         if not is_full(error):
             raise
-        raise CheckpointError(f"no space is left for {folder}. {remedy}") from error
+        full = full_folder(error, folder)
+        if full != folder:
+            remedy = f"{folder} has space, and its files were not written. Free some in {full}."
+        raise CheckpointError(f"no space is left for {full}. {remedy}") from error
+
+
+def full_folder(error: BaseException, folder: Path) -> Path:
+    """Where space has run out: ``folder``, unless that has some and another place has none."""
+    named = [Path(str(each)) for each in (getattr(error, "filename", None), tempfile.gettempdir()) if each]
+    return next((place for place in (folder, *named) if _free_bytes(place) < LITTLE_BYTES), folder)
+
+
+def _free_bytes(place: Path) -> float:
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return math.inf
 
 
 @contextlib.contextmanager
@@ -162,11 +185,30 @@ def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = la
     os.environ.setdefault(KERNELS, f"{parent}/torchinductor_{os.getuid()}")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     try:
-        yield
+        with temporary(folder, clean):
+            yield
     finally:
         tempfile.tempdir = parent
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+_temporary: dict[Path, Callable[[Path], bool]] = {}  # the folders to remove, with what cleans them first
+
+
+@contextlib.contextmanager
+def temporary(folder: Path, clean: Callable[[Path], bool] = lambda folder: True) -> Generator[None]:
+    """Remove ``folder`` afterwards; see ``own_tmpdir``."""
+    _temporary[folder] = clean
+    try:
+        yield
+    finally:
+        remove_when_quiet(folder, _temporary.pop(folder))
+
+
+def remove_temporary() -> None:
+    """Remove every folder of ``temporary``, in a process that ends without leaving its blocks."""
+    for folder, clean in _temporary.items():
         remove_when_quiet(folder, clean)
 
 

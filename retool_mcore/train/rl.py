@@ -93,8 +93,8 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     for note in checks.result():
         _tell(note, console)
     if unfinished:
-        with usual_exit_code(), Watchdog(config, console.file):
-            run(config, platform, resume.path if resume is not None else None)
+        with usual_exit_code(), Watchdog(config, console.file) as watchdog:
+            run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
 
 
 def has_ended(config: RlConfig, step: int) -> bool:

@@ -1,11 +1,13 @@
-"""Ends a run that stands still, with the stacks of its processes on disk.
+"""Ends a run that stands still, or one of whose processes has died.
 
 A collective that one rank never joins, or an engine that never answers, raises nothing anywhere,
 and the devices are held until somebody looks. What counts as life is what the run writes, and the
-signs that its processes give within a step (run/alive.py).
+signs that its processes give within a step (run/alive.py). The stacks of a run that stands still
+are written to its logs.
 """
 
 import faulthandler
+import logging
 import os
 import shutil
 import signal
@@ -13,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
@@ -22,16 +26,21 @@ import psutil
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.errors import EXIT_RETRYABLE, RunError
 from retool_mcore.run import alive, checkpoint
+from retool_mcore.run.folder import remove_temporary
+
+logger = logging.getLogger(__name__)
 
 SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # in the run's folder
 LOOKS = 20  # per train.stall_s
+ASK_S = 2.0  # between two questions for a process that has died
 DUMP_S = 20.0  # for the stacks of one process
 STALLED = signal.SIGUSR2  # to the own process: its main thread may be anywhere
-GRACE_S = 60.0  # for the end of a run that was asked to end
+GRACE_S = 60.0  # for the main thread to leave a run that stood still
+LOST_GRACE_S = 10.0  # the same, where a process has died: what waits for that one waits without end
 
 
 class Watchdog:
-    """While a run goes on: no sign of life for ``train.stall_s`` seconds ends it with a RunError.
+    """While a run is in progress: no sign of life for ``train.stall_s`` seconds ends it.
 
     Signs are the stages of the start; sampled turns, ended trajectories, passes and updates; rows
     of metrics, records of trajectories and checkpoints. A sign counts from when it is seen, because
@@ -45,46 +54,84 @@ class Watchdog:
         self._terminal, self._rank = terminal, rank
         self._ended = threading.Event()
         self._error: RunError | None = None
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._asking = threading.Lock()  # held during a question
+        self._lost: Callable[[], RunError | None] | None = None
+        self._family: dict[int, psutil.Process] = {}  # all descendants so far, also those that lost their parent
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Watchdog":
+        signal.signal(STALLED, _leave)
         if self._stall_s:
-            signal.signal(STALLED, _leave)
-            self._thread.start()
+            threading.Thread(target=self._look_for_signs, daemon=True).start()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
         if self._error is not None:
             raise self._error from error
 
-    def _watch(self) -> None:
+    @contextmanager
+    def also_asks(self, lost: Callable[[], RunError | None]) -> Generator[None]:
+        """While it is entered, the error that ``lost`` returns ends the run, within seconds."""
+        self._lost = lost
+        threading.Thread(target=self._ask, daemon=True).start()
+        try:
+            yield
+        finally:
+            self._lost = None
+            if self._asking.acquire(timeout=LOST_GRACE_S):  # or it would see how this block's processes are ended
+                self._asking.release()
+
+    def _ask(self) -> None:
+        while not self._ended.wait(ASK_S):
+            with self._asking:
+                lost, error = self._lost, None
+                if lost is None:
+                    return
+                try:
+                    error = lost()
+                except Exception as failure:  # noqa: BLE001  the next question has the reason
+                    logger.warning("no answer to which processes of the run have died: %s", failure)
+                self._family |= {each.pid: each for each in psutil.Process().children(recursive=True)}
+            if error is not None:
+                self._end(error, LOST_GRACE_S)
+                return
+
+    def _look_for_signs(self) -> None:
         seen, seen_s = signs(self._dir), time.monotonic()
         while not self._ended.wait(self._stall_s / LOOKS):
             if (now := signs(self._dir)) != seen:
                 seen, seen_s = now, time.monotonic()
             silent_s = time.monotonic() - seen_s
             if silent_s > self._stall_s:
-                self._end(silent_s)
+                error = self._stalled(silent_s)
+                self._end(error, GRACE_S)
                 return
 
-    def _end(self, silent_s: float) -> None:
+    def _stalled(self, silent_s: float) -> RunError:
         of_rank = f"-rank{self._rank}" if self._rank else ""
         stacks = self._dir / "logs" / f"stall-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}{of_rank}.txt"
         write_stacks(stacks)
-        if self._ended.is_set():
-            return
         saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
-        self._error = RunError(
+        return RunError(
             f"no turn, pass, update, step, stage or checkpoint was ended for {silent_s:.0f} s, and train.stall_s = "
             f"{self._stall_s:g}. What each process was doing is in {stacks}, what it said in {self._dir / 'logs'}. The "
             f"same command goes on {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a run whose "
             "longest turn, pass or update takes more than that needs a higher train.stall_s: `retool plan` has them."
         )
+
+    def _end(self, error: RunError, grace_s: float) -> None:
+        if self._ended.is_set() or self._error is not None:
+            return
+        self._error = error
         os.kill(os.getpid(), STALLED)  # the main thread leaves, through every ``finally``
-        if not self._ended.wait(GRACE_S):
+        if not self._ended.wait(grace_s):
             told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
             os.write(self._terminal.fileno(), told.encode())
-            # What holds the main thread heeds no signal; Ray's processes end with this one.
+            # What holds the main thread heeds no signal.
+            for process in self._family.values():
+                with suppress(psutil.Error):  # it has ended
+                    process.kill()
+            remove_temporary()
             os._exit(EXIT_RETRYABLE)
 
 

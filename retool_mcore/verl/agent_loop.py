@@ -16,6 +16,7 @@ What verl does with the outputs:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+causes: Counter[str] = Counter()  # what has cost this process's trajectories: "TYPE: text"
+
 
 class ReToolAgentLoop(AgentLoopBase):
     """Samples one trajectory of a run.
@@ -94,6 +97,7 @@ class ReToolAgentLoop(AgentLoopBase):
         )
         alive.sign()
         if trajectory.dropped:
+            causes[trajectory.drop_error or "an outage"] += 1
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
         said = self._record(trajectory, kwargs) if _is_candidate(kwargs, shared.config) else None
@@ -260,7 +264,7 @@ def routes_of(trajectory: Trajectory) -> Routes:
 
 def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:
     """Whether the run's settings keep the whole response out of the loss."""
-    truncated = trajectory.stop_reason == StopReason.LENGTH
+    truncated = trajectory.stop_reason in (StopReason.LENGTH, StopReason.NO_ROOM)
     masked = {"truncated": truncated, "void_turns": trajectory.has_void_turn}
     return any(masked[kind] for kind in algorithm.mask)
 

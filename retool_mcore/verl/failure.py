@@ -29,28 +29,36 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
         error = error.cause  # a process that failed because another had
     if isinstance(error, RayTaskError) and isinstance(error.cause, ReToolError):
         return error.cause
-    log = config.run.dir / "logs" / "rl.log"
     said = _COLOURS.sub("", str(error))
     found = _FAILED.search(said) if isinstance(error, RayTaskError) else _DIED.search(said)
+    name = found["what"].rpartition("<locals>.")[2] if found else ""
     if found is None:
-        what, lines = f"Ray ended the run: {type(error).__name__}: {said.splitlines()[0]}", []
+        what = f"Ray ended the run: {type(error).__name__}: {said.splitlines()[0]}"
     elif isinstance(error, RayTaskError):
         first, *more = f"{type(error.cause).__name__}: {error.cause}".splitlines()
         cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # hydra's: the cause is below
-        what, lines = f"{_name(found)} failed with {cause}", []
+        what = f"{name} (process {found['pid']}) failed with {cause}"
     else:
-        what, lines = f"{_name(found)} died", last_lines(log, int(found["pid"]))
-    told = "".join(f"\n  {line}" for line in lines)
-    told = f"Its last lines:{told}\n" if told else ""
-    if what.endswith(" died"):
-        told = f"If it ran out of memory, dmesg shows the kill. {told}"
+        return death_for_user(name, int(found["pid"]), config, why)
     what = f"{what}, and {why}" if why else what
-    return RunError(f"{what}. {told}The log is {log}. {_remedy_for_resume(config)}")
+    return RunError(f"{what}. The log is {_log(config)}. {_remedy_for_resume(config)}")
 
 
-def _name(found: re.Match[str]) -> str:
-    """Of an actor's process: "MeasuredServer (process 4711)"."""
-    return f"{found['what'].rpartition('<locals>.')[2]} (process {found['pid']})"
+def death_for_user(what: str, pid: int, config: RlConfig, why: str = "") -> RunError:
+    """The error for a process that died, with its last lines; ``pid`` is 0 where it is unknown."""
+    lines = last_lines(_log(config), pid) if pid else []
+    process = f"{what} (process {pid})" if pid else what
+    reason = f", and {why}" if why else ""
+    last = "".join(f"\n  {line}" for line in lines)
+    last = f"Its last lines:{last}\n" if last else ""
+    return RunError(
+        f"{process} died{reason}. If it ran out of memory, dmesg shows the kill. {last}The log is {_log(config)}. "
+        f"{_remedy_for_resume(config)}"
+    )
+
+
+def _log(config: RlConfig) -> Path:
+    return config.run.dir / "logs" / "rl.log"
 
 
 def last_lines(log: Path, pid: int) -> list[str]:

@@ -7,15 +7,17 @@ earlier, and get verl's settings when verl asks for them.
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.verl.agent_loop import sandbox_of
+from retool_mcore.verl.agent_loop import causes, sandbox_of
 from retool_mcore.verl.router import import_engine_class
 from retool_mcore.verl.run_settings import settings_of_run
 
@@ -45,6 +47,21 @@ class LoopWorker(_Worker):
     def construct(self, *settings: Any) -> None:
         super().__init__(*settings)
 
+    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's, which only logs an exception; here it counts as a cause of lost trajectories."""
+        try:
+            return await super()._run_agent_loop(*args, **kwargs)
+        except Exception as error:
+            first = error.cause if isinstance(error, RayTaskError) else error  # of the reward's process
+            causes[f"{type(first).__name__}: {first}"] += 1
+            raise
+
+    async def take_causes(self) -> dict[str, int]:
+        """How often each exception or outage has cost a trajectory since the last call."""
+        taken = dict(causes)
+        causes.clear()
+        return taken
+
 
 _created: list[tuple[Any, Any]] = []  # each worker with its warm-up
 
@@ -67,3 +84,8 @@ class LoopManager(AgentLoopManagerTQ):
         await asyncio.gather(*(warm_up for _, warm_up in _created))
         await asyncio.gather(*(worker.construct.remote(*settings) for worker in self.agent_loop_workers))
         _created.clear()
+
+    def causes(self) -> Counter[str]:
+        """``take_causes`` of all workers."""
+        taken = ray.get([worker.take_causes.remote() for worker in self.agent_loop_workers])
+        return sum(map(Counter, taken), Counter())

@@ -10,7 +10,7 @@ from typing import Any
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.run.folder import remove_when_quiet
+from retool_mcore.run.folder import remove_when_quiet, temporary
 
 
 @contextmanager
@@ -61,7 +61,5 @@ def ray_folder(run_dir: Path) -> Generator[Path]:
         raise PlatformError(f"{parent} belongs to another user, and Ray's sockets would be theirs to read. Remove it.")
     folder = parent / f"{zlib.crc32(str(run_dir.resolve()).encode())}.0"
     remove_when_quiet(folder)
-    try:
+    with temporary(folder):
         yield folder
-    finally:
-        remove_when_quiet(folder)

@@ -79,6 +79,7 @@ class ReplayMixin:
         # When groups are filtered, verl fetches prompts one by one, so that it can replace exactly
         # those that it evicts.
         kwargs["gen_batch_size"] = 1 if metric else batch
+        self.causes: Callable[[], Counter[str]] = Counter  # what has cost trajectories since the last call
         self._add_prompts = kwargs["refill_fn"]
         self.while_waiting: Callable[[], None] = lambda: None  # between two looks at an unfinished batch
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
@@ -137,13 +138,21 @@ class ReplayMixin:
 
     def _require_few_dropped(self, dropped: int, partition_id: str) -> None:
         """Raise RolloutError if ``dropped`` is more than rollout.max_dropped_fraction allows."""
-        if dropped > self.max_dropped_fraction * self.expected:
+        if dropped <= self.max_dropped_fraction * self.expected:
+            return
+        causes, step = self.causes(), f"step {self.global_steps} ({partition_id})"
+        kinds = {cause.partition(":")[0] for cause in causes}  # texts of a kind may differ, as in a time
+        first = causes.most_common(1)[0][0] if causes else "not known"
+        resume = "Fix it and run the same command again; it resumes from the last checkpoint."
+        if dropped == self.expected and len(kinds) == 1:
             raise RolloutError(
-                f"{dropped} of {self.expected} trajectories of step {self.global_steps} ({partition_id}) were dropped, "
-                f"{dropped / self.expected:.1%}; rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The "
-                "log says why for each: look for 'dropped' and 'Error in _run_prompt'. Mend the sandbox or the engine "
-                "and start the same command again; it continues from the last checkpoint"
+                f"All {dropped} trajectories of {step} failed with {first}. The log has the traceback. {resume}"
             )
+        raise RolloutError(
+            f"{dropped} of {self.expected} trajectories of {step} were dropped, {dropped / self.expected:.1%}; "
+            f"rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The most frequent cause is {first}. "
+            f"The log has each: look for 'dropped' and 'Error in _run_prompt'. {resume}"
+        )
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """verl's filter, without groups that outages left empty.
@@ -183,6 +192,8 @@ class ReplayMixin:
         self.dropped_total += dropped
         self.dropped = {"rollout/dropped": dropped, "rollout/dropped_total": self.dropped_total}
         self._require_few_dropped(dropped, partition_id)
+        if dropped:
+            self.causes()  # forgets them: the next batch has its own
         compared = self.compares_groups and partition_id == "train"
         lonely = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
         if lonely:

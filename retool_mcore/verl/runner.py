@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +29,14 @@ from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.ray_cluster import ray_arguments
 from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.watch import ProcessWatch
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _remote: Any = TaskRunnerV1
 _TaskRunner: Any = _remote.__ray_actor_class__
+
+# Asks the function now and then for the error of a process that has died, and ends the run with it.
+Watch = Callable[[Callable[[], RunError | None]], AbstractContextManager[None]]
 
 
 class Driver(_TaskRunner):
@@ -90,8 +95,8 @@ def replica_class(name: str, verls_loader: Callable[[], type]) -> type:
     return MeasuredReplica
 
 
-def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
-    """Start or join Ray and run to ``train.steps``.
+def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: Watch) -> None:
+    """Start or join Ray and run to ``train.steps``; ``watch`` ends the run when a process has died.
 
     Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
     a worker raised it, and RunError when Ray does not start or a process of the run died or failed.
@@ -103,14 +108,17 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
     with ray_arguments(config) as arguments:
         with open_dict(tree):
             tree.ray_kwargs.ray_init = {**tree.ray_kwargs.get("ray_init", {}), **arguments}
-        _run(config, tree)
+        _run(config, tree, watch)
 
 
-def _run(config: RlConfig, tree: DictConfig) -> None:
+def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
     begin(config.run.dir, "ray")
     driver = Driver()
     try:
-        with without_hangups():  # Ray's processes would end before the driver has saved
+        with (
+            watch(ProcessWatch(config).lost),
+            without_hangups(),
+        ):  # Ray's processes would end before the driver has saved
             run_ppo(tree, task_runner_class=driver)
     except BaseException as error:
         if isinstance(error, RayError):

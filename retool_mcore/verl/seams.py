@@ -152,6 +152,12 @@ SEAMS = (
         remove_when="verl's registry of engines hands out the loader of one",
     ),
     _verl(
+        "verl.experimental.agent_loop.agent_loop.AgentLoopWorker._run_agent_loop",
+        ("sampling_params", "trajectory", "agent_name", "trace", "_ray_trace_ctx", "kwargs"),
+        "a step that lost its trajectories to one exception ends with that exception",
+        "verl's replay buffer hands out why a trajectory failed",
+    ),
+    _verl(
         "verl.experimental.agent_loop.agent_loop.AgentLoopManager._init_agent_loop_workers",
         (),
         "the processes of the agent loops are there already, and have imported what they need",
@@ -168,5 +174,12 @@ SEAMS = (
         reason="a SIGTERM to the run's process group would end Ray's servers before the driver has saved",
         applies_to=requirement("ray"),
         remove_when="Ray starts its servers in process groups of their own",
+    ),
+    Seam(
+        target="ray._private.state.actors",
+        parameters=("actor_id", "job_id", "actor_state_name"),
+        reason="the run ends when an actor has died that nobody calls; Ray's public list needs its dashboard",
+        applies_to=requirement("ray"),
+        remove_when="Ray lists actors without a dashboard",
     ),
 )

@@ -98,6 +98,7 @@ class RlRun(EngineRestarts):
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop over steps, until ``train.steps``, a signal, or ``best.patience`` ends it."""
         start.begin(self._run.run.dir, "weights")
+        self.replay_buffer.causes = agent_loop_manager.causes
         for group in self._saved_groups():
             group.belong_to(str(self._run.run.dir.absolute()))
         with self._saver, Ending(self._run.checkpoint.grace_s) as self._ending:

@@ -131,6 +131,7 @@ def test_the_metrics_of_a_batch():
             "behavior/correct_code_fraction": 1 / 2,
             "behavior/stop/finished": 2 / 3,
             "behavior/stop/length": 0.0,
+            "behavior/stop/no_room": 0.0,
             "behavior/stop/turns": 1 / 3,
             "behavior/stop/malformed_calls": 0.0,
             "behavior/stop/tool_time": 0.0,

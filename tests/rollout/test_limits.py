@@ -77,7 +77,7 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
         assert trajectory.stop_reason == StopReason.FINISHED
         assert ledger.budget_tokens == 0 and ledger.loss_mask.count(0) == len(result)
     else:
-        assert trajectory.stop_reason == StopReason.LENGTH
+        assert trajectory.stop_reason == StopReason.NO_ROOM
         assert ledger.response_ids == said, "the result is not written, nor a part of it"
         assert shown(trajectory) == ["1379"], "the call has been executed"
 

@@ -2,8 +2,9 @@
 not a test fix.
 
 finished           the model closed a turn without a call; all its tokens carry loss
-length             cut in a model turn, or the next result and a turn after it do not fit: the
-                   result is not written
+length             cut in a model turn
+no_room            the next result, or the error of a malformed call, does not fit with a turn
+                   after it, and is not written
 turns              the last allowed turn ended in a call: the call is not executed
 malformed_calls    that many in a row that cannot be read; each before the last was answered by
                    its error
@@ -80,6 +81,14 @@ async def test_an_answer_boxed_before_the_cut_counts(tokenizer, sandbox):
     limits = replace(LIMITS, max_response_tokens=len(tokenizer.encode(text)))
     trajectory = await play(tokenizer, sandbox, text + " so on and so on", limits=limits)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.LENGTH, "1379")
+
+
+async def test_no_room_for_the_error_of_a_malformed_call(tokenizer, sandbox):
+    bad = "<tool_call>\nprint(1)\n</tool_call>"
+    limits = replace(LIMITS, max_response_tokens=len(tokenizer.encode(bad)) + 8)
+    trajectory = await play(tokenizer, sandbox, bad, limits=limits)
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ROOM, None)
+    assert tool_text(tokenizer, trajectory) == ""
 
 
 async def test_turns(tokenizer, sandbox):

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,15 @@ def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_pat
     said = r"no space is left for .*step_4\. Free some"
     with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Free some."):
         raise error
+
+
+def test_a_full_folder_of_temporary_files_is_named_and_not_the_checkpoint(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    said = rf"no space is left for {small_disk}\. .*step_4 has space, and its files were not written\. Free some in"
+    with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Nothing of it is left."):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):

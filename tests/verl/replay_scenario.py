@@ -6,6 +6,7 @@ Prints one JSON object: what each scenario gave.
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,11 @@ def main(folder: Path) -> None:
     put_group("g", [1.0, 0.0, None, 0.0])
     put_group("h", [0.0, 1.0, 1.0, 1.0])
     out["too many"] = sample(sampler(folder, 0.1))
+    for uid in "vw":
+        put_group(uid, [None] * 4)
+    failing = sampler(folder, 0.1)
+    failing.causes = lambda: Counter({"TypeError: wait() got 'initial'": 7, "TypeError: another text": 1})
+    out["all failed"] = sample(failing)
     put_group("i", [1.0, 1.0, 1.0, 1.0])
     put_group("j", [0.0, 1.0, 1.0, 1.0])
     asked: list[int] = []

@@ -53,6 +53,12 @@ def test_too_many_drops_stop_the_run_with_the_arithmetic(scenarios: dict[str, An
     assert "max_dropped_fraction = 10.0%" in scenarios["too many"]["error"]
 
 
+def test_when_all_die_of_one_exception_the_error_is_that_exception(scenarios: dict[str, Any]):
+    assert scenarios["all failed"]["error"].startswith(
+        "All 8 trajectories of step 1 (train) failed with TypeError: wait() got 'initial'. The log"
+    )
+
+
 def test_recorded_groups_are_written_whole_with_what_was_learnt_from_them(scenarios: dict[str, Any]):
     rows = scenarios["rows"]
     assert [row["key"] for row in rows] == ["a_0_0", "a_1_0", "a_2_0", "a_3_0"]
