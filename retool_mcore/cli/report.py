@@ -42,21 +42,23 @@ def report(
 def runs(
     root: Annotated[Path, typer.Argument(help="the folder that run.root says")] = Path("runs"),
 ) -> None:
-    """List the runs under a folder: how far each is, in which state, and how it goes on.
+    """List the runs under a folder: how far each is, its state, its warnings and its next command.
 
     A run that holds its folder's lock is running; one that made all its steps has ended; any other
     was killed, or stopped by an error.
     """
     from retool_mcore.report.table import find_runs, runs_table
+    from retool_mcore.run.status import printable
 
     console = wide_console()
-    table, commands = runs_table(root, find_runs(root))
+    table, warnings, commands = runs_table(root, find_runs(root))
     console.print(table)
-    if commands:
-        typer.echo("next:")
-    width = max((len(label) for label, _ in commands), default=0)
-    for label, command in commands:
-        typer.echo(f"  {label:{width}}  {command}")
+    for heading, lines in (("warnings:", warnings), ("next:", commands)):
+        if lines:
+            typer.echo(heading)
+        width = max((len(label) for label, _ in lines), default=0)
+        for label, text in lines:
+            typer.echo(printable(f"  {label:{width}}  {text}"))
 
 
 @app.command()

@@ -33,6 +33,10 @@ def view(
 
     def write(live: str = "") -> Written:
         sources = [open_source(path) for path in runs]
+        for source in sources:
+            if source.skipped:
+                first = f"the first is {source.skipped[0]}"
+                tell(f"note: {source.name}: {len(source.skipped)} damaged records are left out; {first}", err=True)
         return write_page(sources, out, steps=step or (), limit=limit, tokenizer=tokenizer, live=live)
 
     if serve:

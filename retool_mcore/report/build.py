@@ -15,6 +15,7 @@ from retool_mcore.report.render import environment
 from retool_mcore.report.state import state_of
 from retool_mcore.report.validations import validated
 from retool_mcore.run.folder import write_whole
+from retool_mcore.run.status import printable
 
 FORMS = (".html", ".md")
 NEWEST = 5  # steps whose mean stands for where a curve has come to
@@ -57,7 +58,7 @@ def _write_markdown(report: Report, out: Path) -> None:
 def labels_of(runs: Sequence[RunRecord]) -> list[str]:
     """The runs' names; where two are alike, their folders."""
     names = [run.path.name if run.path.name not in ("", ".") else run.name for run in runs]
-    return [str(run.path) if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)]
+    return [printable(str(run.path) if names.count(name) > 1 else name) for name, run in zip(names, runs, strict=True)]
 
 
 def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -> tuple[Report, list[str]]:

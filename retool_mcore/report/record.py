@@ -17,6 +17,7 @@ from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
 from retool_mcore.run.environment import read_environment
+from retool_mcore.run.status import printable
 from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 CONFIG = "config.toml"
@@ -41,7 +42,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        return str(self.settings["run"]["name"])
+        return printable(str(self.settings["run"]["name"]))
 
     @property
     def step(self) -> int:

@@ -6,6 +6,8 @@ from typing import Any, cast
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from retool_mcore.run.status import printable
+
 
 @cache
 def environment() -> Environment:
@@ -27,7 +29,7 @@ def cell(text: object) -> Markup:
 
     Quotes stay as they are, since Markdown shows what a person reads in an editor, too.
     """
-    line = " ".join(str(text).split())
+    line = printable(" ".join(str(text).split()))
     safe = str(escape(line)).replace("&#34;", '"').replace("&#39;", "'")
     for mark in "\\|`*_[]":
         safe = safe.replace(mark, f"\\{mark}")

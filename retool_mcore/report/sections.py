@@ -206,6 +206,8 @@ DROPS = (  # metric, words, how it is put together over steps
     ("groups/all_right", "groups that were all right (mean share)", fmean),
     ("groups/all_wrong", "groups that were all wrong (mean share)", fmean),
     ("behavior/stop/length", "responses cut by their length (mean share)", fmean),
+    ("behavior/stop/no_room", "ended because a result did not fit (mean share)", fmean),
+    ("behavior/stop/turns", "ended by their number of turns (mean share)", fmean),
     ("behavior/stop/malformed_calls", "ended by unreadable calls (mean share)", fmean),
     ("behavior/stop/tool_time", "ended by the interpreter's time (mean share)", fmean),
     ("behavior/cut_tokens", "tokens cut from results, a trajectory", fmean),

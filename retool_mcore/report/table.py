@@ -11,6 +11,8 @@ from retool_mcore.errors import DataError
 from retool_mcore.report.numbers import duration, number, share
 from retool_mcore.report.record import RunRecord, read_run, runs_below
 from retool_mcore.report.state import State, state_of
+from retool_mcore.report.warnings import warnings_of
+from retool_mcore.run.status import printable
 
 COLOURS = {"running": "green", "ended": "default", "killed": "red", "not started": "yellow", "damaged": "red"}
 NONE = "-"
@@ -26,24 +28,29 @@ def find_runs(root: Path) -> list[Path]:
     return found
 
 
-def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]]]:
-    """A row for each run, and each run's command to go on. A damaged one is a row that says so."""
+def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]], list[tuple[str, str]]]:
+    """A row for each run; each run's warnings; each run's next command.
+
+    A damaged run is a row that says so.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0))  # a row is a line at 80 columns; only a long stage takes more
     for heading in ("run", "kind", "state", "stage", "step", "accuracy", "tokens/s", "last step"):
         right = heading in ("step", "accuracy", "tokens/s")
         table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "stage")
     commands: list[tuple[str, str]] = []
+    warnings: list[tuple[str, str]] = []
     for path in paths:
-        label = str(path.relative_to(root)) if path != root else path.name or str(path)
+        label = printable(str(path.relative_to(root)) if path != root else path.name or str(path))
         try:
             run = read_run(path)
         except DataError as error:
-            table.add_row(escape(label), NONE, _coloured("damaged"), escape(str(error)), *[NONE] * 4)
+            table.add_row(escape(label), NONE, _coloured("damaged"), escape(printable(str(error))), *[NONE] * 4)
             continue
         state = state_of(run)
         table.add_row(escape(label), run.kind, _coloured(state.name), escape(state.stage), *_numbers(run, state))
         commands.append((label, state.go_on))
-    return table, commands
+        warnings += [(label, each) for each in warnings_of(run, state, time.time())]
+    return table, warnings, commands
 
 
 def _coloured(state: str) -> str:

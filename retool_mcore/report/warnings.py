@@ -1,27 +1,34 @@
-"""What about a run deserves a look now, from its files alone."""
+"""What about a run needs attention now, from its files alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
+from rich.console import Console
+
+from retool_mcore.config import RunConfig
 from retool_mcore.report.numbers import duration, number
-from retool_mcore.report.record import RunRecord
+from retool_mcore.report.record import Row, RunRecord
 from retool_mcore.report.state import State, stage_of_start, step_seconds
 from retool_mcore.run.start import WORDS
+from retool_mcore.run.status import print_text
 
 STALLED_S = 120.0  # a step may be late by this much ...
 STALLED_STEPS = 5.0  # ... and by this many usual steps, for validations and checkpoints
 START_STAGE_S = 900.0  # of one stage; large models load within it
-WINDOW = 5  # steps that are compared with the run's first ones
+WINDOW = 5  # steps over which an alarm takes a mean
 MISMATCH_RISE = 3.0
 MISMATCH_FLOOR = 1e-3  # nats; below it engine and actor agree, however the number moves
 MISMATCH_BOUND = 0.05  # nats, five times what engines with an FP8 cache have; engines with other weights have nats
-TAUGHT_NOTHING = 0.9
+SAME_REWARD = 0.9  # of groups
+MALFORMED = 0.25  # of calls
+CUT = 0.25  # of responses
 
 
 def warnings_of(run: RunRecord, state: State, now_s: float) -> list[str]:
     """One sentence for each thing that is wrong or about to be. ``now_s``: seconds since 1970."""
-    found = [_stalled(run, now_s) if state.name == "running" else "", *_of_newest(run), _mismatch(run), _groups(run)]
+    found = [_stalled(run, now_s) if state.name == "running" else "", *alarms(run.rows, run.settings).values()]
     if state.name == "killed":
         found.insert(0, f"not running, stopped {state.stage}")
     return [each for each in found if each]
@@ -45,23 +52,115 @@ def _stalled(run: RunRecord, now_s: float) -> str:
     return f"no step for {duration(waited_s)}, and one usually takes {duration(usual_s)}: {what}; look into {log}"
 
 
-def _of_newest(run: RunRecord) -> list[str]:
-    if not run.rows:
-        return []
-    row = run.rows[-1]
-    found: list[str] = []
+def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the rows of metrics show to be wrong with a run, from its first step on.
+
+    ``settings``: the sections of config.toml. Returns each alarm's name with its sentence;
+    docs/metrics.md lists them.
+    """
+    steps = [row for row in rows if row["step"] >= 1]
+    rollout = settings.get("rollout", {})
+    found = {
+        **(_of_newest(steps[-1]) if steps else {}),
+        "validation": _validation(rows),
+        "groups": _groups(steps),
+        "malformed": _malformed(steps),
+        "calls": _calls(steps, rollout.get("tools") or ()),
+        "cut": _cut(steps, rollout.get("max_response_tokens")),
+        "mismatch": _mismatch(steps),
+    }
+    return {name: sentence for name, sentence in found.items() if sentence}
+
+
+class AlarmLines:
+    """Prints the alarms of a run on its terminal, each once."""
+
+    def __init__(self, console: Console, config: RunConfig) -> None:
+        self._console, self._settings = console, config.model_dump()
+        self._printed: set[str] = set()
+
+    def tell(self, rows: Sequence[Row]) -> None:
+        """Print what the newest of ``rows`` has raised for the first time."""
+        for name, sentence in alarms(rows, self._settings).items():
+            if name not in self._printed:
+                self._printed.add(name)
+                print_text(self._console, f"warning: {sentence}")
+
+
+def _of_newest(row: Row) -> dict[str, str]:
+    step, found = int(row["step"]), dict[str, str]()
     odd = [name for name in ("loss", "grad_norm", "reward") if not math.isfinite(row.get(name, 0.0))]
     if odd:
-        found.append(f"{' and '.join(odd)} of step {run.step} {'is' if len(odd) == 1 else 'are'} not finite")
+        found["finite"] = f"{' and '.join(odd)} of step {step} {'is' if len(odd) == 1 else 'are'} not finite"
+    if row.get("grad_norm") == 0:
+        found["gradient"] = f"grad_norm of step {step} is 0: the step has changed no weight"
     if row.get("rollout/dropped", 0.0) > 0:
-        found.append(f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {run.step}")
+        found["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"
     if row.get("reward/check_failed", 0.0) > 0:
-        found.append(f"{row['reward/check_failed']:.1%} of step {run.step}'s answers could not be checked")
+        found["check"] = f"{row['reward/check_failed']:.1%} of step {step}'s answers could not be checked"
     return found
 
 
-def _mismatch(run: RunRecord) -> str:
-    values = [abs(value) for value in run.values("mismatch/kl")]
+def _values(rows: Sequence[Row], metric: str) -> list[float]:
+    return [row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))]
+
+
+def _recent(steps: Sequence[Row], metric: str) -> float | None:
+    """The metric's mean over the newest steps that have it."""
+    values = _values(steps, metric)[-WINDOW:]
+    return fmean(values) if values else None
+
+
+def _last(steps: Sequence[Row]) -> str:
+    count = min(WINDOW, len(steps))
+    return f"the last {count} steps" if count > 1 else f"step {int(steps[-1]['step'])}"
+
+
+def _validation(rows: Sequence[Row]) -> str:
+    for row in reversed(rows):
+        if "val/accuracy" in row:
+            wrong = row["val/accuracy"] == 0
+            return f"every answer of step {int(row['step'])}'s validation is wrong" if wrong else ""
+    return ""
+
+
+def _groups(steps: Sequence[Row]) -> str:
+    """By the reward: the user's own reward may differ among answers that are all wrong."""
+    same = _recent(steps, "groups/same_reward")
+    if same is None or same <= SAME_REWARD:
+        return ""
+    return f"{same:.0%} of the groups of {_last(steps)} teach nothing: all their trajectories have the same reward"
+
+
+def _malformed(steps: Sequence[Row]) -> str:
+    newest = steps[-WINDOW:]
+    malformed = sum(value for row in newest for name, value in row.items() if name.startswith("behavior/malformed/"))
+    calls = malformed + sum(row.get("behavior/calls", 0.0) for row in newest)
+    if not calls or malformed <= MALFORMED * calls:
+        return ""
+    return (
+        f"{malformed / calls:.0%} of the calls of {_last(steps)} could not be read: "
+        "look at behavior/malformed/*, and check that rollout.protocol is the model's"
+    )
+
+
+def _calls(steps: Sequence[Row], tools: Sequence[str]) -> str:
+    if not tools or _recent(steps, "behavior/code_ratio") != 0:
+        return ""
+    return f"no trajectory of {_last(steps)} called a tool, and rollout.tools offers {', '.join(map(str, tools))}"
+
+
+def _cut(steps: Sequence[Row], limit: int | None) -> str:
+    ends = [_recent(steps, f"behavior/stop/{reason}") for reason in ("length", "no_room")]
+    cut = sum(each or 0.0 for each in ends)
+    if cut <= CUT:
+        return ""
+    limits = "rollout.max_response_tokens" + (f" = {limit}" if limit else "")
+    return f"{cut:.0%} of the responses of {_last(steps)} were cut at {limits}"
+
+
+def _mismatch(steps: Sequence[Row]) -> str:
+    values = [abs(value) for value in _values(steps, "mismatch/kl")]
     if values and (newest := median(values[-WINDOW:])) > MISMATCH_BOUND:
         return (
             f"engine and actor disagree: mismatch/kl is {number(newest)} nats, and {MISMATCH_BOUND} is the bound. "
@@ -76,17 +175,3 @@ def _mismatch(run: RunRecord) -> str:
         f"the engine drifts from the actor: mismatch/kl is {number(last)} nats over the last {WINDOW} steps, and was "
         f"{number(first)} over the first"
     )
-
-
-def _groups(run: RunRecord) -> str:
-    right, wrong = run.values("groups/all_right")[-WINDOW:], run.values("groups/all_wrong")[-WINDOW:]
-    if len(right) < WINDOW or len(right) != len(wrong):
-        return ""
-    nothing = _mean_sum(right, wrong)
-    if nothing <= TAUGHT_NOTHING:
-        return ""
-    return f"{nothing:.0%} of the last {WINDOW} steps' groups taught nothing: all right or all wrong"
-
-
-def _mean_sum(first: Sequence[float], second: Sequence[float]) -> float:
-    return fmean(a + b for a, b in zip(first, second, strict=True))

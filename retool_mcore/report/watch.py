@@ -17,6 +17,7 @@ from retool_mcore.report.state import State, stage_of_start, state_of
 from retool_mcore.report.table import COLOURS
 from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.start import WORDS
+from retool_mcore.run.status import printable
 
 LOOK_EVERY_S = 1.0
 SPARK_WIDTH = 40
@@ -85,9 +86,9 @@ def frame(run: RunRecord, state: State, now_s: float) -> RenderableType:
         parts += [Text(), _metrics(run)]
     parts += [Text(), *_warnings(warnings_of(run, state, now_s))]
     if state.name != "running":
-        parts += [Text(f"go on: {state.go_on}", style="dim", overflow="fold")]
+        parts += [Text(printable(f"go on: {state.go_on}"), style="dim", overflow="fold")]
     title = Text.assemble((run.name, "bold"), f"  {run.kind}  ", (state.name, COLOURS[state.name]))
-    return Panel(Group(*parts), title=title, title_align="left", subtitle=Text(str(run.path), style="dim"))
+    return Panel(Group(*parts), title=title, title_align="left", subtitle=Text(printable(str(run.path)), style="dim"))
 
 
 def _progress(run: RunRecord, state: State) -> RenderableType:

@@ -49,26 +49,37 @@ def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
 
 
 def group_shares(
-    uids: Sequence[str], correct: Sequence[bool], filtered: Mapping[float, int] | None = None, discarded: int = 0
+    uids: Sequence[str],
+    correct: Sequence[bool],
+    rewards: Sequence[float],
+    filtered: Mapping[float, int] | None = None,
+    discarded: int = 0,
 ) -> dict[str, float]:
-    """The shares of groups whose answers are all right or all wrong; a group is one prompt's.
+    """The shares of groups that are alike; a group is one prompt's.
 
-    ``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right.
+    ``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right;
+    ``rewards`` [N].
 
-    groups/all_right    groups whose answers are all right / groups
-    groups/all_wrong    groups whose answers are all wrong / groups
+    groups/all_right     groups whose answers are all right / groups
+    groups/all_wrong     groups whose answers are all wrong / groups
+    groups/same_reward   groups whose rewards are all the same / groups that the step learns from
 
-    Groups that algorithm.filter_groups set aside count as well. ``filtered``: the number of groups
-    by the accuracy that all of their trajectories share; ``discarded``: mixed groups that the batch
-    did not need.
+    For the first two, groups that algorithm.filter_groups set aside count as well. ``filtered``:
+    the number of groups by the accuracy that all of their trajectories share; ``discarded``: mixed
+    groups that the batch did not need.
     """
     groups: dict[str, list[bool]] = {}
-    for uid, right in zip(uids, correct, strict=True):
+    scores: dict[str, set[float]] = {}
+    for uid, right, reward in zip(uids, correct, rewards, strict=True):
         groups.setdefault(uid, []).append(right)
+        scores.setdefault(uid, set()).add(reward)
     aside = filtered or {}
     count = len(groups) + sum(aside.values()) + discarded
     if not count:
         return {}
     right = sum(all(each) for each in groups.values()) + sum(aside[score] for score in aside if score > 0)
     wrong = sum(not any(each) for each in groups.values()) + sum(aside[score] for score in aside if score <= 0)
-    return {"groups/all_right": right / count, "groups/all_wrong": wrong / count}
+    shares = {"groups/all_right": right / count, "groups/all_wrong": wrong / count}
+    if groups:
+        shares["groups/same_reward"] = sum(len(each) == 1 for each in scores.values()) / len(groups)
+    return shares

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TextIO
@@ -24,15 +25,20 @@ LASTED_S = 5.0  # imports take as long on a machine that does other things, too
 notes = logging.getLogger(__name__)  # for code that has no terminal, such as a tracker
 
 
+def printable(text: str) -> str:
+    """``text`` with a mark for each character on which a terminal acts."""
+    return "".join(each if each in "\n\t" or unicodedata.category(each)[0] != "C" else "\ufffd" for each in text)
+
+
 def print_text(console: Console, text: str) -> None:
-    """Print ``text`` as it is; only a terminal wraps it, between words."""
-    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=not console.file.isatty())
+    """Print ``text``; only a terminal wraps it, between words."""
+    console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=not console.file.isatty())
 
 
 def print_commands(console: Console, lines: Iterable[str]) -> None:
     """Print lines to copy, which nothing wraps."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from retool_mcore.platforms.base import Platform, engine_environment, get_platfo
 from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
+from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
 from retool_mcore.run.ending import Ended
@@ -145,7 +146,7 @@ def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Non
     ``told``: how many stages are told already.
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
-    lines = StepLines(console, config.train.steps)
+    lines, alarm_lines = StepLines(console, config.train.steps), AlarmLines(console, config)
     earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
     step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
@@ -168,6 +169,7 @@ def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Non
             if stepped and rows[-1]["step"] > step_told:
                 step_told = int(rows[-1]["step"])
                 lines.tell(rows[-1])
+                alarm_lines.tell(rows)
             return stepped
 
         def watch() -> None:

@@ -32,6 +32,7 @@ from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
+from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending, exit_code
@@ -302,7 +303,7 @@ class Reporter:
         self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps)
         self._begins = StartShown(config.run.dir, self._progress, self._bar, told)
-        self._lines = StepLines(console, config.train.steps)
+        self._lines, self._alarm_lines = StepLines(console, config.train.steps), AlarmLines(console, config)
         self._stepped = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -335,6 +336,7 @@ class Reporter:
         self._writer.write(step, metrics)
         self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")
         self._lines.tell({"step": step, **metrics})
+        self._alarm_lines.tell([{"step": step, **metrics}])
 
     def _follow(self) -> None:
         while not self._stepped.wait(START_LOOK_S):

@@ -51,13 +51,14 @@ def batch_metrics(
     """
     results: list[dict[str, Any]] = [extra.get("reward_extra_info") or {} for extra in extras]
     correct = [bool(result.get("acc", 0.0)) for result in results]
+    rewards = [float(result.get("score", result.get("acc", 0.0))) for result in results]
     behaviors = [Behavior(**extra["behavior"]) for extra in extras]
     return {
         "accuracy": sum(correct) / len(correct),
         **mean_parts(results),
         **summarize(behaviors, correct),
         **distributions(behaviors),
-        **group_shares([uid_of(key) for key in keys], correct, filtered, discarded),
+        **group_shares([uid_of(key) for key in keys], correct, rewards, filtered, discarded),
     }
 
 

@@ -46,6 +46,14 @@ def test_a_folder_that_is_no_whole_run_is_one_error(tmp_path: Path, command: tup
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and folder in done.stderr
 
 
+def test_control_characters_of_a_name_reach_no_terminal_and_no_report(tmp_path: Path):
+    run = write_run(tmp_path / "a\x1b[31mb", run={"name": "a\x1b]0;title\x07b"}, rows=steps(2))
+    printed = [retool("runs", tmp_path), retool("watch", run), retool("report", run, "--out", tmp_path / "r.md")]
+    for done in printed:
+        assert done.exit_code == 0 and "\x1b" not in done.output and "\x07" not in done.output, done.output
+    assert not {"\x1b", "\x07"} & set((tmp_path / "r.md").read_text())
+
+
 def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     shutil.copytree(QUICKSTART / "tool_rl", tmp_path / "a" / "tool_rl")
     write_run(tmp_path / "[red]half", run={"name": "half"}, rows=steps(4, accuracy=0.25, tokens_per_s=1234.0))
@@ -68,7 +76,7 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
 
 def test_runs_are_a_line_each_on_a_terminal_of_80_columns():
     said = io.StringIO()
-    table, _ = runs_table(QUICKSTART, find_runs(QUICKSTART))
+    table, _, _ = runs_table(QUICKSTART, find_runs(QUICKSTART))
     Console(width=80, file=said).print(table)
     lines = said.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["run", "sft", "text_rl", "tool_rl"]

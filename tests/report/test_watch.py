@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from retool_mcore.config import RlConfig, load_config
 from retool_mcore.report.record import read_run
 from retool_mcore.report.state import state_of
-from retool_mcore.report.warnings import warnings_of
+from retool_mcore.report.warnings import AlarmLines, warnings_of
 from retool_mcore.report.watch import frame, watch
 from retool_mcore.run.folder import lock_run
 from tests.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
@@ -116,13 +117,71 @@ def test_what_is_wrong_with_the_newest_step_is_told(tmp_path: Path, case: str):
     assert warned(write_run(tmp_path / "run", rows=rows)) == []
 
 
-def test_groups_that_teach_nothing_are_told(tmp_path: Path):
-    rows = steps(6, **{"groups/all_right": 0.15, "groups/all_wrong": 0.8})
+ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no alarm
+    "no gradient": ({"grad_norm": 0.0}, "grad_norm of step 1 is 0: the step has changed no weight", {"grad_norm": 0.1}),
+    "groups": (
+        {"groups/same_reward": 0.95},
+        "95% of the groups of step 1 teach nothing: all their trajectories have the same reward",
+        {"groups/same_reward": 0.85, "groups/all_wrong": 1.0},
+    ),
+    "validation": (
+        {"val/accuracy": 0.0},
+        "every answer of step 1's validation is wrong",
+        {"val/accuracy": 0.01},
+    ),
+    "malformed": (
+        {"behavior/malformed/no_fence": 0.4, "behavior/malformed/json": 0.1, "behavior/calls": 1.0},
+        "33% of the calls of step 1 could not be read: look at behavior/malformed/*, and check that "
+        "rollout.protocol is the model's",
+        {"behavior/malformed/no_fence": 0.3, "behavior/calls": 1.0},
+    ),
+    "no calls": (
+        {"behavior/code_ratio": 0.0},
+        "no trajectory of step 1 called a tool, and rollout.tools offers code_interpreter",
+        {"behavior/code_ratio": 0.01},
+    ),
+    "cut": (
+        {"behavior/stop/length": 0.3},
+        "30% of the responses of step 1 were cut at rollout.max_response_tokens = 64",
+        {"behavior/stop/length": 0.2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALARMS)
+def test_an_alarm_is_raised_from_the_first_step_on(tmp_path: Path, case: str):
+    raised, sentence, quiet = ALARMS[case]
+    rollout = {"max_response_tokens": 64}
+    assert warned(write_run(tmp_path / "run", rows=steps(1, **raised), rollout=rollout)) == [sentence]
+    assert warned(write_run(tmp_path / "other", rows=steps(1, **quiet), rollout=rollout)) == []
+
+
+def test_an_alarm_takes_the_mean_of_the_last_steps(tmp_path: Path):
+    shares = (0.0, 0.0, 0.9, 0.95, 0.95, 0.95, 1.0)
+    rows = [{**row, "groups/same_reward": share} for row, share in zip(steps(7), shares, strict=True)]
     assert warned(write_run(tmp_path / "run", rows=rows)) == [
-        "95% of the last 5 steps' groups taught nothing: all right or all wrong"
+        "95% of the groups of the last 5 steps teach nothing: all their trajectories have the same reward"
     ]
-    rows = steps(6, **{"groups/all_right": 0.15, "groups/all_wrong": 0.7})
+    rows[-1]["groups/same_reward"] = 0.7
     assert warned(write_run(tmp_path / "run", rows=rows)) == []
+
+
+def test_without_tools_no_calls_are_no_alarm(tmp_path: Path):
+    rows = steps(1, **{"behavior/code_ratio": 0.0})
+    assert warned(write_run(tmp_path / "run", rows=rows, rollout={"tools": []})) == []
+
+
+def test_the_terminal_of_a_run_gets_each_alarm_once():
+    console = Console(file=io.StringIO(), width=200)
+    config = load_config(RlConfig, Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml")
+    lines = AlarmLines(console, config)
+    lines.tell(steps(1, grad_norm=0.0))
+    lines.tell(steps(2, grad_norm=0.0, **{"val/accuracy": 0.0}))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "warning: grad_norm of step 1 is 0: the step has changed no weight",
+        "warning: every answer of step 2's validation is wrong",
+    ]
 
 
 def test_a_killed_run_says_so_first(tmp_path: Path):

@@ -54,9 +54,13 @@ def test_the_cache_is_credited_by_tokens_and_only_where_the_engine_tells():
 
 def test_groups_are_counted_whole_and_before_the_filter():
     uids, correct = ["a", "b", "c", "a", "b", "c"], [True, False, True, True, False, False]
-    assert group_shares(uids, correct) == pytest.approx({"groups/all_right": 1 / 3, "groups/all_wrong": 1 / 3})
+    rewards = [1.0, -1.0, 1.0, 0.9, -1.0, -1.0]  # of "a" both answers are right, and one is longer
+    shares = group_shares(uids, correct, rewards)
+    assert shares == pytest.approx({"groups/all_right": 1 / 3, "groups/all_wrong": 1 / 3, "groups/same_reward": 1 / 3})
     # Of ten groups the filter put two right and four wrong ones aside, and one mixed one was not
     # needed.
-    shares = group_shares(uids, correct, {1.0: 2, 0.0: 4}, discarded=1)
-    assert shares == pytest.approx({"groups/all_right": 3 / 10, "groups/all_wrong": 5 / 10})
-    assert group_shares([], []) == {}
+    shares = group_shares(uids, correct, rewards, {1.0: 2, 0.0: 4}, discarded=1)
+    assert shares == pytest.approx(
+        {"groups/all_right": 3 / 10, "groups/all_wrong": 5 / 10, "groups/same_reward": 1 / 3}
+    )
+    assert group_shares([], [], []) == {}

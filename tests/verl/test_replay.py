@@ -31,6 +31,7 @@ def test_a_whole_batch_is_passed_on_and_measured(scenarios: dict[str, Any]):
     assert metrics["behavior/correct_code_fraction"] == 1.0
     assert metrics["behavior/turns"] == 1.25
     assert (metrics["groups/all_right"], metrics["groups/all_wrong"]) == (0.0, 0.5)
+    assert metrics["groups/same_reward"] == 0.5
     assert metrics["length/finished/p50"] == 2
 
 

@@ -23,9 +23,12 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.report.view.sampling import sample
 from retool_mcore.report.view.sources import RecordRow, RecordSource
 from retool_mcore.report.view.text import Tokens, highlighted
+from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.run.folder import replacing
 
 STATIC = Path(__file__).parent / "static"
+# Ends after which the model does not see the results, or the error, of the last turn.
+UNSEEN = (StopReason.NO_ROOM, StopReason.TOOL_TIME, StopReason.MALFORMED)
 OURS = ("data", "dom", "notes", "filter", "run", "table", "compare", "trajectory", "tokens", "live", "main")
 SCRIPTS = ("uPlot.iife.min.js", *(f"{name}.js" for name in OURS))
 ERROR_NAME = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b", re.MULTILINE)
@@ -196,6 +199,7 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     turns = [
         {
             **turn,
+            "unseen": turn is record["turns"][-1] and record.get("stop_reason") in UNSEEN,
             "results": [{**each, "code": highlighted(each.get("code") or "")} for each in turn.get("results") or ()],
         }
         for turn in record["turns"]
@@ -229,8 +233,19 @@ def millinats(values: Sequence[float]) -> str:
 
 def pack(value: Any) -> str:
     """JSON, gzip, base64: letters that no text of a model can turn into markup."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # JavaScript's JSON has no NaN
+        text = json.dumps(_without_nan(value), ensure_ascii=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode("ascii")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return _finite(value) if isinstance(value, float) else value
 
 
 def _runs(values: list[int] | None) -> list[tuple[int, int]] | None:

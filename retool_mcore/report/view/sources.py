@@ -9,7 +9,9 @@ import tomllib
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from retool_mcore.errors import DataError
 from retool_mcore.run.metrics import read_metrics
@@ -52,6 +54,7 @@ class RecordSource:
     metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     models: tuple[str, ...] = ()
     why: str = ""  # there are no rows
+    skipped: list[str] = field(default_factory=list[str])  # where each damaged record is, and what is wrong
 
     @property
     def events(self) -> list[tuple[int, str]]:
@@ -70,17 +73,19 @@ class RecordSource:
 
 def open_source(path: Path) -> RecordSource:
     """Read what ``path`` is. Raises DataError when it is damaged or none of the three kinds."""
+    skipped: list[str] = []
     if path.is_file():
-        return RecordSource(name=path.stem, kind="rollout", path=path, rows=list(_rows(path)))
+        rows = list(_rows(path, skipped))
+        return RecordSource(name=path.stem, kind="rollout", path=path, rows=rows, skipped=skipped)
     if not path.is_dir():
         raise DataError(f"{path} is not there. Give a run's folder, an evaluation's folder or a file of JSON lines.")
     if (path / "samples.jsonl").is_file():
         settings = path / "settings.json"
         model = _object(settings).get("model") if settings.is_file() else None
-        rows = list(_rows(path / "samples.jsonl"))
-        return RecordSource(
-            name=f"{path.name} (evaluation)", kind="eval", path=path, rows=rows, models=(model,) if model else ()
-        )
+        rows = list(_rows(path / "samples.jsonl", skipped))
+        models = (model,) if isinstance(model, str) else ()
+        name = f"{path.name} (evaluation)"
+        return RecordSource(name=name, kind="eval", path=path, rows=rows, models=models, skipped=skipped)
     if (path / "metrics.jsonl").is_file() or (path / "trajectories").is_dir():
         return _run(path)
     inside = sorted(file.parent.name for file in (*path.glob("*/metrics.jsonl"), *path.glob("*/samples.jsonl")))
@@ -92,12 +97,14 @@ def open_source(path: Path) -> RecordSource:
 
 def _run(path: Path) -> RecordSource:
     files = sorted((path / "trajectories").glob("*.jsonl"), key=_age)
-    rows = [row for file in files if file.stat().st_size for row in _rows(file)]
+    skipped: list[str] = []
+    rows = [row for file in files if file.stat().st_size for row in _rows(file, skipped)]
     config = _config(path)
     why = "" if rows else _why(config, bool(files))
     models = tuple(_models(path, config))
+    metrics = _metrics(path)
     return RecordSource(
-        name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=models, why=why
+        name=path.name, kind="run", path=path, rows=rows, metrics=metrics, models=models, why=why, skipped=skipped
     )
 
 
@@ -159,75 +166,132 @@ def _object(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _rows(path: Path) -> Generator[RecordRow]:
-    offset = 0
+def _rows(path: Path, skipped: list[str]) -> Generator[RecordRow]:
+    """The records of a file that validate; ``skipped`` gets a reason for each other one."""
+    offset, valid, before = 0, 0, len(skipped)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n") and _cut(line):
-                break  # the line that a kill cut short
-            yield _row(path, number, offset, line)
+            try:
+                yield _row(path, number, offset, json.loads(line))
+                valid += 1
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n") and line.startswith(b"{"):
+                    break  # the line that a kill cut short
+                skipped.append(f"{path}, line {number}: {_reason(error)}")
             offset += len(line)
-    if not offset:
-        raise DataError(f"{path} has no complete record")
+    if not valid:
+        why = skipped[before] if len(skipped) > before else str(path)
+        raise DataError(f"{why}. The file has no complete record of a trajectory; rollout/records.py has its keys.")
 
 
-def _cut(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return line.startswith(b"{")  # not the one line of a picture or a model
-    return False
+def _reason(error: ValueError | RecursionError) -> str:
+    if not isinstance(error, ValidationError):
+        return "not JSON" if isinstance(error, json.JSONDecodeError) else str(error).splitlines()[0]
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
-def _row(path: Path, number: int, offset: int, line: bytes) -> RecordRow:
-    place = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{place} is not JSON: the file is damaged, or not of trajectories. {error}") from error
-    missing = _missing(row)
-    if missing:
-        raise DataError(f"{place} is no trajectory: {missing}. rollout/records.py has the keys of one.")
-    reward: Any = row.get("reward")
-    info: dict[str, Any] = row.get("reward_info") or {}
-    right: Any = row.get("correct", info.get("acc", info.get("score")))
-    partition = str(row.get("partition", "sample"))
-    if "key" in row:
-        name, group = str(row["key"]), str(row["key"]).rsplit("_", 2)[0]
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Result(_Checked):
+    ok: bool | None = None
+    code: str | None = None
+    shown: str | None = None
+    status: str | None = None
+    run_s: float | None = None
+    queue_s: float | None = None
+    cut_tokens: int | None = None
+
+
+class _RecordTurn(_Checked):
+    text: str
+    start: int = 0
+    tokens: int = 0
+    kind: str | None = None
+    error: str | None = None
+    repairs: list[str] | None = None
+    results: list[_Result] | None = None
+    engine_s: float | None = None
+    tool_s: float | None = None
+
+
+class _RewardInfo(_Checked):
+    acc: bool | float | None = None
+    score: bool | float | None = None
+
+
+class _RecordBehavior(_Checked):
+    malformed: dict[str, int] | None = None
+    code_lines: int | None = None
+
+
+class _Record(_Checked):
+    """What the page reads of a trajectory; rollout/records.py says what each is."""
+
+    turns: list[_RecordTurn]
+    response_ids: list[TokenId] | None = None
+    prompt_ids: list[TokenId] | None = None
+    loss_mask: list[int] | None = None
+    versions: list[int] | None = None
+    logprobs: list[float] | None = None
+    actor_logprobs: list[float] | None = None
+    step: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    key: str | None = None
+    partition: str = "sample"
+    sample: int = 0
+    reward: float | None = None
+    correct: bool | float | None = None
+    reward_info: _RewardInfo | None = None
+    behavior: _RecordBehavior | None = None
+    stop_reason: str | None = None
+    drop_error: str | None = None
+    advantage: float | list[float] | None = None
+    started_unix_s: float | None = None
+    wall_s: float | None = None
+
+    @model_validator(mode="after")
+    def _columns(self) -> Self:
+        # An evaluation of a server behind an API has text alone.
+        if self.response_ids is None and "problem" not in (self.model_extra or {}):
+            raise ValueError("response_ids are missing")
+        length = len(self.response_ids or ())
+        for name in COLUMNS:
+            column: list[Any] | None = getattr(self, name)
+            if column is not None and len(column) != length:
+                raise ValueError(f"{name} is not a list of {length} values, one for each of response_ids")
+        return self
+
+    @property
+    def right(self) -> bool | None:
+        told = self.correct
+        if told is None:
+            info = self.reward_info or _RewardInfo()
+            told = info.score if info.acc is None else info.acc
+        return None if told is None else float(told) > 0
+
+
+def _row(path: Path, number: int, offset: int, fields: Any) -> RecordRow:
+    """Raises ValueError for what is not a record."""
+    record = _Record.model_validate(fields)
+    if record.key is not None:
+        name, group = record.key, record.key.rsplit("_", 2)[0]
     else:
-        group = str(row.get("problem", row.get("prompt", number - 1)))
-        name = f"{group}-{row.get('sample', 0)}"
+        group = str(fields.get("problem", fields.get("prompt", number - 1)))
+        name = f"{group}-{record.sample}"
+    right = record.right
     return RecordRow(
         path=path,
         offset=offset,
-        step=int(row.get("step") or 0),
-        partition=partition,
-        id=f"val:{name}" if partition == "val" else name,
+        step=record.step or 0,
+        partition=record.partition,
+        id=f"val:{name}" if record.partition == "val" else name,
         group=group,
-        right=None if right is None else float(right) > 0,
-        reward=float(reward) if reward is not None else None if right is None else float(right),
+        right=right,
+        reward=record.reward if record.reward is not None else None if right is None else float(right),
     )
-
-
-def _missing(row: Any) -> str:
-    """What a trajectory must have and this value does not; "" if it is whole."""
-    if not isinstance(row, dict):
-        return "the line holds no object"
-    fields = cast("dict[str, Any]", row)
-    # An evaluation of a server behind an API has text alone.
-    textual = "problem" in fields and not fields.keys() & {"response_ids", *COLUMNS}
-    for key in ("turns",) if textual else ("turns", "response_ids"):
-        if not isinstance(fields.get(key), list):
-            return f"it has no list under {key}"
-    length = 0 if textual else len(fields["response_ids"])
-    for key in COLUMNS:
-        column = fields.get(key)
-        if column is not None and (not isinstance(column, list) or len(cast("list[Any]", column)) != length):
-            return f"{key} is not a list of {length} values, one for each of response_ids"
-    for turn in fields["turns"]:
-        if not isinstance(turn, dict) or not isinstance(cast("dict[str, Any]", turn).get("text"), str):
-            return "a turn has no text"
-    for key in ("step", "reward", "correct"):
-        if not isinstance(fields.get(key), int | float | None):
-            return f"{key} is not a number"
-    return ""

@@ -92,17 +92,13 @@ def test_a_sample_has_whole_groups_of_every_stratum():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\x89PNG\r\n\x1a\n\x00", "line 1 is not JSON"),
-        (b'{"problem": "1+1"}\n', "no list under turns"),
+        (b"\x89PNG\r\n\x1a\n\x00", "line 1: "),
+        (b'{"problem": "1+1"}\n', "line 1: turns: Field required"),
         (b'{"turns": [], "response_ids": [1, 2], "loss_mask": [1]}\n', "loss_mask is not a list of 2 values"),
-        (
-            b'{"turns": [], "response_ids": [1]}\n{"turns": [\n{"turns": [], "response_ids": [1]}\n',
-            "line 2 is not JSON",
-        ),
         (b"", "no complete record"),
     ],
 )
-def test_a_damaged_or_foreign_file_is_one_clear_error(tmp_path: Path, content: bytes, says: str):
+def test_a_file_without_a_record_is_one_clear_error(tmp_path: Path, content: bytes, says: str):
     file = tmp_path / "file.jsonl"
     file.write_bytes(content)
     with pytest.raises(DataError, match=re.escape(says)):
@@ -110,6 +106,68 @@ def test_a_damaged_or_foreign_file_is_one_clear_error(tmp_path: Path, content: b
     told = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
     assert told.exit_code == 2
     assert not (tmp_path / "out.html").exists()
+
+
+WHOLE = {
+    "turns": [{"text": "a", "results": [{"ok": True, "code": "1", "shown": "1", "run_s": 0.1}]}],
+    "response_ids": [1, 2],
+    "logprobs": [-0.5, float("nan")],
+    "loss_mask": [1, 1],
+    "step": 1,
+    "key": "a_0_0",
+    "reward_info": {"acc": 1.0, "own": float("inf")},
+}
+DAMAGE: dict[str, dict[str, Any]] = {
+    "step NaN": {"step": float("nan")},
+    "step of text": {"step": "one"},
+    "step below 0": {"step": -1},
+    "step too large": {"step": 10**30},
+    "logprobs of text": {"logprobs": ["a", "b"]},
+    "logprobs of null": {"logprobs": [None, None]},
+    "logprobs short": {"logprobs": [-0.5]},
+    "actor's logprobs no list": {"actor_logprobs": {"0": 1.0}},
+    "mask of text": {"loss_mask": "11"},
+    "versions of fractions": {"versions": [0.5, 1.5]},
+    "ids of text": {"response_ids": ["a", "b"]},
+    "ids below 0": {"response_ids": [-1, 2]},
+    "ids too large": {"response_ids": [1, 2**40]},
+    "prompt ids of text": {"prompt_ids": ["a"]},
+    "no ids": {"response_ids": None},
+    "turns null": {"turns": None},
+    "a turn of text": {"turns": ["a"]},
+    "a turn without text": {"turns": [{}]},
+    "a turn's text a number": {"turns": [{"text": 1}]},
+    "a turn's start of text": {"turns": [{"text": "a", "start": "b"}]},
+    "results a number": {"turns": [{"text": "a", "results": 1}]},
+    "a result of text": {"turns": [{"text": "a", "results": ["b"]}]},
+    "a result's code a number": {"turns": [{"text": "a", "results": [{"code": 1}]}]},
+    "a result's time of text": {"turns": [{"text": "a", "results": [{"run_s": "long"}]}]},
+    "repairs a number": {"turns": [{"text": "a", "repairs": 1}]},
+    "reward of text": {"reward": "much"},
+    "reward's parts a list": {"reward_info": [1.0]},
+    "accuracy of text": {"reward_info": {"acc": "yes"}},
+    "behaviour a list": {"behavior": [1]},
+    "malformed a number": {"behavior": {"malformed": 1}},
+    "key a number": {"key": 1},
+    "advantage of text": {"advantage": "large"},
+    "time of text": {"wall_s": "long"},
+}
+
+
+def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
+    lines = [json.dumps(WHOLE | {"key": "first_0_0"}), *(json.dumps(WHOLE | damage) for damage in DAMAGE.values())]
+    lines += ["[]", "null", "1", '"text"', "{", '{"turns": ' + "[" * 100_000, json.dumps(WHOLE)]
+    file = tmp_path / "file.jsonl"
+    file.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
+    source = open_source(file)
+    assert [row.id for row in source.rows] == ["first_0_0", "a_0_0"]
+    assert len(source.skipped) == len(DAMAGE) + 7
+    done = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
+    assert done.exit_code == 0, done.output
+    assert f"file: {len(DAMAGE) + 7} damaged records are left out; the first is {file}, line 2: step" in " ".join(
+        done.stderr.split()
+    )
+    assert "2 trajectories" in done.stdout
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path):

@@ -53,7 +53,7 @@ function turnCards(main, one) {
     main.append(el('article', { class: `card said${masked ? ' masked' : ''}`, id: `turn-${number}` },
       el('header', {}, `turn ${number + 1}`, el('span', { class: 'faint' },
         ` ${turn.kind ?? ''}${one.ids.length ? ` · ${num(turn.tokens)} tokens` : ''}${masked ? ', masked' : ''} · ${num(turn.engine_s)} s`)),
-      saidText(turn), turn.error ? el('p', { class: 'warn' }, 'not understood: ', shown(turn.error)) : '',
+      saidText(turn), turn.error ? el('p', { class: 'warn' }, `not understood${turn.unseen ? ' (the model did not see this)' : ''}: `, shown(turn.error)) : '',
       repairs(turn), (turn.kind === 'cut' ? el('p', { class: 'cut' }, 'cut here: the turn was not finished') : '')),
     ...turn.results.map((result) => resultCard(result, turn)));
   });
@@ -94,5 +94,5 @@ function resultCard(result, turn) {
     : block(result.shown ?? '', `out${result.ok ? '' : ' bad'}`);
   return el('article', { class: 'card tool' }, el('header', {}, 'interpreter',
     el('span', { class: result.ok ? 'faint' : 'wrong' }, ` ${told}`)),
-  turn.repairs?.length ? '' : code(result.code), el('div', { class: 'masked' }, el('i', { class: 'faint' }, 'shown to the model, masked'), output));
+  turn.repairs?.length ? '' : code(result.code), el('div', { class: 'masked' }, el('i', { class: 'faint' }, turn.unseen ? 'not shown to the model: the trajectory ended before it' : 'shown to the model, masked'), output));
 }
