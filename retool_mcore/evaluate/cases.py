@@ -216,7 +216,7 @@ def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, 
     before = len(list(out.glob("*/report.json")))
     numbers = {f"eval/{name}/{key}": value for part in ("scores", "behavior") for key, value in report[part].items()}
     trackers = Trackers(config, out, name=f"{config.run.name}_eval", resumed_step=before)
-    trackers.write(before + 1, numbers)
+    trackers.log(numbers, before + 1)
     trackers.close()
 
 

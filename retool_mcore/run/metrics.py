@@ -145,23 +145,22 @@ class MetricWriter:
 
     def __init__(self, config: RunConfig, *, resumed_step: int) -> None:
         self._path = config.run.dir / "metrics.jsonl"
-        rows = self._keep_up_to(resumed_step)
+        self._keep_up_to(resumed_step)
         self._file = self._path.open("a", encoding="utf-8")
-        self._trackers = Trackers(config, config.run.dir, resumed_step=resumed_step, rows=rows)
+        self._trackers = Trackers(config, config.run.dir, resumed_step=resumed_step)
 
-    def _keep_up_to(self, step: int) -> list[dict[str, float]]:
+    def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
-            return []
+            return
         rows = read_metrics(self._path) if step else []  # a run from its beginning writes step 0 anew, too
         kept = [row for row in rows if row["step"] <= step]
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
-        return kept
 
     def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
         """A row, and to the trackers ``traces``, too: trajectories of the step."""
         self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")
         self._file.flush()
-        self._trackers.write(step, metrics, traces)
+        self._trackers.log(metrics, step, traces)
 
     def close(self) -> None:
         self._file.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.run.metrics import MetricWriter
-from retool_mcore.run.trackers import Trace, _records
-from tests.run.test_trackers import run_in
+from retool_mcore.run.trackers import Trace
+from tests.run.test_trackers import run_in, wandb_records
 
 HOSTILE = "# <script>alert(1)</script>\n![x](http://example.org)"
 
@@ -40,13 +40,9 @@ def write_two_steps(folder: Path, tracker: str) -> None:
 
 def test_wandb_has_a_table_in_the_row_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-
     monkeypatch.setenv("WANDB_MODE", "offline")
     write_two_steps(tmp_path, "wandb")
-    records = [
-        Record.FromString(raw) for path in sorted(tmp_path.glob("wandb/offline-*/*.wandb")) for raw in _records(path)
-    ]
+    records = [record for file in wandb_records(tmp_path) for record in file]
     rows = [
         (each.history.step.num, {item.key or "/".join(item.nested_key): item.value_json for item in each.history.item})
         for each in records
