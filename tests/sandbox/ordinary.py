@@ -38,6 +38,14 @@ class OrdinaryUser:
             pytest.skip(result.stderr[-600:])
         return result
 
+    def start(self, code: str) -> subprocess.Popen[str]:
+        """Start ``code`` as the user, with pipes to it."""
+        as_user = {} if os.geteuid() != 0 else {"user": UID, "group": UID, "extra_groups": []}
+        return subprocess.Popen(
+            [self.python, "-c", code], cwd=self.home, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, **as_user,
+        )  # fmt: skip
+
     def facts(self, level: str) -> dict[str, bool]:
         """What the attacks of ``table.py`` give at ``level`` for this user."""
         code = "import sys; from tests.sandbox.table import main; main()"

@@ -55,6 +55,11 @@ PIECES = st.sampled_from(
         (MAIN + "%foo\n[await f(n) async for n in g()]", "", "NameError: name 'g' is not defined"),
         ("%foo\nimport numpy as np\nint(np.int64(5))", "5\n", "not known here"),
         (MAIN + "import numpy as np\nawait f(int(np.int64(5)))", "5\n", ""),
+        (
+            "x\u00a0= 3\nprint(\u201cit\u2019s\u201d, 'a\u00a0b', x)\u200b",
+            "it's a\u00a0b 3\n",
+            "special spaces were read as",
+        ),
         ("display(1, 'a')", "1\n'a'\n", ""),
         ("def display(x): print('mine', x)\ndisplay(1)", "mine 1\n", ""),
         ("print('display' in dir(), 'display' in globals())", "False False\n", ""),

@@ -1,5 +1,6 @@
 """Executions of root have uids that no other sandbox of the machine uses."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor import uids
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.uids import Uids
-from tests.sandbox.ordinary import ROOT
+from tests.sandbox.ordinary import ROOT, OrdinaryUser
 
 NAME = f"tests-{os.getpid()}"  # so that taking all of them harms no sandbox of another test
 
@@ -48,6 +49,31 @@ def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(s
     other.kill()
     other.wait()
     assert sandboxes[1].of(-1) == first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+def test_another_user_cannot_take_the_uids(ordinary_user: OrdinaryUser):
+    with contextlib.closing(Uids()) as claimed:  # makes the directory, if this is the first sandbox
+        claimed.of(0)
+    code = (
+        "import socket\nfrom retool_mcore.sandbox.supervisor.uids import FIRST, COUNT, Uids\nkept = []\n"
+        "for start in range(FIRST, FIRST + COUNT, 16):\n"
+        "  kept.append(socket.socket(socket.AF_UNIX))\n"
+        "  kept[-1].bind(f'\\0retool-sandbox-uids-{start}')\n"
+        "try: kept.append(Uids()); kept[-1].of(COUNT - 2)\n"
+        "except Exception as error: print(error)\n"
+        "print('ready', flush=True)\nopen(0).read()"
+    )
+    squatter = ordinary_user.start(code)
+    assert squatter.stdout is not None
+    try:
+        while squatter.stdout.readline() not in ("ready\n", ""):
+            pass
+        with contextlib.closing(Uids()) as claimed:
+            assert claimed.of(0)
+    finally:
+        squatter.kill()
+        squatter.wait()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's executions have uids of their own")

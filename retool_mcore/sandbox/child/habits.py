@@ -32,6 +32,10 @@ _TOKEN = re.compile(
     r"|#[^\n]*|[()\[\]{}]|\\\n|\n",
     re.DOTALL,
 )
+# What a word processor or a web page makes of quotes and spaces.
+_TYPOGRAPHY = str.maketrans(
+    {"\u00a0": " ", "\u200b": None, "\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"},
+)
 _LINE_MAGIC, _TIMED, _CELL_TIMED = "__line_magic__", "__timed__", "__cell_timed__"
 
 
@@ -49,6 +53,9 @@ def rewrites(source: str) -> Iterator[Rewrite]:
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     text, note = _without_prompts(source)
+    plain = _without_typography(text)
+    if plain != text:
+        text, note = plain, note + "[typographic quotes and special spaces were read as \" ' and a space]\n"
     seen = {source}
     for dedented in _without_indent(text):
         meant = _with_calls(dedented)
@@ -71,6 +78,16 @@ def _without_prompts(source: str) -> tuple[str, str]:
         num_dropped += not prompt and bool(line.strip())
     note = f"[lines without a >>> prompt were taken for output and not run: {num_dropped}]\n" if num_dropped else ""
     return "\n".join(code), note
+
+
+def _without_typography(text: str) -> str:
+    """Replace typographic quotes and special spaces that are in no string or comment."""
+    pieces: list[str] = []
+    position = 0
+    for token in _TOKEN.finditer(text):
+        pieces += [text[position : token.start()].translate(_TYPOGRAPHY), token[0]]
+        position = token.end()
+    return "".join((*pieces, text[position:].translate(_TYPOGRAPHY)))
 
 
 def _without_indent(text: str) -> Iterator[str]:

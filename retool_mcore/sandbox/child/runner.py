@@ -21,6 +21,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _REPORT_BYTES = 64 << 20
 
 READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE = b"R", b"E", b"H", b"N", b"D"
+_MAX_FETCHED_BYTES = 64 << 20
 _MAX_CORES = 8
 _CO_COROUTINE = 0x80  # as in inspect, which is slow to import
 _leave = os._exit  # the code may replace it
@@ -197,12 +199,14 @@ class CellRunner:
         return 0
 
     def _send_files(self, names: Sequence[str]) -> None:
-        """Send the named files that can be read. The supervisor bounds the total."""
+        """Send the named files that can be read, no devices. The supervisor bounds the total."""
         for index, name in enumerate(names):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, MemoryError):
                 fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
                 with os.fdopen(fd, "rb") as file:
-                    send_frame(self._control, FILE, struct.pack("=I", index) + file.read())
+                    if stat.S_ISREG(os.fstat(fd).st_mode):
+                        content = file.read(_MAX_FETCHED_BYTES)
+                        send_frame(self._control, FILE, struct.pack("=I", index) + content)
 
     def _become_script(self, source: str, filename: str, fetch_files: Sequence[str]) -> None:
         """Give a plain script what it has elsewhere: a file of its own, files fetched at any exit.
@@ -325,10 +329,21 @@ def _set_limit(name: int, soft: int, hard: int) -> None:
     resource.setrlimit(name, (soft, hard))
 
 
+class _WholeWrites(io.FileIO):
+    """A file that writes all it is given: a signal can cut a write to a pipe short."""
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        size = len(view)
+        while view:
+            view = view[super().write(view) :]
+        return size
+
+
 def _text_writer(fd: int) -> io.TextIOWrapper:
-    """Line-buffered, so that what was printed before a time limit is kept."""
-    raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    """Without a buffer, so that what was printed before a time limit is kept."""
+    raw: Any = _WholeWrites(fd, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def _flush() -> None:

@@ -6,7 +6,6 @@ code.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -129,7 +128,8 @@ def enter_namespaces() -> tuple[bool, bool]:
 def build_root(root: str) -> None:
     """Make ``root`` the root directory.
 
-    It becomes a read-only tmpfs with Python, the system libraries, four devices and /box.
+    It becomes a read-only tmpfs with Python, the system libraries, four devices and /box. There is
+    no /proc: mountinfo, cmdline and environ would show paths of the host.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -142,13 +142,10 @@ def build_root(root: str) -> None:
             _bind(path, root, hardened | kernel.MOUNT_ATTR_NODEV)
     for device in _DEVICES:
         _bind(device, root, hardened)  # read-only holds for mode and times of the node, which is the host's
-    for directory in (BOX, "/proc"):
-        os.mkdir(root + directory)
+    os.mkdir(root + BOX)
     os.symlink(BOX, root + "/dev/shm")
     if not os.path.exists(root + "/tmp"):  # it exists when Python itself lies there
         os.symlink(BOX, root + "/tmp")
-    with contextlib.suppress(PermissionError):  # where a container masks parts of /proc, executions get none at all
-        kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(root)
     kernel.pivot_root_here()
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
@@ -175,8 +172,8 @@ def become_nobody() -> None:
     kernel.raise_all_capabilities()
 
 
-def confine_in_namespaces(seccomp_program: bytes, *, proc: bool, uid: int | None) -> None:
-    """Confine a child: its own /box, /proc and user namespace, no capabilities, limits, seccomp.
+def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
+    """Confine a child: its own /box and user namespace, no capabilities, limits, seccomp.
 
     Descriptors in flight are counted by ``uid``, which therefore no other execution has at the time
     (as an ordinary user there is only one).
@@ -185,10 +182,6 @@ def confine_in_namespaces(seccomp_program: bytes, *, proc: bool, uid: int | None
         os.setresuid(uid, uid, uid)
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("tmpfs", BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
-    if proc:
-        # Read-only: without CAP_SYS_RESOURCE the kernel would let the code lower its oom_score_adj.
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
-        kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
     os.chdir(BOX)
     # In a user namespace of its own the child has no power over the mounts just made, and
     # RLIMIT_NPROC and RLIMIT_SIGPENDING count only what the child's own processes have.

@@ -112,10 +112,7 @@ def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str
             f"is. For more, {_HINTS[Level.NAMESPACES]}."
         )
     if level == Level.NAMESPACES and path_under_tmp:
-        found.append(
-            f"Python's {path_under_tmp} lies under /tmp: there /tmp is read-only for model code, which else may "
-            "write to it. Install Python elsewhere."
-        )
+        found.append("Note: model code cannot write to /tmp, because Python itself is installed under /tmp.")
     return found
 
 

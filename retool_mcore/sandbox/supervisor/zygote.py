@@ -55,7 +55,6 @@ class Zygote:
         self._heavy = packages.heavy_packages(self._preload)
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
-        self._has_proc = True
         self._own_uids = False  # whether the namespaces have a uid for each execution
         self._num_library_fds = 0
         self._led_out = ""  # a directory of Python's whose fd leads into a closed one
@@ -112,7 +111,6 @@ class Zygote:
             "missing": missing,
             "path_under_tmp": self._path_under_tmp,
             "num_huge_pages": self._num_huge,
-            "has_proc": self._has_proc,
             "led_out": self._led_out,
             "python": sys.version.split()[0],
         }
@@ -132,11 +130,7 @@ class Zygote:
         if as_root:
             confine.become_nobody()
             kernel.die_with_parent(signal.SIGKILL)  # a change of uid clears this setting
-        self._has_proc = os.path.exists("/proc/self/stat")
-        if self._has_proc:
-            self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        else:
-            self._pid_namespace = os.pidfd_open(os.getpid())
+        self._pid_namespace = os.pidfd_open(os.getpid())
 
     @contextlib.contextmanager
     def _scratch(self) -> Generator[None]:
@@ -223,8 +217,7 @@ class Zygote:
         os.setsid()
         control = _take_fds(fds)
         os.closerange(_CONTROL_FD + 1, 4096)
-        seccomp, proc = self._seccomp, self._has_proc
-        self._confine_and_run(control, lambda: confine.confine_in_namespaces(seccomp, proc=proc, uid=uid))
+        self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, uid=uid))
 
     def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
         """At weaker levels: fork the execution again, outlive it, and kill whatever it leaves."""
