@@ -36,7 +36,7 @@ gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
 
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
-  large=("${retool[@]}" data build gsm8k-large)
+  large=("$PYTHON" launch/gsm8k/large.py)
   beside large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
   beside large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of them cannot be enlarged
   together
@@ -51,7 +51,7 @@ for form in traces inline; do  # protocol "retool" wants the traces in line
     traces=$file
     [ "$PROTOCOL" = hermes ] || traces=$OUT/data/traces_$part.parquet
     if [ $form = traces ]; then
-      beside "traces_$part" "$traces" "${retool[@]}" data build gsm8k "$DATA/train.jsonl" --calls one --text --part $part --out "$traces"
+      beside "traces_$part" "$traces" "$PYTHON" launch/gsm8k/traces.py "$DATA/train.jsonl" --part $part --out "$traces"
     elif [ "$traces" != "$file" ]; then
       beside "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
     fi

@@ -74,8 +74,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: .parquet is written here, by the end of the name."),
         ("data sft mine.jsonl --out out", "--out out: .parquet is written here, by the end of the name. Name out.parq"),
-        ("data build gsm8k mine.jsonl --out o.json", "--out o.json: .parquet is written here"),
-        ("data build gsm8k-large mine.jsonl --out mine.jsonl", "--out mine.jsonl is what is read, and would be overw"),
         ("data mix a.parquet b.parquet=2 --out b.parquet", "--out b.parquet is what is read, and would be overwritten"),
         (
             "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",

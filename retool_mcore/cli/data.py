@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from retool_mcore.sandbox.base import Sandbox
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)
-build = typer.Typer(cls=Commands, no_args_is_help=True)
-app.add_typer(build, name="build", help="Make code-integrated traces from plain solutions.")
 
 PARQUET, JSON_LINES = ".parquet", ".jsonl"
 Out = Annotated[Path, typer.Option(help="Parquet file to write.")]
@@ -48,8 +46,9 @@ RejectBad = Annotated[
     bool, typer.Option("--reject-bad", help="Rows that cannot be read become rejects; otherwise the first is an error.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first rows.")]
+Part = Literal["sft", "rl", "validation"]
 PartOption = Annotated[
-    Literal["sft", "rl", "validation"] | None,
+    Part | None,
     typer.Option(help="Only one part of a training set, by the question; the parts are disjoint.", show_default=False),
 ]
 SftShare = Annotated[float, typer.Option(min=0.0, max=1.0, help="The share of problems that are in part sft.")]
@@ -143,82 +142,6 @@ def fetch(
     fetch(directory, local, tell, only)
 
 
-@build.command()
-@guarded
-def gsm8k(
-    source: Annotated[Path, typer.Argument(help="GSM8K as JSON lines {question, answer}.")],
-    out: Out,
-    rejects: Rejects = None,
-    limit: Limit = None,
-    *,
-    calls: Annotated[
-        Literal["each", "one", "none"],
-        typer.Option(help="A call for each calculation, one program for the whole solution, or words alone."),
-    ] = "each",
-    text: Annotated[
-        bool, typer.Option("--text", help="Each problem in words alone, too, as a row of its own.")
-    ] = False,
-    part: PartOption = None,
-    sft_share: SftShare = 0.5,
-) -> None:
-    """Turn GSM8K's marked calculations into code, run it, and verify format and answer.
-
-    A row in words alone has no tools: text-only runs ask in the same way.
-    """
-    from retool_mcore.data.build import build_gsm8k
-    from retool_mcore.data.parts import rows_of_part
-    from retool_mcore.data.sources import read_source
-    from retool_mcore.sandbox import open_sandbox
-
-    output_named(out, PARQUET, [source])
-    rows = list(rows_of_part(read_source(str(source), limit=limit), part, sft_share))
-    _require_part(rows, source, part, sft_share)
-
-    async def run(on_row: Callable[[], None]) -> VerifiedRows:
-        # Any isolation level will do: before they run, the snippets are checked to be arithmetic of
-        # numbers.
-        async with open_sandbox("local", min_level="rlimits") as sandbox:
-            return await build_gsm8k(rows, sandbox, on_row, calls=calls, text=text)
-
-    _write(with_bar(run, len(rows)), out, rejects)
-
-
-@build.command()
-@guarded
-def gsm8k_large(
-    source: Annotated[Path, typer.Argument(help="GSM8K as JSON lines {question, answer}.")],
-    *,
-    out: Annotated[Path, typer.Option(help="JSON lines to write, in GSM8K's form.")],
-    rejects: Rejects = None,
-    limit: Limit = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other numbers.")] = 0,
-    draws: Annotated[int, typer.Option(min=1, help="Variants of each problem, of SEED and the seeds after it.")] = 1,
-) -> None:
-    """Write GSM8K's problems with large numbers, calculated again and verified by execution.
-
-    The file is read like GSM8K's own; original_question decides the part of a row.
-    """
-    from retool_mcore.data.files import write_jsonl
-    from retool_mcore.data.large_rows import build_large, reasons
-    from retool_mcore.data.sources import read_source
-    from retool_mcore.sandbox import open_sandbox
-
-    output_named(out, JSON_LINES, [source])
-    rows = list(read_source(str(source), limit=limit))
-
-    async def run(on_row: Callable[[], None]) -> VerifiedRows:
-        # Any isolation level will do: the programs are arithmetic of numbers.
-        async with open_sandbox("local", min_level="rlimits") as sandbox:
-            return await build_large(rows, sandbox, on_row, seed=seed, draws=draws)
-
-    report = with_bar(run, len(rows) * draws)
-    rejects = rejects or out.with_name(f"{out.name.removesuffix('.jsonl')}.rejects.jsonl")
-    write_jsonl(rejects, report.rejects)
-    write_jsonl(out, report.rows)
-    counts = f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"
-    tell("\n".join([*report.lines(), *reasons(report), counts]))
-
-
 @app.command()
 @guarded
 def sft(
@@ -270,7 +193,7 @@ def sft(
                 rows, Conversion(protocol, truth, sandbox, interpreter, box, as_is), on_row, bad=bad
             )
 
-    _write(with_bar(run, len(rows)), out, rejects)
+    write_report(with_bar(run, len(rows)), out, rejects)
     if not truth:
         tell("answers were not verified: no --truth column was named")
 
@@ -307,7 +230,7 @@ def rl(
     columns = Columns.named(problem, answer, solution_box)
     files_split = one_split(source, split)
 
-    from retool_mcore.data.parts import rows_of_part
+    from retool_mcore.data.split import rows_of_part
 
     report, known = RlReport(), _format_of(model)
     rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
@@ -316,7 +239,7 @@ def rl(
     _require_part(first, source, part, sft_share)
     own_name, own_split = name_and_split(source)
     mark = split or files_split or own_split
-    _write(
+    write_report(
         convert_rl(
             itertools.chain(first, rows),
             name or own_name,
@@ -408,7 +331,7 @@ def split(
     """
     from retool_mcore.data.files import write_jsonl, write_parquet
     from retool_mcore.data.layouts import Columns
-    from retool_mcore.data.split import split_by_problem
+    from retool_mcore.data.split import split_file
 
     ending = PARQUET if file.suffix == PARQUET else JSON_LINES
     paths = [
@@ -417,7 +340,7 @@ def split(
     ]
     for path in paths:
         output_named(path, ending, [str(file)])
-    parts = split_by_problem(str(file), hold_out, seed, Columns.named(problem, answer, solution_box))
+    parts = split_file(str(file), hold_out, seed, Columns.named(problem, answer, solution_box))
     for path, rows in zip(paths, parts, strict=True):
         (write_parquet if ending == PARQUET else write_jsonl)(path, rows)
     tell(f"{len(parts[0])} rows in {paths[0]}, {len(parts[1])} in {paths[1]}; they share no problem")
@@ -475,10 +398,23 @@ def _collect(bad: list[tuple[str, DataError]]) -> Callable[[str, DataError], Non
     return lambda where, error: bad.append((where, error))
 
 
-def _write(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> None:
+def rows_of(
+    source: str, limit: int | None, part: Part | None = None, sft_share: float = 0.5
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """The rows (where, row) of a source, or of one part of it. Raises DataError for none."""
+    from retool_mcore.data.sources import read_source
+    from retool_mcore.data.split import rows_of_part
+
+    rows = list(rows_of_part(read_source(source, limit=limit), part, sft_share))
+    _require_part(rows, source, part, sft_share)
+    return rows
+
+
+def write_report(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> None:
+    """Write the rows and the rejects of a conversion, and print its counts."""
     from retool_mcore.data.files import write_jsonl, write_parquet
 
-    rejects = rejects or out.with_name(f"{out.name.removesuffix('.parquet')}.rejects.jsonl")
+    rejects = rejects or out.with_name(f"{out.name.removesuffix(out.suffix)}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
-    write_parquet(out, report.rows)
+    (write_parquet if out.suffix == PARQUET else write_jsonl)(out, report.rows)
     tell("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))

@@ -22,17 +22,17 @@ from retool_mcore.data.messages import arguments_of, in_order_of_calls, parse_to
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
 from retool_mcore.data.spool import Spool
 from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, TOOL_NAME, tool_call
-from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, format_problem
+from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
 from retool_mcore.data.wrappers import OURS, problem_of, unwrap
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
 ProtocolName = Literal["hermes", "qwen3_coder", "retool", "llama3", "mistral"]
-STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
+STAGES = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
 ROWS_IN_MEMORY = 1024
-REMEDIES: Mapping[Stage, str] = {
+REMEDIES = {
     "source": OPTION,
     "format": "A row is a question, calls with their results, and one boxed answer at the end (--no-box: any answer)",
     "answer": "--truth names the column of the ground truth; without it answers are not verified",
@@ -222,7 +222,7 @@ class Conversion:
     notes: Counter[str] = field(default_factory=Counter[str])
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[str, ...]:
         skipped = {"answer": not self.truth, "execution": self.sandbox is None}
         return tuple(stage for stage in STAGES if not skipped.get(stage))
 

@@ -5,7 +5,6 @@ network, from a folder to which somebody has copied it.
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from retool_mcore.data.files import write_jsonl, write_parquet
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.rl import convert_rl
 from retool_mcore.data.sources import read_source, source_files
+from retool_mcore.data.split import hold_out_problems
 from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 
@@ -91,7 +91,7 @@ def _make(published: Published, folder: Path, source: str) -> list[str]:
         return [_copy_split(source, folder / file, Path(file).stem) for file in published.files]
     if published is SFT:
         report = asyncio.run(convert_sft(list(read_source(source, ("messages",))), Conversion()))
-        parts = split_by_problem(report.rows, VAL_ROWS)
+        parts = training_and_validation(report.rows)
     else:
         (file,) = published.files
         report = convert_rl(read_source(source), Path(file).stem, published.split)
@@ -111,20 +111,12 @@ def _copy_split(source: str, out: Path, split: str) -> str:
     return f"{len(rows)} rows in {out}"
 
 
-def split_by_problem(
-    rows: Sequence[Mapping[str, Any]], held_out: int
-) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Split SFT rows into training and about ``held_out`` validation rows, no problem in both.
-
-    The same rows are held out each time. At most a tenth of the rows are.
-    """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        question = next(message["content"] for message in row["messages"] if message["role"] == "user")
-        groups.setdefault(normalised(problem_of(question)), []).append(row)
-    order = sorted(groups)
-    random.Random(0).shuffle(order)
-    val: list[Mapping[str, Any]] = []
-    while order and len(val) < min(held_out, len(rows) // 10):
-        val += groups[order.pop()]
-    return [row for problem in order for row in groups[problem]], val
+def training_and_validation(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], ...]:
+    """VAL_ROWS validation rows or some more, at most a tenth; no problem is on both sides."""
+    asked = [next(turn["content"] for turn in row["messages"] if turn["role"] == "user") for row in rows]
+    problems = [normalised(problem_of(question)) for question in asked]
+    held_out = hold_out_problems(problems, min(VAL_ROWS, len(rows) // 10), seed=0)
+    parts: tuple[list[Mapping[str, Any]], ...] = ([], [])
+    for problem, row in zip(problems, rows, strict=True):
+        parts[problem in held_out].append(row)
+    return parts

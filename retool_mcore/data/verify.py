@@ -7,7 +7,7 @@ and reason.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from retool_mcore.data.chat import HERMES_MARKUP
 from retool_mcore.data.messages import ROLES, order_problem
@@ -16,15 +16,14 @@ from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
 
 CHECK_TIMEOUT_S = 10.0
-Stage = Literal["source", "calculation", "format", "answer", "execution"]
 
 
 class Rejected(Exception):
     """A row did not survive; holds the stage and the reason."""
 
-    def __init__(self, stage: Stage, reason: str) -> None:
+    def __init__(self, stage: str, reason: str) -> None:
         super().__init__(f"{stage}: {reason}")
-        self.stage: Stage = stage
+        self.stage = stage
         self.reason = reason
 
 
@@ -32,7 +31,7 @@ class Rejected(Exception):
 class VerifiedRows:
     """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}; both on disk."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[str, ...]
     rows: Spool = field(default_factory=Spool)
     rejects: Spool = field(default_factory=Spool)
     problems: int = 0  # that survived, where one may give several rows

@@ -13,7 +13,7 @@ from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.prompts import QUESTION_MARK, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER
-from retool_mcore.data.verify import Rejected
+from retool_mcore.data.verify import Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox import open_sandbox
 from tests.data.commands import refused, succeed
@@ -229,3 +229,24 @@ def test_rows_of_several_splits_are_refused_or_chosen(tmp_path, options: tuple[s
     else:
         assert result.exit_code == 0, result.output
         assert len(list(read_rows(out, ("messages",)))) == kept
+
+
+def test_format_and_answer_problems_have_their_reasons():
+    user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "\\boxed{1}"}
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    tool = {"role": "tool", "content": "1"}
+    assert format_problem([user, calling, tool, tool, answer]) is None
+    assert format_problem([{"role": "system", "content": "s"}, user, answer]) is None
+    for messages, problem in [
+        ([answer], "begins with a turn of role 'assistant'"),
+        ([user, user], "message 1 is a user turn, where the assistant's is due"),
+        ([user, calling, tool, answer], "2 calls before it have 1 results"),
+        ([user, calling, tool, tool], "does not end in an assistant turn without calls"),
+        ([user, answer, answer], "message 2 is a second assistant turn in a row"),
+        ([user, tool, answer], "a result without a call before it"),
+        ([user, {"role": "critic", "content": ""}, answer], "message 1 has role 'critic'"),
+        ([user, {"role": "assistant", "content": "1"}], "gives no answer"),
+        ([user, {"role": "assistant", "content": "\\boxed{1} \\boxed{2}"}], "boxes different answers: 1, 2"),
+    ]:
+        assert problem in (format_problem(messages) or "none"), messages
+    assert "no answer" in (answer_problem([user, {"role": "assistant", "content": "x"}], "1") or "")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.fetch import RL, SFT, split_by_problem
+from retool_mcore.data.fetch import RL, SFT, training_and_validation
 from retool_mcore.data.files import read_rows, write_jsonl, write_parquet
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.sources import read_source
@@ -107,11 +107,12 @@ def test_without_a_network_the_error_names_every_set(tmp_path: Path, monkeypatch
 
 def test_a_problem_is_on_one_side_only_and_a_tenth_at_most_is_held_out():
     rows = [trace(f"What is {n % 30} + 1?") for n in range(90)]
-    train, val = split_by_problem(rows, 100)
+    train, val = training_and_validation(rows)
     assert len(train) + len(val) == 90 and len(val) == 9
     asked = [{row["messages"][0]["content"] for row in part} for part in (train, val)]
     assert not asked[0] & asked[1]
-    assert split_by_problem(rows[::-1], 100)[1][0]["messages"] == val[0]["messages"], "whatever the order of the rows"
+    again = training_and_validation(rows[::-1])[1]
+    assert again == val[::-1], "whatever the order of the rows"
 
 
 def test_one_set_alone_is_gsm8k_with_both_splits_and_no_socratic_copy(tmp_path: Path):

@@ -127,3 +127,16 @@ def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
     protocol = protocol_of(config.rollout, tokenizer)
     prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
     assert "lookup" in prompt and "code_interpreter" in prompt
+
+
+def test_a_file_that_is_not_json_lines_is_an_error(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    for content, rule in (
+        (b"", "no rows"),
+        (b"[1]\n", "line 1: list, not an object"),
+        (b"\xff\n", "line 1: not JSON: no text"),
+    ):
+        bad.write_bytes(content)
+        options = ["--out", str(tmp_path / "o.parquet"), "--rejects", str(tmp_path / "r")]
+        output = refused("rl", bad, *options)
+        assert rule in output.replace("\n", " ")

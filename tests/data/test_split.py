@@ -1,12 +1,20 @@
-"""`retool data split`: rows held out by problem."""
+"""`retool data split`, and the parts that `--part` reads: no problem is on both sides."""
 
 import json
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.leaks import overlap
+from retool_mcore.data.lint import lint_file
 from retool_mcore.data.rl import rl_row
+from retool_mcore.data.split import part_of
 from tests.data.commands import refused, succeed
+
+SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
 
 
 def problems(path) -> list[str]:
@@ -48,3 +56,30 @@ def test_holding_out_all_rows_is_refused_and_nothing_is_written(tmp_path, count)
     source.write_text('{"problem": "1 + 1?", "answer": "2"}\n' * 2)
     assert "leaves none to train on" in refused("split", source, "--hold-out", count).replace("\n", " ")
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_the_parts_of_a_training_set_are_disjoint_by_the_leak_check(tmp_path):
+    problems: dict[str, list[str]] = {}
+    for part in ("sft", "rl", "validation"):
+        out = str(tmp_path / f"{part}.parquet")
+        share = ["--part", part, "--sft-share", "0.4"]
+        succeed("rl", SAMPLE, "--out", out, *share)
+        problems[part] = lint_file(out, None, None).problems
+    assert sum(map(len, problems.values())) == 60
+    for first, second in (("sft", "rl"), ("sft", "validation"), ("rl", "validation")):
+        assert overlap(problems[first], problems[second], (first, second)).leaked == 0
+    assert overlap(problems["rl"], problems["rl"], ("a", "b")).leaked > 0  # it would be found
+
+
+@given(st.text(max_size=80), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_share_of_sft_only_adds_to_it(question, one, other):
+    low, high = sorted((one, other))
+    assert part_of(question, low) != "sft" or part_of(question, high) == "sft"
+    assert part_of(f"  {question.upper()} ".lower(), high) == part_of(question.lower(), high)
+
+
+def test_a_row_without_a_question_cannot_be_dealt(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"input": "1+1", "target": "2"}) + "\n", encoding="utf-8")
+    output = refused("rl", path, "--out", tmp_path / "o.parquet", "--part", "rl")
+    assert "--part reads the text of column question or problem" in " ".join(output.split())

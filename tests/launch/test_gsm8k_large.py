@@ -1,6 +1,5 @@
-"""GSM8K's problems with large numbers: what is replaced, what stays, and that all is right."""
+"""`launch/gsm8k/large.py`: what is replaced, what stays, and that all is right."""
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -8,24 +7,22 @@ from fractions import Fraction
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from retool_mcore.cli.data import app
-from retool_mcore.data.build import build_gsm8k, parse_gsm8k
 from retool_mcore.data.files import read_jsonl
-from retool_mcore.data.large import LARGEST_FACTOR, SMALLEST_FACTOR, calculated, read, variant
-from retool_mcore.data.large_rows import build_large
-from retool_mcore.data.large_text import numbers_in
-from retool_mcore.data.parts import part_of, rows_of_part
-from retool_mcore.data.programs import evaluate
 from retool_mcore.data.sources import read_source
+from retool_mcore.data.split import part_of, rows_of_part
 from retool_mcore.data.verify import Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.sandbox import open_sandbox
-from tests.data.test_build import ANSWER, SAMPLE
+from tests.data.commands import succeed
+from tests.launch.gsm8k import ANSWER, QUESTION, SAMPLE, script
 
-QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
+# isort: split
+import traces
+from large import LARGEST_FACTOR, SMALLEST_FACTOR, build, calculated, read, variant
+from solutions import evaluate, parse
+from texts import numbers_in
 
 
 def values_of(question: str) -> list[int]:
@@ -75,7 +72,7 @@ def test_percent_fractions_ordinals_times_dates_and_counts_of_the_named_stay(bef
     answer = "It is 300*20 = <<300*20=6000>>6000 pens.\n#### 6000"
     row = variant(question, answer, 3)
     assert f" {before} {stays} {after}." in row["question"] and "300" not in re.findall(r"\d+", row["question"])
-    (step,) = parse_gsm8k(row["answer"]).steps
+    (step,) = parse(row["answer"]).steps
     assert step.expression.endswith("*20") and step.stated == 20 * values_of(row["question"])[0]
 
 
@@ -135,7 +132,7 @@ def test_a_constant_is_a_step_only_where_that_step_would_be_in_vain():
     question = "Bo has 36 pens in 3 rows for half of a year. How many a month of the year in all?"
     answer = "A row has <<36/3=12>>12 pens.\nThat is <<12*7=84>>84 pens.\n#### 84"
     row = variant(f"{question} 7 days a week.", answer, 0)
-    first, second = parse_gsm8k(row["answer"]).steps
+    first, second = parse(row["answer"]).steps
     assert second.expression == f"{first.stated}*7" and first.stated != 12
     both = "A row has <<36/3=12>>12 pens.\nThat is <<12*12=144>>144 pens.\n#### 144"
     with pytest.raises(Rejected, match="two sources"):
@@ -195,7 +192,7 @@ def test_every_variant_is_right_whole_and_of_the_same_relations(a, b, c, shape, 
     changed = sorted((old, new) for old, new in ((a, x), (b, y), (c, z)) if old != new)
     assert changed == sorted(changed, key=lambda pair: pair[1])
     after = solve(x, y, z)
-    solution = parse_gsm8k(row["answer"])
+    solution = parse(row["answer"])
     assert [Fraction(step.stated) for step in solution.steps] == after
     assert all(evaluate(step.expression) == step.stated for step in solution.steps)
     assert all(value.denominator == 1 for value in after) and Fraction(solution.truth) == after[-1]
@@ -216,49 +213,46 @@ def here(*_: object, **__: object) -> ThreadPoolExecutor:
 async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monkeypatch):
     rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": "x", "answer": "y"})]
     async with open_sandbox("local", min_level="rlimits") as sandbox:
-        report = await build_large(rows, sandbox)
+        report = await build(rows, sandbox)
         assert len(report.rows) == 1 and [reject["where"] for reject in report.rejects] == ["line 2"]
         assert report.lines()[-1] == "50.00% survived"
-        (built, text) = (await build_gsm8k([("r", report.rows[0])], sandbox, calls="one", text=True)).rows
+        (built, text) = (await traces.build([("r", report.rows[0])], sandbox)).rows
         assert built["ground_truth"] == report.rows[0]["answer"].rpartition("#### ")[2] and text["tools"] is None
         wrong = variant(QUESTION, ANSWER, 0)
         wrong["answer"] = re.sub(r"#### \d+", "#### 5", wrong["answer"])
-        monkeypatch.setattr("retool_mcore.data.large_rows.variant", lambda *_: wrong)
-        monkeypatch.setattr("retool_mcore.data.large_rows.ProcessPoolExecutor", here)
+        monkeypatch.setattr("large.variant", lambda *_: wrong)
+        monkeypatch.setattr("large.ProcessPoolExecutor", here)
         with pytest.raises(DataError, match=r"none of 1 problems survived.*its program: answer"):
-            await build_large(rows[:1], sandbox)
+            await build(rows[:1], sandbox)
         with pytest.raises(DataError, match="none of 0 problems survived"):
-            await build_large([], sandbox)
+            await build([], sandbox)
         with pytest.raises(DataError, match="line 3: GSM8K rows have the texts question and answer; here: problem"):
-            await build_large([("line 3", {"problem": "x"})], sandbox)
+            await build([("line 3", {"problem": "x"})], sandbox)
 
 
 async def test_each_draw_has_numbers_of_its_own_and_copies_are_rejected(monkeypatch):
     ann = QUESTION.replace("Natalia", "Ann")
     rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": ann, "answer": ANSWER})]
     async with open_sandbox("local", min_level="rlimits") as sandbox:
-        report = await build_large(rows, sandbox, seed=1, draws=2)
+        report = await build(rows, sandbox, seed=1, draws=2)
         assert list(report.rows) == [variant(question, ANSWER, seed) for seed in (1, 2) for question in (QUESTION, ann)]
         one_number = variant(QUESTION, ANSWER, 0)
-        monkeypatch.setattr("retool_mcore.data.large_rows.variant", lambda *_: one_number)
-        monkeypatch.setattr("retool_mcore.data.large_rows.ProcessPoolExecutor", here)
-        report = await build_large(rows[:1], sandbox, seed=7, draws=3)
+        monkeypatch.setattr("large.variant", lambda *_: one_number)
+        monkeypatch.setattr("large.ProcessPoolExecutor", here)
+        report = await build(rows[:1], sandbox, seed=7, draws=3)
     assert list(report.rows) == [one_number]
     assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
         f" seed {seed} draws the numbers of an earlier one" for seed in (8, 9)
     ]
 
 
-def test_the_command_writes_what_the_other_commands_read(tmp_path):
-    out = tmp_path / "large.jsonl"
-    run = CliRunner()
-    done = run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(out)])
-    assert done.exit_code == 0, done.output
+def test_the_script_writes_what_the_other_commands_read(tmp_path):
+    out, again, x = tmp_path / "large.jsonl", tmp_path / "again.jsonl", tmp_path / "x.parquet"
+    output = script("large.py", SAMPLE, "--out", out)
     rows = [row for _, row in read_jsonl(out)]
     rejects = [row for _, row in read_jsonl(tmp_path / "large.rejects.jsonl")]
-    assert len(rows) >= 15 and len(rows) + len(rejects) == 60 and f"{len(rows)} rows in" in done.output
-    reasons = re.findall(r"^(\d+) rejected: ", done.output, re.MULTILINE)
-    assert sum(map(int, reasons)) == len(rejects)
+    assert len(rows) >= 15 and len(rows) + len(rejects) == 60 and f"{len(rows)} rows in" in output
+    assert sum(map(int, re.findall(r"(\d+) rejected: ", output))) == len(rejects)
     originals = {row["question"] for _, row in read_jsonl(SAMPLE)}
     assert {row["original_question"] for row in rows} <= originals
     for part in ("sft", "rl"):
@@ -266,18 +260,11 @@ def test_the_command_writes_what_the_other_commands_read(tmp_path):
         assert mine and all(part_of(row["original_question"]) == part for row in mine)
     truths = [problem.truth for problem in read_problems([out])]
     assert truths == [row["answer"].rpartition("#### ")[2] for row in rows]
-    for command, counted in (
-        (["build", "gsm8k", str(out), "--calls", "one", "--text", "--part", "sft"], "100.00% survived"),
-        (["rl", str(out), "--part", "rl"], "0 answers that nothing can be compared with"),
-    ):
-        done = run.invoke(app, [*command, "--out", str(tmp_path / "x.parquet")])
-        assert done.exit_code == 0 and counted in done.output, done.output
-    again = tmp_path / "again.jsonl"
-    run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again)])
-    assert again.read_bytes() == out.read_bytes()
-    run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again), "--draws", "2"])
-    both = [json.loads(line) for line in again.read_text().splitlines()]
+    assert "100.00% survived" in script("traces.py", out, "--part", "sft", "--out", x)
+    assert "0 answers that nothing can be compared with" in succeed("rl", out, "--part", "rl", "--out", x)
+    script("large.py", SAMPLE, "--out", again, "--draws", "2")
+    both = [row for _, row in read_jsonl(again)]
     assert both[: len(rows)] == rows and len(both) >= 2 * len(rows) - 3
-    run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again), "--seed", "1"])
-    other = [json.loads(line) for line in again.read_text().splitlines()]
+    script("large.py", SAMPLE, "--out", again, "--seed", "1")
+    other = [row for _, row in read_jsonl(again)]
     assert [row["question"] for row in other] == [row["question"] for row in both[len(rows) :]]

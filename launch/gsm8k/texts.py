@@ -6,12 +6,12 @@ before ("the 3 friends"), and 0 and 1.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from retool_mcore.data.programs import NUMBER, NUMBER_WORDS, value_of
+from solutions import NUMBER, value_of
+
 from retool_mcore.data.verify import Rejected
 
 _UNIT = r"(?:seconds?|minutes?|hours?|days?|nights?|weeks?|weekends?|months?|years?|decades?|century|centuries)"
@@ -32,8 +32,8 @@ _BOUND = re.compile(
     r"|at most|up to|first|limit of|maximum of|minimum of|after)\s+\$?\Z",
     re.IGNORECASE,
 )
-_AGES = re.compile(r"\b(?:ages?|aged|old|older|oldest|younger|youngest|birthdays?)\b", re.IGNORECASE)
-_AVERAGE = re.compile(r"\b(?:average|mean)\b", re.IGNORECASE)
+AGES = re.compile(r"\b(?:ages?|aged|old|older|oldest|younger|youngest|birthdays?)\b", re.IGNORECASE)
+AVERAGE = re.compile(r"\b(?:average|mean)\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"(?<![\w.])[-+*/x×÷$().,%\d\s–]*=[\s$]*\Z")
 
 # What a calculation may hold that no text states: a word explains it.
@@ -86,21 +86,6 @@ def _number(text: str, match: re.Match[str]) -> Number:
     return Number(match[0], match.start(), match.end(), fixed, _BOUND.search(before) is not None)
 
 
-def words_in(text: str) -> Counter[Fraction]:
-    """How often each number is written in a simple word; "one" is mostly no number."""
-    words = re.findall(r"[a-z]+", text.lower())
-    return Counter(Fraction(NUMBER_WORDS[word]) for word in words if word in NUMBER_WORDS and word != "one")
-
-
-def is_of_ages(question: str) -> bool:
-    return _AGES.search(question) is not None
-
-
-def asks_average(question: str) -> bool:
-    """Whether a number that is divided by may be how many things the question lists."""
-    return _AVERAGE.search(question) is not None
-
-
 def explained(question: str, answer: str) -> set[Fraction]:
     """The constants that words of the texts explain, and what percentages of the question give."""
     texts = f"{question} {re.sub(r'<<[^<>]*>>', '', answer)}".lower()
@@ -115,18 +100,12 @@ def explained(question: str, answer: str) -> set[Fraction]:
     return found
 
 
-def written(value: Fraction, like: str) -> str:
-    """A whole number in digits, with commas where the number that it replaces had them."""
-    assert value.denominator == 1, "only whole numbers are written"
-    return f"{value.numerator:,}" if "," in like else str(value.numerator)
-
-
-def replaced(text: str, numbers: Sequence[Number], new: Callable[[Number], Fraction]) -> str:
-    """The text with each of its ``numbers`` as ``new`` says; the same value keeps its writing."""
-    for number in reversed(numbers):
-        value = new(number)
+def replaced(text: str, new: Sequence[tuple[Number, Fraction]]) -> str:
+    """The text with new values of its numbers; where the value stays, its writing stays."""
+    for number, value in reversed(new):
         if value != number.value:
-            text = f"{text[: number.start]}{written(value, number.text)}{text[number.end :]}"
+            digits = f"{value.numerator:,}" if "," in number.text else str(value.numerator)
+            text = f"{text[: number.start]}{digits}{text[number.end :]}"
     return text
 
 
@@ -152,14 +131,11 @@ def rewritten(
         inside = [number for number in numbers if number.start >= expression.start()]
         if [number.value for number in inside] == [old for old, _ in last]:
             known |= {number.start: new for number, (_, new) in zip(inside, last, strict=True)}
-
-    def new(number: Number) -> Fraction:
-        if number.start in known:
-            return known[number.start]
-        found = candidates.get(number.value, set())
+    new = list[tuple[Number, Fraction]]()
+    for number in numbers:
+        found = {known[number.start]} if number.start in known else candidates.get(number.value, set())
         if len(found) != 1:
             how = "two numbers" if found else "unknown number"
             raise Rejected("source", f"{how} in the text: {number.text} in {text.strip()!r:.120}")
-        return next(iter(found))
-
-    return replaced(text, numbers, new)
+        new.append((number, next(iter(found))))
+    return replaced(text, new)

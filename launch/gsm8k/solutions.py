@@ -1,0 +1,244 @@
+r"""GSM8K's solutions: their marked calculations, exact arithmetic, and a solution as one program.
+
+A solution marks its calculations: ``48/2 = <<48/2=24>>24 clips``. In a program each of them is an
+assignment with its sentence as a comment. An operand that equals an earlier step's value, and no
+number of the question, becomes that step's name, in the comments too: the program states nothing
+that it is there to compute.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from retool_mcore.data.verify import Rejected
+
+NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+")
+MAX_COMMENT_CHARS = 160
+MAX_POWER = 64
+ROUNDED_DIGITS = 2  # of what division and decimals give: money, mostly
+
+_MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
+_LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+_RESULT = re.compile(r"\A\s*\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_EXPRESSION = re.compile(r"(?<![\w.])[-+*/x×÷=$().,%\d\s–]*=[\s$]*\Z")
+_TWICE = re.compile(r"\b(\w+)( \1\b)+", re.IGNORECASE)
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+}
+_ONES = (
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBER_WORDS = {word: Fraction(value) for value, word in enumerate(_ONES.split(), 1)}
+NUMBER_WORDS |= {word: Fraction(10 * tens) for tens, word in enumerate(_TENS.split(), 2)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The text before a calculation, its expression, and the value that the solution states."""
+
+    text: str
+    expression: str
+    stated: Decimal
+
+
+@dataclass(frozen=True)
+class Solution:
+    steps: tuple[Step, ...]
+    rest: str  # the text after the last calculation, without the answer line
+    truth: str
+    body: str  # the whole text with its marks, without the answer line
+
+    @property
+    def text(self) -> str:
+        """The sentences without the marks."""
+        return re.sub(r"<<[^<>]*>>", "", self.body).strip()
+
+
+def parse(answer: str) -> Solution:
+    """Cut a solution at its calculations. Raises Rejected."""
+    body, sign, truth = answer.rpartition("####")
+    if not sign or not truth.strip():
+        raise Rejected("source", "no answer line '#### ...'")
+    steps, start = list[Step](), 0
+    for match in _MARK.finditer(body):
+        try:
+            stated = Decimal(match[2].replace(",", "").strip())
+        except InvalidOperation as error:
+            raise Rejected("source", f"the stated value {match[2]!r} is no number") from error
+        steps.append(Step(body[start : match.start()].strip(), _arithmetic(match[1]), stated))
+        start = match.end()
+    if not steps:
+        raise Rejected("source", "no calculation is marked")
+    rest = body[start:].strip()
+    if any("<<" in text for text in (*(step.text for step in steps), rest)):
+        raise Rejected("source", "a calculation mark is not whole")
+    return Solution(tuple(steps), rest, truth.strip().replace(",", ""), body)
+
+
+def _arithmetic(expression: str) -> str:
+    """An arithmetic expression of numbers as Python; anything else is rejected and not run."""
+    text = _LEADING_ZEROS.sub("", expression.strip())
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise Rejected("source", f"{expression!r} is no expression") from error
+    allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+    if not all(isinstance(node, allowed) for node in ast.walk(tree)):
+        raise Rejected("source", f"{expression!r} is more than arithmetic")
+    return text
+
+
+def value_of(text: str) -> Fraction:
+    """The value of a number as the texts write it."""
+    return Fraction(text.replace(",", ""))
+
+
+def word_values(text: str) -> list[Fraction]:
+    """The numbers that a text states in simple words."""
+    return [NUMBER_WORDS[word] for word in re.findall(r"[a-z]+", text.lower()) if word in NUMBER_WORDS]
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number in an expression, from ``start`` to ``end``, with its value to the last digit."""
+
+    start: int
+    end: int
+    value: Fraction
+
+
+def literals(expression: str) -> list[Literal]:
+    """The numbers of an expression in their order."""
+    nodes = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Constant)]
+    return [
+        Literal(node.col_offset, node.end_col_offset or 0, _exact(node, expression))
+        for node in sorted(nodes, key=lambda node: node.col_offset)
+    ]
+
+
+def _exact(node: ast.Constant, expression: str) -> Fraction:
+    return Fraction((ast.get_source_segment(expression, node) or str(node.value)).replace("_", ""))
+
+
+def evaluate(
+    expression: str, names: Mapping[str, Fraction] | None = None, *, seen: list[Fraction] | None = None
+) -> Fraction:
+    """The exact value of an expression of numbers and ``names``; ``seen`` gets each part's value.
+
+    Raises Rejected where there is none.
+    """
+
+    def at(node: ast.AST) -> Fraction:
+        match node:
+            case ast.Expression():
+                return at(node.body)
+            case ast.Constant():
+                return _exact(node, expression)
+            case ast.Name():
+                return (names or {})[node.id]
+            case ast.UnaryOp(op=ast.USub()):
+                return -at(node.operand)
+            case ast.UnaryOp(op=ast.UAdd()):
+                return at(node.operand)
+            case ast.BinOp():
+                left, right = at(node.left), at(node.right)
+                if isinstance(node.op, ast.Pow) and right.denominator == 1 and abs(right) <= MAX_POWER:
+                    value = Fraction(left**right)
+                elif (operator := _OPERATORS.get(type(node.op))) is not None:
+                    value = operator(left, right)
+                else:
+                    raise Rejected("calculation", f"{expression} has an operator that is not followed")
+                if seen is not None:
+                    seen.append(value)
+                return value
+            case _:
+                raise Rejected("calculation", f"{expression} is more than arithmetic")
+
+    try:
+        return at(ast.parse(expression, mode="eval"))
+    except (ZeroDivisionError, ValueError) as error:
+        raise Rejected("calculation", f"{expression} has no value: {error}") from error
+
+
+def require_stated(step: Step, value: Fraction) -> None:
+    """Raise Rejected unless the value, rounded or cut off, is what the step states."""
+    if not is_close(Decimal(value.numerator) / Decimal(value.denominator), step.stated):
+        raise Rejected("calculation", f"{step.expression} is not the {step.stated} that the solution states")
+
+
+def is_close(value: Decimal, stated: Decimal) -> bool:
+    """Whether two values are the same to the last digit of the stated one."""
+    exponent = stated.as_tuple().exponent
+    assert isinstance(exponent, int), "stated values are finite"
+    return abs(value - stated) < Decimal(1).scaleb(min(exponent, 0))
+
+
+def program_of(question: str, solution: Solution) -> str:
+    """The solution as one program, whose steps give what the solution states.
+
+    What division or decimals give is rounded where it is printed. Raises Rejected, also where an
+    operand could mean two steps.
+    """
+    given = {value_of(found) for found in NUMBER.findall(question)} | set(word_values(question))
+    stated = [Fraction(step.stated) for step in solution.steps]
+    after = [*(step.text for step in solution.steps[1:]), solution.rest]
+    lines, linked, values = list[str](), list[str](), dict[str, Fraction]()
+    for index, step in enumerate(solution.steps):
+        linked.append(link(step.expression, given, stated[:index]))
+        if _only_states(linked[-1], given):
+            raise Rejected("calculation", f"step {index + 1} states {linked[-1]} and calculates nothing")
+        comment = _comment(step.text, after[index], given, stated[: index + 1])
+        lines.append(f"# {comment}\nstep{index + 1} = {linked[-1]}\n")
+    for index, step in enumerate(solution.steps):
+        values[f"step{index + 1}"] = evaluate(linked[index], values)
+        require_stated(step, values[f"step{index + 1}"])
+    last = f"step{len(lines)}"
+    rounds = any("/" in each or "." in each for each in linked)
+    return f"{''.join(lines)}print({f'round({last}, {ROUNDED_DIGITS})' if rounds else last})"
+
+
+def link(expression: str, given: set[Fraction], earlier: Sequence[Fraction]) -> str:
+    """The expression with ``stepN`` for each operand that can only be the value of step N."""
+    out = expression
+    for operand in reversed(literals(expression)):
+        holders = [f"step{number}" for number, value in enumerate(earlier, 1) if value == operand.value]
+        if operand.value in given or not holders:
+            continue
+        if len(holders) > 1:
+            raise Rejected("calculation", f"{operand.value} in {expression} may be {' or '.join(holders)}")
+        out = f"{out[: operand.start]}{holders[0]}{out[operand.end :]}"
+    return out
+
+
+def _only_states(linked: str, given: set[Fraction]) -> bool:
+    """Whether an expression is a number alone, and one that the question does not state."""
+    calculates = any(isinstance(node, ast.BinOp) for node in ast.walk(ast.parse(linked, mode="eval")))
+    found = literals(linked)
+    return not calculates and bool(found) and found[0].value not in given
+
+
+def _comment(before: str, after: str, given: set[Fraction], values: Sequence[Fraction]) -> str:
+    """The sentence around a calculation, without the calculation and what it gives."""
+    head = _EXPRESSION.sub("", f" {before.rpartition(chr(10))[2]}")
+    tail = _RESULT.sub("", after.partition("\n")[0])
+    if "=" in tail or NUMBER.search(tail):
+        tail = tail.partition(".")[0] if "=" not in tail else ""
+    text = " ".join(f"{head.rstrip(' =$')} {tail}".split())
+
+    def named(match: re.Match[str]) -> str:
+        value = value_of(match[1])
+        steps = [number for number, each in enumerate(values, 1) if each == value]
+        return f"step{steps[-1]}" if steps and value not in given else match[0]
+
+    text = re.sub(rf"\$?({NUMBER.pattern})", named, text)
+    text = _TWICE.sub(r"\1", text).replace(" .", ".").strip(" ,;")
+    return text[:MAX_COMMENT_CHARS].strip() or f"step {len(values)}"
