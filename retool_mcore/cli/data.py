@@ -175,8 +175,8 @@ def sft(
     """
     from retool_mcore.data.conversations import conversations
     from retool_mcore.data.convert import Conversion, convert_sft
+    from retool_mcore.data.files import Spool
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
-    from retool_mcore.data.spool import Spool
     from retool_mcore.sandbox import open_sandbox
 
     output_named(out, PARQUET, [source])

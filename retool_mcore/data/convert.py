@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.conversations import OPTION
+from retool_mcore.data.files import Spool
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.messages import arguments_of, in_order_of_calls, parse_tools, unified
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
-from retool_mcore.data.spool import Spool
 from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, TOOL_NAME, tool_call
 from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
 from retool_mcore.data.wrappers import OURS, problem_of, unwrap

@@ -7,10 +7,13 @@ import csv
 import gzip
 import json
 import os
+import pickle
+import tempfile
 import zlib
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -199,6 +202,48 @@ def _table(row: Any, where: str) -> dict[str, Any]:
 def _of_turns(row: Any) -> dict[str, Any] | None:
     """A row that is a list of two turns, as Open-Reasoner-Zero's file has it, by their numbers."""
     return {str(number): turn for number, turn in enumerate(row)} if is_tables(row) and len(row) == 2 else None
+
+
+class Spool(Sequence[Any]):
+    """A list that only grows, for rows that may not fit memory: in a file without a name in TMPDIR.
+
+    Memory holds 8 bytes for each row, and the file is gone with the process.
+
+    Raises DataError when that folder is full.
+    """
+
+    def __init__(self, rows: Iterable[Any] = ()) -> None:
+        self._file = tempfile.TemporaryFile(prefix="retool-rows-")  # noqa: SIM115  as long as the rows
+        self._starts = array("Q")
+        self._end = 0
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: Any) -> None:
+        packed = pickle.dumps(row, protocol=5)
+        try:
+            self._file.seek(self._end)
+            self._file.write(packed)
+        except OSError as error:
+            raise DataError(
+                f"{tempfile.gettempdir()}: row {len(self)} cannot be kept there: {error.strerror}. Name a folder with "
+                "more room in TMPDIR"
+            ) from error
+        self._starts.append(self._end)
+        self._end += len(packed)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        self._file.seek(self._starts[index])
+        return pickle.load(self._file)
 
 
 def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -7,10 +7,10 @@ shuffles what it reads, so the order within a source says nothing.
 # pyarrow has no types; what it returns is annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,16 +72,12 @@ def mix(
         raise DataError(f"{len(sources)} source: a mix has two or more, each as PATH=WEIGHT")
     opened = _shares([_open(name, weight) for name, weight in sources], rows)
     schema = _schema(opened)
-    draw = random.Random(seed)
-    streams = [_SourceStream(source, draw.getrandbits(32), schema.names) for source in opened]
+    draw = np.random.RandomState(seed)
+    streams = [_rows_of(source, draw, schema.names) for source in opened]
+    order = draw.permutation(np.repeat(np.arange(len(opened)), [source.taken for source in opened]))
+    rows_in_order = _of_one_split(next(streams[i]) for i in order)
     with replacing(out) as draft, pq.ParquetWriter(draft, schema) as writer:
-        batch: list[dict[str, Any]] = []
-        for row in _drawn(streams, draw):
-            batch.append(row)
-            if len(batch) == ROWS_AT_ONCE:
-                writer.write_table(table_of(batch, schema))
-                batch = []
-        if batch:
+        while batch := list(islice(rows_in_order, ROWS_AT_ONCE)):
             writer.write_table(table_of(batch, schema))
     return opened
 
@@ -117,7 +113,7 @@ def _shares(sources: Sequence[MixSource], rows: int | None) -> list[MixSource]:
     if 0 in taken:
         poor = sources[taken.index(0)]
         raise DataError(f"{poor.name}: no row of {wanted} is left for its weight {poor.weight}. Raise it, or --rows")
-    return [MixSource(s.name, s.weight, s.files, s.rows, n) for s, n in zip(sources, taken, strict=True)]
+    return [replace(source, taken=count) for source, count in zip(sources, taken, strict=True)]
 
 
 def _schema(sources: Sequence[MixSource]) -> Any:
@@ -136,38 +132,26 @@ def _schema(sources: Sequence[MixSource]) -> Any:
         ) from error
 
 
-class _SourceStream:
-    """The rows that a source gives: all of them as often as they fit, then a drawn part."""
-
-    def __init__(self, source: MixSource, seed: int, columns: Sequence[str]) -> None:
-        self.left = source.taken
-        self._source, self._columns = source, columns
-        self._epochs, extra = divmod(source.taken, source.rows)
-        self._extra = np.zeros(source.rows, dtype=bool)
-        self._extra[np.random.RandomState(seed).permutation(source.rows)[:extra]] = True
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for epoch in range(self._epochs + 1):
-            if epoch == self._epochs and not self._extra.any():
-                return
-            start = 0
-            for file in self._source.files:
-                named = column_names(file)
-                index = -1
-                for index, row in read_rows(file, [each for each in self._columns if each in named]):
-                    if epoch < self._epochs or self._extra[start + index]:
-                        yield f"{file}, row {index}", row
-                start += index + 1
+def _rows_of(
+    source: MixSource, draw: np.random.RandomState, columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows (where, row) that a source gives: as often as all of them fit, then a drawn part."""
+    epochs, extra = divmod(source.taken, source.rows)
+    is_drawn = np.zeros(source.rows, dtype=bool)
+    is_drawn[draw.permutation(source.rows)[:extra]] = True
+    for epoch in range(epochs + bool(extra)):
+        number = 0
+        for file in source.files:
+            there = column_names(file)
+            for index, row in read_rows(file, [each for each in columns if each in there]):
+                if epoch < epochs or is_drawn[number]:
+                    yield f"{file}, row {index}", row
+                number += 1
 
 
-def _drawn(streams: Sequence[_SourceStream], draw: random.Random) -> Iterator[dict[str, Any]]:
-    """The rows of all streams; each place is drawn among the rows that are left."""
-    rows = [iter(stream) for stream in streams]
+def _of_one_split(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     split: str | None = None
-    while any(stream.left for stream in streams):
-        (i,) = draw.choices(range(len(streams)), weights=[stream.left for stream in streams])
-        streams[i].left -= 1
-        where, row = next(rows[i])
+    for where, row in rows:
         own = row_split(row)
         split = split or own
         if own not in (None, split):

@@ -11,12 +11,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from retool_mcore.data.files import ENDINGS
+from retool_mcore.data.files import ENDINGS, Spool
 from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, other_roles, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sources import SPLITS, row_split, rows_of_split, split_of
-from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import judgeable
 

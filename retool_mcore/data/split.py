@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
+from retool_mcore.data.files import Spool
 from retool_mcore.data.layouts import Columns
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.lint import read_problem_rows
 from retool_mcore.data.sources import read_source
-from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
 
 Part = Literal["sft", "rl", "validation"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retool_mcore.data.chat import HERMES_MARKUP
+from retool_mcore.data.files import Spool
 from retool_mcore.data.messages import ROLES, order_problem
-from retool_mcore.data.spool import Spool
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pyarrow.parquet as pq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.random import RandomState
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
@@ -98,7 +99,7 @@ def test_a_folder_of_many_files_is_never_held_whole(tmp_path, monkeypatch):
     files = tuple(sorted((tmp_path / "many").iterdir()))
     source = module.MixSource("many", Fraction(1), files, 300, taken=150)
     for seed in range(20):  # of part of a folder exactly as many as asked for, whichever are drawn
-        assert len({where for where, _ in module._SourceStream(source, seed, ("prompt",))}) == 150
+        assert len({where for where, _ in module._rows_of(source, RandomState(seed), ("prompt",))}) == 150
 
 
 def test_sft_files_of_both_forms_mix_into_what_training_reads(tmp_path, tokenizer):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.data import files
-from retool_mcore.data.spool import Spool
+from retool_mcore.data.files import Spool
 from retool_mcore.errors import DataError
 
 TEXT = st.text(max_size=4)
