@@ -22,7 +22,7 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
-from retool_mcore.data.templates import load_tokenizer
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import read_config

@@ -23,7 +23,7 @@ from solutions import Solution, evaluate, is_close, parse, program_of, require_s
 from retool_mcore.cli.common import guarded, output_named, with_bar
 from retool_mcore.cli.data import PARQUET, Limit, Out, PartOption, Rejects, SftShare, rows_of, write_report
 from retool_mcore.data.chat import HERMES_MARKUP
-from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
 from retool_mcore.errors import DataError

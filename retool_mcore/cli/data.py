@@ -173,8 +173,7 @@ def sft(
     ReTool's raw form, messages in OpenAI's form, and ShareGPT's conversations. Calls are of the
     code interpreter, or of tools whose schemas stand in the row's column `tools`.
     """
-    from retool_mcore.data.conversations import conversations
-    from retool_mcore.data.convert import Conversion, convert_sft
+    from retool_mcore.data.convert import Conversion, conversations, convert_sft
     from retool_mcore.data.files import Spool
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
     from retool_mcore.sandbox import open_sandbox

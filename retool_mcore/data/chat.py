@@ -20,12 +20,23 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from retool_mcore.data.call_tags import blocks
-from retool_mcore.data.chat_format import HERMES_MARKUP, PROBE, ChatFormat, Message, Tool, chat_format, rendered
 from retool_mcore.data.messages import clean_messages, clean_tools, neutralise, with_call_ids
-from retool_mcore.data.templates import load_tokenizer, tokenizer_of
-from retool_mcore.data.tokenizer import encode, encode_piece, has_several_templates, name_of
-from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, CODE_START, tool_call
+from retool_mcore.data.tokenizer import (
+    HERMES_MARKUP,
+    PROBE,
+    ChatFormat,
+    Message,
+    Tool,
+    chat_format,
+    encode,
+    encode_piece,
+    has_several_templates,
+    load_tokenizer,
+    name_of,
+    rendered,
+    tokenizer_of,
+)
+from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, CODE_START, blocks, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any
 from retool_mcore.data.convert import Conversion, convert_sft
 from retool_mcore.data.files import write_jsonl, write_parquet
 from retool_mcore.data.leaks import normalised
+from retool_mcore.data.prompt_format import problem_of
 from retool_mcore.data.rl import convert_rl
 from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.data.split import hold_out_problems
-from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 
 VAL_ROWS = 100  # of ReTool-SFT's 2000; the published guide validates on its training file

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, cast
 
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.wrappers import problem_of
+from retool_mcore.data.prompt_format import problem_of
 from retool_mcore.errors import DataError
 from retool_mcore.reward.extract import boxes
 

@@ -17,10 +17,9 @@ from retool_mcore.data.chat import render, render_prompt, renders_tool_turns
 from retool_mcore.data.layouts import LAYOUTS, OPTIONS, Columns, NoTruth, read_problem
 from retool_mcore.data.leaks import Index, Overlap, Pair, normalised, overlap
 from retool_mcore.data.messages import parse_tools
-from retool_mcore.data.prompts import hermes_prompt, retool_messages
+from retool_mcore.data.prompt_format import hermes_prompt, problem_of, retool_messages
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER
-from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.reward.answer import judgeable
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.chat_format import ChatFormat, Message, Tool
 from retool_mcore.data.layouts import MEDIA
+from retool_mcore.data.tokenizer import ChatFormat, Message, Tool
 from retool_mcore.errors import DataError
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -75,7 +75,7 @@ def mix(
     draw = np.random.RandomState(seed)
     streams = [_rows_of(source, draw, schema.names) for source in opened]
     order = draw.permutation(np.repeat(np.arange(len(opened)), [source.taken for source in opened]))
-    rows_in_order = _of_one_split(next(streams[i]) for i in order)
+    rows_in_order = _of_one_split(next(streams[i]) for i in order.tolist())
     with replacing(out) as draft, pq.ParquetWriter(draft, schema) as writer:
         while batch := list(islice(rows_in_order, ROWS_AT_ONCE)):
             writer.write_table(table_of(batch, schema))

@@ -1,11 +1,15 @@
-"""How a problem is put to the model: the system turn, the instruction behind it, the protocol.
+r"""How a problem is put to the model: the system turn, the instruction behind it, the protocol.
 
-A model answers well when it is asked as it was trained. So a run records its format beside its
+A model answers well when it is asked as it was trained. So a run records its format with its
 checkpoints, an export carries it, and a file of bare problems is put to the model in that format.
 Where a file has prompts of its own, a difference from the model's format is one warning.
+
+Public data puts instructions of its own around problems. Each is a record: known texts before or
+behind a problem, whatever their spacing and case. They are taken off, and nothing else is.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, takewhile
@@ -15,8 +19,155 @@ from typing import Any
 from retool_mcore.config.base import is_tables
 from retool_mcore.config.shared import END_OF_TURN, FORMAT_FILE
 from retool_mcore.data.files import column_names, read_rows, replacing
-from retool_mcore.data.prompts import ANSWER_FORMAT, QUESTION_MARK, hermes_prompt
 from retool_mcore.errors import DataError
+
+ANSWER_FORMAT = "Put your final answer within \\boxed{}."
+
+# The paper's inline form. In ReTool's own data the problem follows this mark, after an instruction
+# like ours.
+QUESTION_MARK = "*user question:*"
+RETOOL_INSTRUCTION = """Solve the problem step by step. You may write Python code where it helps: it is run, and \
+what it prints is given back to you. Write each piece of code as a complete script in the form
+<code>
+```python
+...
+```
+</code>
+Its output follows as <interpreter>...</interpreter>. End with the answer in the form
+<answer>
+\\boxed{...}
+</answer>"""
+
+
+def hermes_prompt(problem: str) -> str:
+    """The user's turn: the problem and, unless it mentions one, the line that asks for a box."""
+    problem = problem.strip()
+    return problem if "\\boxed" in problem else f"{problem}\n{ANSWER_FORMAT}"
+
+
+def retool_prompt(problem: str) -> str:
+    """The user's turn of the inline form, as the rollout writes it.
+
+    A turn that already has its instruction stays as it is.
+    """
+    if QUESTION_MARK in problem:
+        return problem
+    return f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\n{problem_of(problem)}"
+
+
+def retool_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A prompt's turns with the last in the inline form.
+
+    A row of ReTool's own data has its instruction and stays as it is.
+    """
+    last = messages[-1]
+    if QUESTION_MARK in last["content"]:
+        return list(messages)
+    return [*messages[:-1], {**last, "content": retool_prompt(last["content"])}]
+
+
+OURS = ("ours, hermes", "ours, retool")
+_MARK = re.compile(r"\*{1,2}user question:\*{1,2}")
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """The texts that a publisher puts before (``heads``) or behind (``tails``) a problem."""
+
+    name: str
+    heads: tuple[str, ...] = ()
+    tails: tuple[str, ...] = ()
+
+
+WRAPPERS = (
+    Wrapper("ours, hermes", tails=(ANSWER_FORMAT,)),
+    Wrapper("ours, retool", heads=(RETOOL_INSTRUCTION,)),
+    Wrapper(
+        "ReTool-SFT",  # what stands before its "*user question:*" goes with that mark
+        heads=("Answer the following Math Problem and put the answer in the format of \\boxed{answer}",),
+        tails=(
+            "Remember to place the final answer in the last part using the format: "
+            "<answer> \\boxed{'The final answer goes here.'} </answer>",
+        ),
+    ),
+    Wrapper("verl's ReTool recipe", tails=("The answer format must be: \\boxed{'The final answer goes here.'}",)),
+    Wrapper(
+        "DAPO",
+        heads=(
+            "Solve the following math problem step by step. The last line of your response should be of the form "
+            "Answer: $Answer (without quotes) where $Answer is the answer to the problem.",
+            "Solve the following math problem step by step. The last line of your response should be of the form "
+            "Answer: \\boxed{$Answer} where $Answer is the answer to the problem.",
+        ),
+        tails=('Remember to put your answer on its own line after "Answer:".',),
+    ),
+    Wrapper(
+        "simple-evals",
+        tails=(
+            'Remember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed '
+            "command.",
+        ),
+    ),
+    Wrapper(
+        "verl's gsm8k",  # in back quotes: with tools
+        tails=(
+            'Let\'s think step by step and output the final answer after "####".',
+            "Let's think step by step and output the final answer after `####`.",
+        ),
+    ),
+    Wrapper("verl's MATH", tails=("Let's think step by step and output the final answer within \\boxed{}.",)),
+    Wrapper(
+        "Qwen2.5-Math",
+        heads=("Please reason step by step, and put your final answer within \\boxed{}.",),
+        tails=("Please reason step by step, and put your final answer within \\boxed{}.",),
+    ),
+    Wrapper(
+        "a box is asked for",
+        tails=(
+            "Please put your final answer within \\boxed{}.",
+            "Please output the final answer within \\boxed{}.",
+        ),
+    ),
+)
+
+
+def _pattern(text: str, form: str) -> re.Pattern[str]:
+    """The text in any spacing and case. It begins a sentence: what it is cut from stays whole."""
+    spelt = r"\s+".join(map(re.escape, text.split()))
+    return re.compile(form.format(f"(?-i:{spelt[0]}){spelt[1:]}"), re.IGNORECASE)
+
+
+_FORMS = [
+    (text, each.name, form)
+    for each in WRAPPERS
+    for texts, form in ((each.heads, r"\A{}"), (each.tails, r"{}\Z"))
+    for text in texts
+]
+# Longer texts first: a shorter one may be the end of a longer one.
+_PATTERNS = [(name, _pattern(text, form)) for text, name, form in sorted(_FORMS, key=lambda each: -len(each[0]))]
+
+
+def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
+    """The problem alone, from a user's turn, and the names of the wrappers that were taken off.
+
+    Wrappers in wrappers are taken off, too. A turn of nothing but instructions gives "".
+    """
+    found: list[str] = []
+    text = content.strip()
+    if marks := list(_MARK.finditer(text)):
+        found.append("the question's mark")
+        text = text[marks[-1].end() :].strip()
+    while matches := [(name, match) for name, each in _PATTERNS if (match := each.search(text))]:
+        name, match = matches[0]
+        text = (text[: match.start()] + text[match.end() :]).strip()
+        found.append(name)
+    return text, tuple(found)
+
+
+def problem_of(content: str) -> str:
+    """The problem alone; see ``unwrap``."""
+    return unwrap(content)[0]
+
 
 ROWS_READ = 8  # an instruction is the lines that end each of so many prompts
 PROMPT_CHARS = 3000  # of a prompt that is shown; the middle of a longer one is left out

@@ -11,8 +11,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.layouts import MEDIA, require_text_only, truth_text, turns_in_text
 from retool_mcore.data.lint import require_disjoint
-from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.wrappers import OURS, unwrap
+from retool_mcore.data.prompt_format import OURS, hermes_prompt, unwrap
 from retool_mcore.errors import DataError
 
 COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing

@@ -11,7 +11,8 @@ from retool_mcore.config.files import is_hidden
 from retool_mcore.data.files import ENDINGS, read_file
 from retool_mcore.errors import DataError
 
-OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # beside the rows of `save_to_disk`
+OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # next to the rows of `save_to_disk`
+OF_ITS_CACHE = "cache-"  # how files begin that `datasets` adds to such a folder: results of `map`
 SPLITS = ("train", "test", "val", "validation", "dev")
 
 OnBad = Callable[[str, DataError], None]
@@ -41,7 +42,9 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
 
 
 def _holds_rows(file: Path) -> bool:
-    return file.name.endswith(ENDINGS) and file.name not in OF_DATASETS and file.is_file()
+    if file.name in OF_DATASETS or (file.suffix == ".arrow" and file.name.startswith(OF_ITS_CACHE)):
+        return False
+    return file.name.endswith(ENDINGS) and file.is_file()
 
 
 def _is_of(split: str, name: str) -> bool:

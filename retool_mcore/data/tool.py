@@ -1,5 +1,14 @@
-"""The only tool: its name, its schema for chat templates, and how a call is written."""
+"""The interpreter as a tool, and how calls stand in a text.
 
+A tag is mentioned where it stands in backticks or quotation marks, or where a pair of them holds
+nothing but a few words. Between the tags of a call nothing is a mention: the first end tag ends it,
+also inside a string of its code. The rollout and `retool parse` ask the same function, so what ends
+a turn is what is read as a call.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 TOOL_NAME = "code_interpreter"
@@ -19,7 +28,100 @@ CODE_INTERPRETER: dict[str, Any] = {
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"  # hermes: a JSON object between them
 CODE_START, CODE_END = "<code>", "</code>"  # the paper's own form: Python between them
 
+_TICKS = re.compile(r"(?<!`)`{1,2}(?!`)")  # three are a fence, in which a call is a call
+_QUOTES = "\"'\u201c\u2018\u00ab"
+_WORDS = re.compile(r"[^\S\n]*(?:[\w,.;:/-]+[^\S\n]*)*+")  # of one line
+_BEFORE = re.compile(r"[\w\s,.;:/<>`'\"-]*")
+_FEW_CHARS = 40  # of words between tags, or before one
+_LINE_CHARS = 400  # of a line that are looked at before a tag
+
 
 def tool_call(code: str) -> dict[str, Any]:
     """A call in the form of a message's ``tool_calls``, which a chat template writes out."""
     return {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": code}}}
+
+
+@dataclass(frozen=True)
+class TaggedText:
+    """What stands between a call's tags; ``start`` is None without an opening tag.
+
+    ``alone``: the opening tag has its line to itself, as that of a call and not of a mention.
+    """
+
+    start: str | None
+    body: str
+    closed: bool
+    alone: bool = False
+
+
+def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
+    """The blocks of a text in order, mentioned tags left out.
+
+    ``body`` begins after the first start tag that is no mention, and may hold more of them. A block
+    without its end tag comes last, with the rest of the text.
+    """
+    tags = list(re.finditer(f"{re.escape(start)}|{re.escape(end)}", text))
+    limits: list[int] = []  # where the turn is cut: what follows is not there when a tag is judged
+    limit = len(text)
+    for tag in reversed(tags):
+        limit = tag.end() if tag[0] == end else limit
+        limits.append(limit)
+    opened: int | None = None
+    for tag, limit in zip(tags, reversed(limits), strict=True):
+        if tag[0] == start:
+            if opened is None and not _quoted(text, tag.start(), tag.end(), limit):
+                opened = tag.end()
+        elif opened is not None:
+            if not _is_words(text, opened, tag.start()):
+                yield TaggedText(start, text[opened : tag.start()], closed=True)
+            opened = None
+        elif not _quoted(text, tag.start(), tag.end(), limit) and not _within_words(text, tag.start()):
+            yield TaggedText(None, "", closed=True)
+    if opened is not None:
+        before = text[max(0, opened - len(start) - _LINE_CHARS) : opened - len(start)].rpartition("\n")[2]
+        rest = text[opened : opened + _LINE_CHARS].partition("\n")
+        yield TaggedText(
+            start, text[opened:], closed=False, alone=not (before.strip() or rest[0].strip()) and bool(rest[1])
+        )
+
+
+def closes(text: str, start: str, end: str) -> bool:
+    """Does the last end tag of the text close a block, or is it only mentioned?"""
+    upto = text.rfind(end) + len(end)
+    found = list(blocks(text[:upto], start, end))
+    without = list(blocks(text[: upto - len(end)], start, end))
+    return sum(block.closed for block in found) > sum(block.closed for block in without)
+
+
+def words(text: str, start: str, end: str) -> str:
+    """A text without calls, its mentioned tags left out.
+
+    A start tag with a line to itself may begin a call that was never ended: it stays.
+    """
+    opens = re.escape(start)
+    tags = re.compile(rf"^([^\S\n]*{opens}[^\S\n]*)$|{opens}|{re.escape(end)}", re.MULTILINE)
+    return tags.sub(lambda tag: tag[0] if tag[1] else " ", text)
+
+
+def _quoted(text: str, at: int, after: int, limit: int) -> bool:
+    if len(_TICKS.findall(text[_line_start(text, at, _LINE_CHARS) : at])) % 2:
+        # Code in backticks ends on its line. The turn may be cut at the tag, before they close.
+        rest = text[after : min(limit, after + _LINE_CHARS)]
+        rest, broken, _ = rest.partition("\n")
+        return not broken or bool(_TICKS.search(rest))
+    before, follows = text[max(0, at - 1) : at], text[after : min(limit, after + 1)]
+    return bool(before) and before in _QUOTES and (not follows or follows in "\"'\u201d\u2019\u00bb")
+
+
+def _is_words(text: str, at: int, upto: int) -> bool:
+    return upto - at <= _FEW_CHARS and _WORDS.fullmatch(text, at, upto) is not None
+
+
+def _within_words(text: str, at: int) -> bool:
+    line = _line_start(text, at, _FEW_CHARS)
+    return bool(text[line:at].strip()) and _BEFORE.fullmatch(text, line, at) is not None
+
+
+def _line_start(text: str, at: int, most: int) -> int:
+    first = max(0, at - most)
+    return max(first, text.rfind("\n", first, at) + 1)

@@ -20,7 +20,7 @@ from retool_mcore.config.rl import Reward
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
 from retool_mcore.data.prompt_format import recorded_format
-from retool_mcore.data.templates import template_of
+from retool_mcore.data.tokenizer import template_of
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.compare import REPORT
 from retool_mcore.evaluate.endpoint import Api, TextSampler

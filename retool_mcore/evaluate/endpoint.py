@@ -22,9 +22,8 @@ import httpx
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.prompt_format import shown_prompt
-from retool_mcore.data.prompts import retool_messages
-from retool_mcore.data.templates import read_template, with_args
+from retool_mcore.data.prompt_format import retool_messages, shown_prompt
+from retool_mcore.data.tokenizer import read_template, with_args
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem

@@ -12,7 +12,7 @@ from retool_mcore.data.chat import render
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.messages import parse_tools
 from retool_mcore.data.rl_prompts import messages_of
-from retool_mcore.data.templates import tokenizer_of
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.rollout.protocol import protocol_of
 
 ROWS = 512  # rendered at least, evenly spread over a file: about a second's work

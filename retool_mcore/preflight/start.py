@@ -9,12 +9,11 @@ from functools import partial
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import tokenizer_of
-from retool_mcore.data.chat_format import end_of_turn
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.prompt_format import PromptFormat, difference, format_of_file, shown_prompt
 from retool_mcore.data.rl_prompts import check_prompts, messages_of
-from retool_mcore.data.tokenizer import decode
+from retool_mcore.data.tokenizer import decode, end_of_turn
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.platforms.base import Platform

@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from retool_mcore.data.call_tags import TaggedText, blocks, words
-from retool_mcore.data.tool import CALL_END, CALL_START, TOOL_NAME
+from retool_mcore.data.tool import CALL_END, CALL_START, TOOL_NAME, TaggedText, blocks, words
 from retool_mcore.errors import ConfigError
 from retool_mcore.rollout.tool_call import (
     Call,

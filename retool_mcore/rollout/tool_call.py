@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from retool_mcore.data.call_tags import TaggedText, blocks, words
-from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME, TaggedText, blocks, words
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.tools import Tool, complaint, names_of
 

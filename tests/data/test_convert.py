@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.data.convert import Conversion, convert_sft, read_inline, read_turns
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
-from retool_mcore.data.prompts import QUESTION_MARK, RETOOL_INSTRUCTION
+from retool_mcore.data.prompt_format import QUESTION_MARK, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.data.verify import Rejected, answer_problem, format_problem

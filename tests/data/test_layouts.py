@@ -10,7 +10,7 @@ from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.layouts import Columns, NoTruth, read_problem
 from retool_mcore.data.lint import lint_file, read_problem_rows
-from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.rl import convert_rl, rl_row
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems

@@ -49,6 +49,15 @@ def test_each_format_is_read(tmp_path, written):
         assert [problem.truth for problem in read_problems([path])] == ["10", "4"]
 
 
+def test_a_saved_folder_is_read_without_what_datasets_keeps_in_it(tmp_path):
+    from datasets import load_from_disk
+
+    path, out = as_saved(tmp_path), tmp_path / "out.parquet"
+    load_from_disk(path).map(lambda row: {"problem": f"{row['problem']} Say it in Greek.", "answer": row["answer"]})
+    assert list(path.glob("cache-*.arrow")), "datasets keeps the result of map there"
+    assert "2 rows" in succeed("rl", path, "--out", out).splitlines()
+
+
 def test_files_that_are_cut_are_one_error(tmp_path):
     whole = as_gzip(tmp_path).read_bytes()
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-12])

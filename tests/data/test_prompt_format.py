@@ -6,15 +6,16 @@ import pytest
 
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.prompt_format import (
+    ANSWER_FORMAT,
     FORMAT_FILE,
     PromptFormat,
     difference,
     format_of_file,
     format_of_prompts,
     recorded_format,
+    retool_prompt,
     shown_prompt,
 )
-from retool_mcore.data.prompts import ANSWER_FORMAT, retool_prompt
 from retool_mcore.data.rl import convert_rl
 from retool_mcore.data.tasks import SYSTEM_PROMPT, problems, rl_row, tool_trace
 from retool_mcore.errors import DataError

@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.data.prompts import ANSWER_FORMAT, hermes_prompt, retool_prompt
+from retool_mcore.data.prompt_format import ANSWER_FORMAT, OURS, WRAPPERS, hermes_prompt, retool_prompt
 from retool_mcore.data.rl_prompts import check_prompts, messages_of
-from retool_mcore.data.wrappers import OURS, WRAPPERS
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.train import rl

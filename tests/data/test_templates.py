@@ -12,7 +12,7 @@ from retool_mcore.config.model import BUILT_IN
 from retool_mcore.data.chat import load_tokenizer, tokenizer_of
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.templates import read_template, template_of, with_args
+from retool_mcore.data.tokenizer import read_template, template_of, with_args
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.cases import identity_of
 from retool_mcore.platforms.base import get_platform

@@ -10,9 +10,8 @@ from retool_mcore.data.convert import Conversion
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import read_problem_rows, require_disjoint
-from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
+from retool_mcore.data.prompt_format import QUESTION_MARK, WRAPPERS, hermes_prompt, retool_prompt, unwrap
 from retool_mcore.data.rl import convert_rl, rl_row
-from retool_mcore.data.wrappers import WRAPPERS, unwrap
 from retool_mcore.errors import DataError
 
 BY_NAME = {wrapper.name: wrapper for wrapper in WRAPPERS}

@@ -13,7 +13,7 @@ import pytest
 
 from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.data.task_model import write_model
-from retool_mcore.data.templates import load_tokenizer
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
 from retool_mcore.evaluate.servers import Servers, SpreadEngine, kind_of

@@ -11,7 +11,7 @@ from retool_mcore.data.convert import Conversion
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import lint_file
-from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt
+from retool_mcore.data.prompt_format import QUESTION_MARK, hermes_prompt
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.task_model import build_tokenizer

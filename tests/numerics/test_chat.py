@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from retool_mcore.data.chat import chat_format, render, render_prompt, tool_turn_ids
-from retool_mcore.data.prompts import retool_prompt
+from retool_mcore.data.prompt_format import retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly

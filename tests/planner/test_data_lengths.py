@@ -13,7 +13,7 @@ from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.data.chat import render
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
-from retool_mcore.data.templates import tokenizer_of
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.planner import data_lengths
 from retool_mcore.planner.data_lengths import of_data_file

@@ -13,9 +13,8 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from retool_mcore.cli.rollout import app
-from retool_mcore.data.call_tags import blocks, closes
 from retool_mcore.data.chat import render
-from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
+from retool_mcore.data.tool import CODE_INTERPRETER, blocks, closes, tool_call
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.native_calls import reader
 from retool_mcore.rollout.protocol import open_protocol, serving_protocol

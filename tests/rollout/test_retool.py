@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.data.chat import render
-from retool_mcore.data.prompts import RETOOL_INSTRUCTION
+from retool_mcore.data.prompt_format import RETOOL_INSTRUCTION
 from retool_mcore.platforms.call_end import TABLE, CallEnd
 from retool_mcore.platforms.patches_sglang import continue_without_a_tag
 from retool_mcore.rollout.engine import EngineTurn, TurnRequest

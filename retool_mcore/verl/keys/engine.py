@@ -3,7 +3,7 @@
 from typing import Any
 
 from retool_mcore.config import RunConfig
-from retool_mcore.data.templates import template_of
+from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, values
 
