@@ -86,7 +86,7 @@ class Calls:
             try:
                 outcomes = await asyncio.gather(*running)
             finally:
-                await hooks.cancel("a call", running)
+                await hooks.cancel(running)
         return [self._result(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
 
     def shown(self, error: str) -> str:
@@ -106,7 +106,7 @@ class Calls:
     async def _end(self, name: str, started: asyncio.Task[Any]) -> None:
         tool, what = self._tools[name], f"{name}.end"
         if not started.done():
-            await hooks.cancel(f"{name}.start", [started])
+            await hooks.cancel([started])
         if not started.done() or started.cancelled() or started.exception() is not None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Runs what a user wrote: each hook of a tool has a time limit, and cannot outlive it unnoticed.
+"""Runs what a user wrote: each hook of a tool has a time limit.
 
 What goes wrong in a hook costs one call or one trajectory, is logged, and is counted.
 """
@@ -17,11 +17,6 @@ FoundT = TypeVar("FoundT")
 logger = logging.getLogger(__name__)
 
 _counts: ContextVar[Counter[str] | None] = ContextVar("faults of one trajectory", default=None)
-_abandoned = set[asyncio.Task[Any]]()  # swallowed their cancellation; kept so that their end is seen
-
-
-class HookAbandoned(TimeoutError):
-    """A hook went on after it was cancelled, and is no longer waited for."""
 
 
 @contextlib.contextmanager
@@ -45,40 +40,24 @@ def count(what: str, error: BaseException) -> None:
 async def bounded(what: str, work: Coroutine[Any, Any, FoundT], limit_s: float | None) -> FoundT:
     """The result of ``work``, or TimeoutError after ``limit_s`` (None: no limit).
 
-    It returns in time also where ``work`` swallows its cancellation: that task is then left alone,
-    and HookAbandoned says so.
+    It returns in time also where ``work`` swallows its cancellation: that task is then left alone.
     """
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait([task], timeout=limit_s)
-    except asyncio.CancelledError:
-        await cancel(what, [task])
-        raise
+    finally:
+        await cancel([task])
     if not done:
-        if await cancel(what, [task]):
-            raise HookAbandoned(f"{what} did not end within {limit_s:g} s, nor when it was cancelled")
         raise TimeoutError(f"{what} did not end within {limit_s:g} s")
     if task.cancelled():  # by itself: nobody cancelled this trajectory
         raise RuntimeError(f"{what} cancelled itself")
     return task.result()
 
 
-async def cancel(what: str, tasks: Iterable[asyncio.Task[Any]]) -> bool:
-    """Cancel ``tasks`` and wait a little for their end. Returns whether some went on."""
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel ``tasks`` and wait a little for their end."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
-    if not running:
-        return False
-    _, deaf = await asyncio.wait(running, timeout=GRACE_S)
-    for task in deaf:
-        count(what, HookAbandoned("it goes on after it was cancelled"))
-        _abandoned.add(task)
-        task.add_done_callback(_see)
-    return bool(deaf)
-
-
-def _see(task: asyncio.Task[Any]) -> None:
-    _abandoned.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("a hook that was abandoned ended: %s: %s", type(error).__name__, error)
+    if running:
+        await asyncio.wait(running, timeout=GRACE_S)

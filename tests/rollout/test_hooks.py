@@ -78,7 +78,6 @@ async def test_a_tool_that_swallows_cancellation_is_left_alone(tokenizer: Any):
     deaf.told.set()
     assert trajectory.answer == "1379"
     assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.")
-    assert trajectory.faults == {"count.call/HookAbandoned": 1}
 
 
 @pytest.mark.parametrize("answer", [ToolResult(text=cast("Any", None)), None, b"bytes"])
