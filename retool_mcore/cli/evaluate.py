@@ -88,10 +88,11 @@ def evaluate(
     """Sample each problem n times and report the scores and the behaviour.
 
     The scores are mean@n with its interval, pass@n and maj@n. Problems, n,
-    temperature and top_p come from CONFIG's section [validation]. Models are scored one after the
-    other, on one server per rollout.engine_tp GPUs; models of one architecture share the servers.
-    Run the same command again to continue. Without CONFIG, the rollout is the paper's: 8 turns and
-    16384 tokens, or as many as the model allows, at top_p 0.6, n = 8.
+    temperature and top_p come from CONFIG's section [validation]. A model is scored with the tool
+    and without at the same time, on one server per rollout.engine_tp GPUs; the next model follows,
+    and models of one architecture share the servers. Run the same command again to continue.
+    Without CONFIG, the rollout is the paper's: 8 turns and 16384 tokens, or as many as the model
+    allows, at top_p 0.6, n = 8.
 
     With --endpoint the model is behind an API, whose key is OPENAI_API_KEY: text in, text out.
     """

@@ -119,7 +119,7 @@ def score_row(
     reward = PAPER.model_copy(update={"timeout_s": timeout_s})
     verdict = compute_score(where, said, truth, {"index": index}, reward=reward)
     values = (
-        verdict["answer"] if verdict["has_answer"] else None,
+        verdict["extracted"] if verdict["has_answer"] else None,
         bool(verdict["acc"]),
         verdict["score"],
         bool(verdict["check_failed"]),

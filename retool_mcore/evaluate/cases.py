@@ -84,12 +84,12 @@ def evaluate_many(
     reports: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_folder(out))
-        for model in of_model if url is endpoint is None else ():
-            architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
         models = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url))
         loop = stack.enter_context(EventLoop(config))
         if not any((out / case.name / REPORT).exists() for case in cases):
             models.begin(cases[0].model)  # the engine starts while problems are read and rendered
+        for model in of_model if url is endpoint is None else ():
+            architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
         read = read_problems(data, limit, columns)
         # By default half of them may wait for the interpreter.
         at_once = concurrency or 2 * config.rollout.max_running_requests * len(models)

@@ -200,7 +200,7 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
     flat = [row for each in rows for row in each]
     scores = summarize(
         [
-            Samples(scores=[float(row["correct"]) for row in each], votes=[vote(row["answer"]) for row in each])
+            Samples(scores=[float(row["correct"]) for row in each], votes=[vote(row["extracted"]) for row in each])
             for each in rows
         ]
     )
@@ -218,7 +218,7 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
                 "id": problem.id,
                 "truth": problem.truth,
                 "correct": [row["correct"] for row in each],
-                "answers": [row["answer"] for row in each],
+                "extracted": [row["extracted"] for row in each],
             }
             for problem, each in zip(problems, rows, strict=True)
         ],

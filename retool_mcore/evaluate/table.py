@@ -90,8 +90,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _marks(row: Mapping[str, Any]) -> str:
-    pairs = zip(row["correct"], row["answers"], strict=True)
-    return "".join("#" if right else "-" if answer is None else "." for right, answer in pairs)
+    pairs = zip(row["correct"], row["extracted"], strict=True)
+    return "".join("#" if right else "-" if extracted is None else "." for right, extracted in pairs)
 
 
 def _interval(scores: Mapping[str, float], name: str) -> str:

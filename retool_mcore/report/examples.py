@@ -183,7 +183,7 @@ def _trajectory(title: str, row: dict[str, Any], truth: str) -> list[Block]:
             blocks.append(Code(title="Code that ran", text=str(result.get("code", ""))))
             ended = "" if result.get("ok") else f" ({result.get('status', 'failed')}, with an error)"
             blocks.append(Code(title=f"Its output{ended}", text=str(result.get("shown", ""))))
-    answer = row.get("answer")
+    answer = row.get("extracted")
     given = "no answer" if answer is None else f"answer {answer}"
     blocks.append(Text(text=f"{title}: {given}; the truth is {truth}. It ended by {row.get('stop_reason', '?')}."))
     return blocks

@@ -21,7 +21,7 @@ from retool_mcore.reward.response import Response
 from retool_mcore.reward.said import vote
 
 RewardFunction = Callable[[Response], "float | Mapping[str, float]"]
-RESERVED = frozenset({"pred", "answer", "has_answer", "check_failed"})  # names that a scored response has already
+RESERVED = frozenset({"pred", "extracted", "has_answer", "check_failed"})  # names that a scored response has already
 
 
 class OwnReward:
@@ -64,7 +64,7 @@ class OwnReward:
             "score": score,
             "acc": acc,
             "pred": vote(response.answer),
-            "answer": response.answer or "",
+            "extracted": response.answer or "",
             "has_answer": float(response.answer is not None),
             "check_failed": float(response.check_failed),
             **{f"reward_{name}": value for name, value in parts.items()},

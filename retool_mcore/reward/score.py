@@ -38,7 +38,7 @@ def compute_score(
         "score": reward.answer[0 if right else 1],
         "acc": float(right),
         "pred": vote(response.answer),
-        "answer": response.answer or "",
+        "extracted": response.answer or "",
         "has_answer": float(response.answer is not None),
         "check_failed": float(response.check_failed),
     }

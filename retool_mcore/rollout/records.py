@@ -8,8 +8,9 @@ step, partition     "train": the step that learnt from the row; "val": the step 
 prompt, truth       the prompt as the model read it, and the data's answer
 reward, reward_info the reward of the whole trajectory, and its parts
 behavior            rollout.metrics.Behavior
-stop_reason, answer, started_unix_s, wall_s, turns
+stop_reason, extracted, started_unix_s, wall_s, turns
                     how the trajectory went, see ``record``; wall_s, engine_s, tool_s ... in seconds
+                    extracted: the answer that the model boxed in its last turn, or null
 prompt_ids          [P] tokens of the prompt
 response_ids        [T] tokens of the response
 loss_mask           [T]; 1: the update learns from this token
@@ -27,15 +28,18 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import RlConfig
 from retool_mcore.rollout.loop import Trajectory, Turn
 from retool_mcore.run.folder import replacing
+from retool_mcore.run.trackers import Trace
 
+MOST_CHARS = 20_000  # of a prompt or response in a tracker's table, which keeps long cells badly
 ROTATE_BYTES = 64 << 20
 KEEP_FILES = 8
 
@@ -71,7 +75,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "stop_reason": str(trajectory.stop_reason),
         "drop_error": trajectory.drop_error,
-        "answer": trajectory.answer,
+        "extracted": trajectory.answer,
         "started_unix_s": trajectory.started_unix_s,
         "wall_s": trajectory.wall_s,
         "turns": [_turn(turn) for turn in trajectory.turns],
@@ -151,3 +155,46 @@ class RecordWriter:
             newer = self.folder / f"{self.name}.{index - 1}.jsonl" if index > 1 else self.path
             if newer.exists():
                 os.replace(newer, older)
+
+
+# ---- a few records as rows for a tracker's table: asked, said, printed and judged ----
+
+
+def traces(records: Sequence[Mapping[str, Any]], most: int) -> list[Trace]:
+    """Rows of at most ``most`` records: a wrong and a right one in turns while there are both."""
+    right = [each for each in records if _right(each)]
+    wrong = [each for each in records if not _right(each)]
+    in_turns = [each for pair in zip_longest(wrong, right) for each in pair if each is not None]
+    return [trace(each) for each in in_turns[:most]]
+
+
+def trace(record: Mapping[str, Any]) -> Trace:
+    turns: Sequence[Mapping[str, Any]] = record["turns"]
+    return {
+        "partition": record["partition"],
+        "trajectory": record["key"],
+        "prompt": _cut(str(record.get("prompt"))),
+        "response": _cut("\n".join(part for turn in turns for part in _said(turn))),
+        "extracted": None if record.get("extracted") is None else str(record["extracted"]),
+        "truth": str(record.get("truth")),
+        "right": _right(record),
+        "reward": float(record["reward"]),
+        "calls": sum(len(turn["results"]) for turn in turns),
+        "tokens": len(record["response_ids"]),
+        "ended by": str(record.get("stop_reason")),
+    }
+
+
+def _right(record: Mapping[str, Any]) -> bool:
+    parts: Mapping[str, Any] = record.get("reward_info") or {}
+    return float(parts.get("acc", 0.0)) > 0
+
+
+def _said(turn: Mapping[str, Any]) -> list[str]:
+    """What the model wrote, then what it was shown of each call's result."""
+    return [turn["text"], *(f"[result: {each['status']}]\n{each['shown']}" for each in turn["results"])]
+
+
+def _cut(text: str) -> str:
+    left = len(text) - MOST_CHARS
+    return f"{text[:MOST_CHARS]}\n[and {left} characters more]" if left > 0 else text

@@ -9,9 +9,8 @@ import torch
 import transfer_queue as tq  # pyright: ignore[reportMissingTypeStubs]
 
 from retool_mcore.reward.score import mean_parts
-from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.metrics import Behavior, distributions, group_shares, summarize
 from retool_mcore.rollout.records import RecordWriter, group_rank
-from retool_mcore.rollout.telemetry import distributions, group_shares
 from retool_mcore.verl.assign import uid_of
 
 SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
@@ -45,7 +44,7 @@ def batch_metrics(
     filtered: Mapping[float, int] | None = None,
     discarded: int = 0,
 ) -> dict[str, float]:
-    """accuracy, the reward's parts, and the metrics of rollout.metrics and rollout.telemetry.
+    """accuracy, the reward's parts, and the metrics of rollout.metrics.
 
     ``filtered`` and ``discarded`` are passed on to ``group_shares``.
     """

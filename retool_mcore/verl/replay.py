@@ -25,8 +25,7 @@ from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, R
 
 from retool_mcore.config.algorithm import REFILL_BATCHES
 from retool_mcore.errors import RolloutError
-from retool_mcore.rollout.records import RecordWriter
-from retool_mcore.rollout.traces import traces
+from retool_mcore.rollout.records import RecordWriter, traces
 from retool_mcore.run.trackers import Trace
 from retool_mcore.verl.assign import groups_of_rows, real_keys, uid_of
 from retool_mcore.verl.measure import (

@@ -17,7 +17,7 @@ from retool_mcore.evaluate.compare import Flip, compare, read_report
 def report(*rows: str, truth: str = "7") -> dict[str, Any]:
     """A report whose problem i has samples as its string says: "1101" is three right of four."""
     per_problem = [
-        {"id": index, "truth": truth, "correct": [mark == "1" for mark in row], "answers": ["?"] * len(row)}
+        {"id": index, "truth": truth, "correct": [mark == "1" for mark in row], "extracted": ["?"] * len(row)}
         for index, row in enumerate(rows)
     ]
     scores = {"mean@4": 0.5, "mean@4/low": 0.4, "mean@4/high": 0.6}

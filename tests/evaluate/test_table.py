@@ -33,8 +33,8 @@ def report_of(tmp_path: Path, *rows: str) -> dict[str, Any]:
     for index, row in enumerate(rows):
         for sample, mark in enumerate(row):
             answer = {"#": "7", ".": "8", "-": None}[mark]
-            got = {"problem": index, "sample": sample, "correct": mark == "#", "answer": answer, "behavior": BEHAVIOR}
-            samples.append(got)
+            got = {"problem": index, "sample": sample, "correct": mark == "#", "extracted": answer}
+            samples.append({**got, "behavior": BEHAVIOR})
     return {"model": "m", "data": "d.jsonl", **make_report(problems, settings, samples)}
 
 

@@ -47,7 +47,7 @@ def record(root: Path) -> None:
     for name in EVALUATIONS:
         report = json.loads((root / "evaluation" / name / "report.json").read_text())
         for row in report["per_problem"]:
-            del row["answers"]
+            del row["extracted"]
         report["scores"] = {key: value for key, value in report["scores"].items() if key.startswith("mean@")}
         (TO / "evaluation" / name).mkdir(parents=True)
         (TO / "evaluation" / name / "report.json").write_text(json.dumps(shortened(report)) + "\n")

@@ -47,7 +47,7 @@ def write_samples(folder: Path, *, calls: set[tuple[int, int]] = frozenset(), sa
             results = [called] if (row["id"], sample) in calls else []
             turns = [{"text": f"{said} {place}", "results": results}, {"text": "last", "results": []}]
             rows.append({"problem": row["id"], "sample": sample, "truth": row["truth"], "correct": correct})
-            rows[-1] |= {"turns": turns, "answer": f"a {place}", "stop_reason": "finished"}
+            rows[-1] |= {"turns": turns, "extracted": f"a {place}", "stop_reason": "finished"}
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
 
 

@@ -19,10 +19,10 @@ def own(function: Any) -> OwnReward:
 def test_a_number_is_the_score_and_the_answer_is_judged_as_by_default():
     scored = own(lambda response: 2)(RIGHT)
     assert scored == {
-        "score": 2.0, "acc": 1.0, "pred": "1/2", "answer": "0.5", "has_answer": 1.0, "check_failed": 0.0,
+        "score": 2.0, "acc": 1.0, "pred": "1/2", "extracted": "0.5", "has_answer": 1.0, "check_failed": 0.0,
     }  # fmt: skip
     scored = own(lambda response: -0.5)(NONE)
-    assert (scored["score"], scored["acc"], scored["answer"], scored["has_answer"]) == (-0.5, 0.0, "", 0.0)
+    assert (scored["score"], scored["acc"], scored["extracted"], scored["has_answer"]) == (-0.5, 0.0, "", 0.0)
 
 
 def test_parts_are_named_and_acc_is_the_functions_own():

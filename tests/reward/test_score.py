@@ -17,11 +17,11 @@ OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_respo
 
 def test_the_papers_reward_is_plus_or_minus_one():
     right = compute_score("math", r"\boxed{034}", "34", {"index": 0})
-    assert right == {"score": 1.0, "acc": 1.0, "pred": "34", "answer": "034", "has_answer": 1.0, "check_failed": 0.0}
+    assert right == {"score": 1.0, "acc": 1.0, "pred": "34", "extracted": "034", "has_answer": 1.0, "check_failed": 0.0}
     wrong = compute_score("math", r"\boxed{35}", "34", {"index": 0})
-    assert wrong == {"score": -1.0, "acc": 0.0, "pred": "35", "answer": "35", "has_answer": 1.0, "check_failed": 0.0}
+    assert wrong == {"score": -1.0, "acc": 0.0, "pred": "35", "extracted": "35", "has_answer": 1.0, "check_failed": 0.0}
     none = compute_score("math", "I give up", "34", None)
-    assert none == {"score": -1.0, "acc": 0.0, "pred": "", "answer": "", "has_answer": 0.0, "check_failed": 0.0}
+    assert none == {"score": -1.0, "acc": 0.0, "pred": "", "extracted": "", "has_answer": 0.0, "check_failed": 0.0}
 
 
 def test_answers_that_are_written_differently_only_are_one_vote():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.rollout.telemetry import distributions, group_shares
+from retool_mcore.rollout.metrics import Behavior, distributions, group_shares
 
 
 def behavior(stop_reason: str = "finished", response_tokens: int = 10, **more: object) -> Behavior:

@@ -8,7 +8,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.rollout.traces import MOST_CHARS, trace, traces
+from retool_mcore.rollout.records import MOST_CHARS, trace, traces
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests/report/view/run/trajectories/trajectories.jsonl"
@@ -35,14 +35,15 @@ def test_a_row_has_what_was_said_and_printed_in_its_order():
     assert said.startswith(first["text"]) and said.endswith(whole["turns"][-1]["text"])
     assert said.index(first["text"]) < said.index(f"[result: {result['status']}]\n{result['shown']}")
     assert (row["calls"], row["tokens"], row["right"]) == (1, len(whole["response_ids"]), True)
-    assert (row["answer"], row["truth"], row["partition"]) == (whole["answer"], whole["truth"], whole["partition"])
+    for name in ("extracted", "truth", "partition"):
+        assert row[name] == whole[name]
 
 
 def test_a_long_text_is_cut_aloud():
-    long = record("a", 0.0, turns=[{"text": "x" * (MOST_CHARS + 7), "results": []}], answer=None)
+    long = record("a", 0.0, turns=[{"text": "x" * (MOST_CHARS + 7), "results": []}], extracted=None)
     row = trace(long)
     assert str(row["response"]).endswith("x\n[and 7 characters more]")
-    assert row["answer"] is None and row["right"] is False
+    assert row["extracted"] is None and row["right"] is False
 
 
 @pytest.mark.parametrize(

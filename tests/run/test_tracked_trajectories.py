@@ -18,7 +18,7 @@ def row(name: str, right: bool) -> Trace:
         "trajectory": name,
         "prompt": f"What is 6 times 7?\n{HOSTILE}",
         "response": "42",
-        "answer": None if not right else "42",
+        "extracted": None if not right else "42",
         "right": right,
         "reward": 1.0 if right else -1.0,
         "calls": 2,
@@ -93,5 +93,5 @@ def test_tensorboard_has_a_text_for_each_that_is_no_markup(tmp_path: Path):
     assert set(board.Tags()["tensors"]) == set(tags)
     events = [(event.step, event.tensor_proto.string_val[0].decode()) for event in board.Tensors(tags[0])]
     assert [step for step, _ in events] == [1, 2]
-    assert "    trajectory: a, answer: None, right: False" in events[0][1]
+    assert "    trajectory: a, extracted: None, right: False" in events[0][1]
     assert "\n    # <script>alert(1)</script>\n    ![x](http" in events[0][1], "four spaces: code, no markup"

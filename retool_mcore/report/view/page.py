@@ -151,7 +151,8 @@ def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
     prompt = record.get("prompt")
     return {
         "id": row.id, "step": row.step, "partition": row.partition, "group": row.group, "right": row.right,
-        "reward": _finite(row.reward), "truth": _short(record.get("truth")), "answer": _short(record.get("answer")),
+        "reward": _finite(row.reward),
+        "truth": _short(record.get("truth")), "extracted": _short(record.get("extracted")),
         "stop": record.get("stop_reason"), "turns": len(turns), "calls": len(results),
         "failed": sum(not result.get("ok") for result in results),
         "repairs": sum(len(turn.get("repairs") or ()) for turn in turns),
@@ -208,7 +209,7 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
         "prompt": prompt, "prompt_tokens": len(record.get("prompt_ids") or ()) or None, "turns": turns, "ids": ids,
         "mask": _runs(record.get("loss_mask")), "versions": _runs(record.get("versions")),
         "logprobs": millinats(engine) if engine else None, "gap": millinats(gap) if gap else None,
-        "advantage": record.get("advantage"), "truth": record.get("truth"), "answer": record.get("answer"),
+        "advantage": record.get("advantage"), "truth": record.get("truth"), "extracted": record.get("extracted"),
         "drop_error": record.get("drop_error"), "reward_info": record.get("reward_info"),
         "started": record.get("started_unix_s"), "wall_s": record.get("wall_s"),
     }  # fmt: skip

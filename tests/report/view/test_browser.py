@@ -267,7 +267,7 @@ def test_a_group_is_side_by_side_with_its_tally(browser: Any, page: Path):
 def test_hostile_text_is_shown_and_does_nothing(browser: Any, tmp_path: Path):
     turns = [{**RECORD["turns"][0], "text": HOSTILE}]
     turns[0]["results"] = [{**turns[0]["results"][0], "code": HOSTILE, "shown": HOSTILE}]
-    row = {**RECORD, "turns": turns, "prompt": HOSTILE, "answer": HOSTILE, "truth": HOSTILE}
+    row = {**RECORD, "turns": turns, "prompt": HOSTILE, "extracted": HOSTILE, "truth": HOSTILE}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     write_page([open_source(tmp_path / "rows.jsonl")], tmp_path / "view.html", limit=10)
     group = row["key"].rsplit("_", 2)[0]

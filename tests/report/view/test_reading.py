@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = RECORD["prompt"].replace("115", "116")
     wide = [value - 0.5 for value in RECORD["logprobs"]]
     rows = [
-        {"key": "1-0_0_0", "step": 1, "acc": 0.0, "turns": failing("Traceback ...\nValueError: no"), "answer": "17"},
+        {"key": "1-0_0_0", "step": 1, "acc": 0.0, "turns": failing("Traceback ...\nValueError: no"), "extracted": "17"},
         {"key": "1-0_1_0", "step": 1, "acc": 1.0},
         {"key": "2-1_0_0", "step": 2, "acc": 0.0, "prompt": other, "turns": failing("", "timeout")},
         {"key": "2-1_1_0", "step": 2, "acc": 0.0, "prompt": other, "actor_logprobs": wide},
@@ -105,7 +105,7 @@ def test_two_trajectories_are_beside_each_other_with_what_differs(browser: Any, 
     told = "return [...document.querySelectorAll('.turns del, .turns ins')].map((e) => `${e.tagName} ${e.textContent}`)"
     assert browser.execute_script(told) == ["DEL Traceback ...\nValueError: no", "INS 381966"]
     strong = "return [...document.querySelectorAll('.facts2 tr.strong td:first-child')].map((e) => e.textContent)"
-    assert set(browser.execute_script(strong)) >= {"right", "answer", "failed", "errors"}
+    assert set(browser.execute_script(strong)) >= {"right", "extracted", "failed", "errors"}
     show(browser, page, "step=1")
     press(browser, "m")
     press(browser, "j")

@@ -52,10 +52,10 @@ function acrossView(main, row) {
     return el('tr', {}, many ? el('td', {}, shown(store.index.sources[rows[0].source].name)) : '',
       el('td', {}, el('a', { href: link(placeOf(rows[0], { group: rows[0].group })) }, `${rows[0].step}${rows[0].partition === 'train' ? '' : ` ${rows[0].partition}`}`)),
       el('td', {}, rows.map((each) => el('a', { class: `dotted ${each.right ? 'right' : 'wrong'}`, href: link(placeOf(each, { id: each.id })),
-        title: `${each.id}: ${each.answer ?? 'no answer'}` }, each.right === null ? '·' : each.right ? '✓' : '✗'))),
+        title: `${each.id}: ${each.extracted ?? 'no answer'}` }, each.right === null ? '·' : each.right ? '✓' : '✗'))),
       el('td', { class: 'n' }, told.length ? `${right} of ${told.length}` : '–'),
       el('td', { class: 'n' }, mean('calls')), el('td', { class: 'n' }, mean('tokens')),
-      el('td', {}, shown([...new Set(rows.map((each) => each.answer ?? '–'))].slice(0, 4).join(', '))));
+      el('td', {}, shown([...new Set(rows.map((each) => each.extracted ?? '–'))].slice(0, 4).join(', '))));
   });
   const heads = [...(many ? ['source'] : []), 'step', 'trajectories', 'right', 'calls', 'tokens', 'answers'];
   main.append(el('h1', {}, 'One problem over the steps'), row.problem ? block(row.problem, 'prompt') : '',
@@ -65,7 +65,7 @@ function acrossView(main, row) {
 
 async function compareView(main, row, other) {
   const [one, two] = [await detail(row), await detail(other)];
-  const keys = ['right', 'step', 'answer', 'reward', 'stop', 'turns', 'calls', 'failed', 'errors', 'tokens', 'seconds', 'gap'];
+  const keys = ['right', 'step', 'extracted', 'reward', 'stop', 'turns', 'calls', 'failed', 'errors', 'tokens', 'seconds', 'gap'];
   const said = (value) => (value === true ? '✓' : value === false ? '✗' : typeof value === 'number' ? num(value) : shown(value ?? '–'));
   const head = (each) => el('th', {}, mark(each.right), ' ', el('a', { href: link(placeOf(each, { id: each.id })) }, shown(each.id)), ` of step ${each.step}`);
   main.append(el('h1', {}, 'Side by side'), row.problem && row.problem === other.problem ? block(row.problem, 'prompt') : '',

@@ -3,7 +3,7 @@
 
 // "stop:length calls>1 word": conditions on columns, the rest is text.
 const FIELDS = { reward: 'reward', stop: 'stop', turns: 'turns', calls: 'calls', failed: 'failed', repairs: 'repairs',
-  malformed: 'malformed', tokens: 'tokens', seconds: 'seconds', stale: 'stale', truth: 'truth', answer: 'answer',
+  malformed: 'malformed', tokens: 'tokens', seconds: 'seconds', stale: 'stale', truth: 'truth', extracted: 'extracted',
   group: 'group', id: 'id', right: 'right', lines: 'lines', errors: 'errors', gap: 'gap', step: 'step', noted: 'noted' };
 
 function parseFilter(text) {
@@ -30,7 +30,7 @@ function meets(row, { field, sign, value }) {
 }
 
 async function holdsText(row, words) {
-  const short = `${row.id} ${row.problem ?? ''} ${row.truth ?? ''} ${row.answer ?? ''} ${row.stop ?? ''}`.toLowerCase();
+  const short = `${row.id} ${row.problem ?? ''} ${row.truth ?? ''} ${row.extracted ?? ''} ${row.stop ?? ''}`.toLowerCase();
   if (words.every((word) => short.includes(word))) return true;
   const one = await detail(row);
   const said = one.turns.map((turn) => [turn.text, ...turn.results.map((result) => result.shown ?? '')].join('\n'));

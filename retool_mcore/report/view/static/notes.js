@@ -49,7 +49,7 @@ async function exportRows(rows) {
     const one = await detail(row);
     const turns = one.turns.map((turn) => ({ ...turn,
       results: turn.results.map((result) => ({ ...result, code: result.code.map(([, text]) => text).join('') })) }));
-    lines.push(JSON.stringify({ ...named(row), right: row.right, reward: row.reward, truth: one.truth, answer: one.answer, stop: row.stop,
+    lines.push(JSON.stringify({ ...named(row), right: row.right, reward: row.reward, truth: one.truth, extracted: one.extracted, stop: row.stop,
       tokens: row.tokens, errors: row.errors, gap: row.gap, prompt: one.prompt, turns, note: noteOf(row) || undefined }));
   }
   save('selection.jsonl', lines);

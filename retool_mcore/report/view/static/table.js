@@ -2,12 +2,12 @@
 // A step's trajectories as a table, and one group side by side.
 
 const COLUMNS = [['right', ''], ['source', 'source'], ['step', 'step'], ['id', 'id'], ['problem', 'problem'], ['truth', 'truth'],
-  ['answer', 'answer'], ['reward', 'reward'], ['stop', 'stop'], ['turns', 'turns'], ['calls', 'calls'], ['failed', 'failed'],
+  ['extracted', 'extracted'], ['reward', 'reward'], ['stop', 'stop'], ['turns', 'turns'], ['calls', 'calls'], ['failed', 'failed'],
   ['errors', 'errors'], ['repairs', 'repairs'], ['tokens', 'tokens'], ['seconds', 's'], ['stale', 'stale'], ['gap', 'gap']];
 const NUMBERS = new Set(['step', 'reward', 'turns', 'calls', 'failed', 'repairs', 'tokens', 'seconds', 'stale', 'gap']);
 const LEFT_OUT_IF_EMPTY = new Set(['problem', 'failed', 'errors', 'repairs', 'stale', 'gap']);
 // Widths in pixels: a table that measured its cells would do so again at every row that comes into sight.
-const WIDTHS = { right: 28, source: 110, step: 48, truth: 100, answer: 100, stop: 84, errors: 130, reward: 64, turns: 54, gap: 78 };
+const WIDTHS = { right: 28, source: 110, step: 48, truth: 100, extracted: 100, stop: 84, errors: 130, reward: 64, turns: 54, gap: 78 };
 const WIDTH = 62;
 const PROBLEM_PX = 200;
 const ROW_PX = 28;  // every row is as high, so that only those in sight are made
@@ -184,7 +184,7 @@ async function groupView(main, place) {
   Object.assign(view, { rows, all: false });
   const details = await Promise.all(rows.map(detail));
   const tally = new Map();
-  for (const row of rows) tally.set(row.answer, [...(tally.get(row.answer) ?? []), row]);
+  for (const row of rows) tally.set(row.extracted, [...(tally.get(row.extracted) ?? []), row]);
   const answers = [...tally].sort((a, b) => b[1].length - a[1].length).map(([answer, having]) =>
     el('tr', {}, el('td', { class: 'n' }, having.length),
       el('td', {}, el('span', { class: 'share', style: `width:${(120 * having.length) / rows.length}px` })),

@@ -13,7 +13,7 @@ async function trajectoryView(main, place) {
   if (place.view === 'across') { acrossView(main, row); return; }
   if (place.with !== undefined && rowOf(place.with)) { await compareView(main, row, rowOf(place.with)); return; }
   const one = await detail(row);
-  const facts = [['truth', row.truth], ['answer', row.answer], ['reward', num(row.reward)], ['stop', row.stop],
+  const facts = [['truth', row.truth], ['extracted', row.extracted], ['reward', num(row.reward)], ['stop', row.stop],
     ['tokens', num(row.tokens)], ['seconds', num(row.seconds)], ['stale', num(row.stale)],
     ['advantage', Array.isArray(one.advantage) ? 'by token' : num(one.advantage, 3)]];
   main.append(el('h1', {}, mark(row.right), ' ', shown(row.id)),
