@@ -26,7 +26,7 @@ from retool_mcore.evaluate.compare import REPORT
 from retool_mcore.evaluate.endpoint import Api, TextSampler
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile, Settings, make_report, sample_all
-from retool_mcore.evaluate.servers import Servers, TokenSampler, architecture_of
+from retool_mcore.evaluate.servers import Servers, TokenSampler, config_of
 from retool_mcore.evaluate.table import markdown
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import Response
@@ -86,10 +86,10 @@ def evaluate_many(
         stack.enter_context(hold_folder(out))
         models = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url))
         loop = stack.enter_context(EventLoop(config))
+        for model in of_model if url is endpoint is None else ():
+            config_of(model)  # fails for a missing directory, which is not to be taken for a hub name
         if not any((out / case.name / REPORT).exists() for case in cases):
             models.begin(cases[0].model)  # the engine starts while problems are read and rendered
-        for model in of_model if url is endpoint is None else ():
-            architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
         read = read_problems(data, limit, columns)
         # By default half of them may wait for the interpreter.
         at_once = concurrency or 2 * config.rollout.max_running_requests * len(models)

@@ -242,18 +242,23 @@ def architecture_of(model: str) -> dict[str, Any]:
     which another version of transformers has written, are then equal. A type that transformers does
     not know is compared entry by entry. Raises CheckpointError when config.json cannot be read.
     """
-    refuse_gguf(model)
-    path = Path(model) / "config.json"
-    try:
-        found = fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Name "
-            f"one, or make it of a run: `retool export RUN --to {model}`"
-        ) from error
+    found = config_of(model)
     from transformers import CONFIG_MAPPING
 
     if found.get("model_type") in CONFIG_MAPPING:
         known: Any = CONFIG_MAPPING[found["model_type"]]
         found = known.from_dict(found).to_dict()
     return {name: value for name, value in found.items() if name not in NOT_ARCHITECTURE}
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """A model's config.json. Raises CheckpointError when it cannot be read."""
+    refuse_gguf(model)
+    path = Path(model) / "config.json"
+    try:
+        return fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Name "
+            f"one, or make it of a run: `retool export RUN --to {model}`"
+        ) from error

@@ -27,26 +27,6 @@ from retool_mcore.rollout.tools import Tool, open_tools
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "PROTOCOLS",
-    "TOOL_TURNS",
-    "Hermes",
-    "Llama3",
-    "Message",
-    "Mistral",
-    "Qwen3Coder",
-    "Retool",
-    "TextOnly",
-    "ToolProtocol",
-    "ToolTurns",
-    "checked_prompt",
-    "open_protocol",
-    "protocol_class",
-    "protocol_of",
-    "serving_protocol",
-    "tools_of",
-]
-
 RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
 
 
