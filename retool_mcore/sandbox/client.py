@@ -1,40 +1,83 @@
 """The sandbox behind one or several SandboxFusion-compatible URLs.
 
-Each call goes to the least busy server that is well (``fleet.py``), and to another one when that
-fails. Code may thus run twice, which no caller can see, because executions share nothing. The calls
-of a session do, so they have one try, at the server that holds the session.
+Each call goes to the server with the fewest calls in flight, and to another one when that fails.
+Code may thus run twice, which no caller can see, because executions share nothing. The calls of a
+session do, so they have one try, at the server that holds the session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import random
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
-from pydantic import ValidationError
+import tenacity
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
-from retool_mcore.sandbox.fleet import Fleet
-from retool_mcore.sandbox.node import Node, unavailable
-from retool_mcore.sandbox.server.wire import RunCodeResponse
+from retool_mcore.sandbox.server.wire import LEVEL_HEADER, SESSIONS_HEADER, RunCodeResponse, read_token
+from retool_mcore.transport import ManyInFlight
 
 logger = logging.getLogger(__name__)
 
+_KEEP_ALIVE_S = 4.0  # below the 5 s after which uvicorn, SandboxFusion's server, closes an idle connection
 _CONNECT_TIMEOUT_S = 5.0
 # How much longer than the run timeout an answer may take: the wait in the server's queue and the
-# start of the code. Silence of the server is noticed long before (``node.py``).
+# start of the code.
 _QUEUE_ALLOWANCE_S = 120.0
-_PAUSE_S = (0.3, 5.0)  # before another try where there is no other server: first, longest
+_OPEN_GRACE_S = 2.0  # when enough servers have answered, the others get this much more
+# A server with calls in flight is pinged; one that does not answer in time has lost them.
+_PING_EVERY_S, _PING_TIMEOUT_S = 2.0, 10.0
+_FAILURES_IN_A_ROW = 3
+_REST_S = (1.0, 30.0)  # without calls after failures: first, longest
 _BUSY_S = (0.2, 1.0, 30.0)  # what a server's Retry-After may ask for: least, where it is absent, most
+
+
+class SandboxServer:
+    """One server: its connections, its calls in flight, and its circuit breaker."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        uds = url.removeprefix("unix://") if url.startswith("unix://") else None
+        token = read_token(None)
+        self.http = httpx.AsyncClient(
+            base_url="http://localhost" if uds is not None else url,
+            transport=ManyInFlight(uds=uds, verify=url.startswith("https://"), keep_alive_s=_KEEP_ALIVE_S),
+            trust_env=False,
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+        )
+        self.in_flight = 0
+        self.checked = False  # its level is known, and it has not gone away since
+        self.rests_until = 0.0
+        self.lost: asyncio.Future[str] | None = None  # set when its calls in flight will not be answered
+        self._failures, self._rest_s = 0, _REST_S[0]
+
+    def worked(self) -> None:
+        """A call came back with a result, or was refused for what it asked."""
+        self._failures, self._rest_s = 0, _REST_S[0]
+
+    def failed(self, reason: str, *, gone: bool = False) -> None:
+        """Open the breaker after several failures in a row, or where the server is ``gone``."""
+        self._failures += 1
+        self.checked = self.checked and not gone
+        if (gone or self._failures >= _FAILURES_IN_A_ROW) and self.rests_until < time.monotonic():
+            self.rests_until = time.monotonic() + self._rest_s * random.uniform(0.8, 1.2)
+            logger.warning("sandbox %s gets no calls for %.0f s: %s", self.url, self._rest_s, reason)
+            self._rest_s = min(2 * self._rest_s, _REST_S[1])
+
+    def lose_calls(self, reason: str) -> None:
+        """Fail all calls in flight: they can be started elsewhere."""
+        if self.lost is not None and not self.lost.done():
+            self.lost.set_result(reason)
 
 
 class RemoteSandbox(Sandbox):
@@ -55,26 +98,97 @@ class RemoteSandbox(Sandbox):
     ) -> None:
         """``min_nodes``: servers that must answer at the start, half of them if None.
 
-        ``attempts`` counts tries that a server's failure ended.
+        ``workers_per_url`` times the servers bounds the calls in flight.
         """
-        self._sessions = sessions
-        self._attempts = attempts
-        nodes = [Node(url.rstrip("/"), workers_per_url, min_level=min_level, sessions=sessions) for url in urls]
-        self._fleet = Fleet(nodes, min_nodes=min_nodes or -(-len(nodes) // 2), attempts=attempts)
+        self._servers = [SandboxServer(url.rstrip("/")) for url in urls]
+        self._min_level, self._sessions, self._attempts = min_level, sessions, attempts
+        self._min_nodes = min_nodes or -(-len(self._servers) // 2)
+        self._places = asyncio.Semaphore(workers_per_url * len(self._servers))
         self._opening = asyncio.Lock()
-        self._opened = False
+        self._watch: asyncio.Task[None] | None = None
+        self._closed = False
         self._answered = set[str]()  # sessions of which a result was seen, until they are ended
+
+    # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
         """Ask every server for its level.
 
-        Raises ConfigError when one tells a level below min_level, SandboxUnavailable when fewer
-        than min_nodes answer. Servers that are missing are used as soon as they answer.
+        Raises ConfigError when one reports a level below min_level, SandboxUnavailable when fewer
+        than min_nodes answer. Servers that are missing are asked again when calls go to them.
         """
         async with self._opening:
-            if not self._opened:
-                await self._fleet.open()
-                self._opened = True
+            if self._closed:
+                raise SandboxUnavailable("the sandbox was closed.")
+            if self._watch is None:
+                await self._check_all()
+                self._watch = asyncio.ensure_future(self._watch_servers())
+
+    async def _check_all(self) -> None:
+        checks = [asyncio.ensure_future(self._check_patiently(server)) for server in self._servers]
+        pending, enough = set(checks), False
+        try:
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=_OPEN_GRACE_S if enough else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for check in done:
+                    if isinstance(error := check.exception(), ConfigError):
+                        raise error
+                if enough and not done:
+                    break
+                enough = sum(server.checked for server in self._servers) >= self._min_nodes
+        finally:
+            for check in pending:
+                check.cancel()
+        num_well = sum(server.checked for server in self._servers)
+        errors = [check.exception() for check in checks if check.done() and not check.cancelled()]
+        error = next((error for error in errors if error), None)
+        if num_well < self._min_nodes:
+            if len(self._servers) == 1:
+                raise SandboxUnavailable(str(error)) from error
+            raise SandboxUnavailable(
+                f"{num_well} of {len(self._servers)} sandboxes answer, and {self._min_nodes} are needed to start. "
+                f"The first that is missing: {error}"
+            )
+        if num_well < len(self._servers):
+            logger.warning("opened with %d of %d sandboxes. Missing: %s", num_well, len(self._servers), error)
+
+    async def _check_patiently(self, server: SandboxServer) -> None:
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=4.0),
+            reraise=True,
+        ):
+            with attempt:
+                await self._check(server)
+
+    async def _check(self, server: SandboxServer) -> None:
+        """Ask a server for its level. Raises SandboxUnavailable, ConfigError."""
+        try:
+            answer = await server.http.get("/v1/ping", timeout=_CONNECT_TIMEOUT_S)
+            answer.raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise unavailable(server.url, "GET /v1/ping", error) from error
+        reported = answer.headers.get(LEVEL_HEADER, "")
+        level = Level(reported) if reported in list(Level) else Level.NONE
+        if level == Level.NONE and self._min_level.rank <= Level.RLIMITS.rank:
+            logger.warning("the sandbox at %s does not report its isolation level; taken as none", server.url)
+        elif level.rank < self._min_level.rank:
+            raise ConfigError(
+                f"the sandbox at {server.url} runs at level {str(level)!r}, below min_level = "
+                f"{str(self._min_level)!r}. Start it with `retool sandbox serve --min-level {self._min_level}`, "
+                "or lower min_level."
+            )
+        if self._sessions and answer.headers.get(SESSIONS_HEADER, "0") == "0":
+            raise ConfigError(
+                f"sessions were asked for, but the sandbox at {server.url} has none. "
+                "Start it with `retool sandbox serve --sessions N`."
+            )
+        server.checked = True
+
+    # -------------------------------------------------------------- calling
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """See ``base.Sandbox.run``."""
@@ -83,124 +197,146 @@ class RemoteSandbox(Sandbox):
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
         body = _pack(request)
         await self.open()
-        if session is None:
-            return await self._call(body, request.run_timeout_s, attempts=self._attempts)
-        result = await self._call(body, request.run_timeout_s, attempts=1, only=self._holder(session))
+        async with self._places:
+            if session is None:
+                return await self._call(body, request.run_timeout_s)
+            result = await self._try(self._holder(session), body, request.run_timeout_s, only=True)
         # A server that was restarted does not know what it has lost.
         lost = result.session_started and session in self._answered
         self._answered.add(session)
         return replace(result, session_restarted=True) if lost else result
 
-    async def _call(self, body: bytes, run_timeout_s: float, *, attempts: int, only: Node | None = None) -> ExecResult:
-        """Try until there is a result. Raises ConfigError, SandboxUnavailable."""
-        tried: set[Node] = set()
-        failures, busy_since = 0, 0.0
-        while True:
-            leg = _Leg(run_timeout_s)
-            node = await self._fleet.acquire(leg, only=only, avoid=tried, urgent=bool(tried))
-            tried.add(node)
-            try:
-                return await self._try(node, leg, body)
-            except _Busy as error:
-                busy_since = busy_since or time.monotonic()
-                failure: Exception = error
-            except SandboxUnavailable as error:
-                failure = error
-            # A server that asks to be spared, or was not reached, is out for now: that is no try.
-            is_no_try = isinstance(failure, (_Busy, _NotReached))
-            failures += not is_no_try or only is not None
-            too_long = isinstance(failure, _Busy) and time.monotonic() - busy_since > _QUEUE_ALLOWANCE_S
-            if failures >= attempts or too_long:
-                raise SandboxUnavailable(str(failure)) from failure
-            if not is_no_try and not self._fleet.alternative(tried):
-                await asyncio.sleep(random.uniform(0, min(_PAUSE_S[0] * 2**failures, _PAUSE_S[1])))
+    async def _call(self, body: bytes, run_timeout_s: float) -> ExecResult:
+        tried: set[SandboxServer] = set()
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
+            reraise=True,
+        ):
+            with attempt:
+                server = await self._choose(tried)
+                tried.add(server)
+                return await self._try(server, body, run_timeout_s)
+        raise AssertionError("tenacity neither returned nor raised")
 
-    async def _try(self, node: Node, leg: _Leg, body: bytes) -> ExecResult:
-        """One try at ``node``, until that is given up."""
-        post = asyncio.ensure_future(_post(node, body, leg.run_timeout_s))
+    async def _choose(self, avoid: Set[SandboxServer]) -> SandboxServer:
+        """The least busy server whose breaker is closed; waits for one if there is none."""
+        while not self._closed:
+            now = time.monotonic()
+            well = [server for server in self._servers if server.rests_until <= now]
+            if well:
+                wanted = [server for server in well if server not in avoid] or well
+                # Ties by lot: the processes of a run must not all begin with the first URL.
+                return min(wanted, key=lambda server: (server.in_flight, random.random()))
+            await asyncio.sleep(min(server.rests_until for server in self._servers) - now)
+        raise SandboxUnavailable("the sandbox was closed.")
+
+    async def _try(self, server: SandboxServer, body: bytes, run_timeout_s: float, *, only: bool = False) -> ExecResult:
+        """One try at ``server``, which waits while the server is busy and no other can be had."""
+        server.in_flight += 1
+        if server.lost is None or server.lost.done():
+            server.lost = asyncio.get_running_loop().create_future()
+        lost = server.lost
+        post = asyncio.ensure_future(self._post(server, body, run_timeout_s, only=only))
         try:
-            await asyncio.wait((post, leg.abandoned), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((post, lost), return_when=asyncio.FIRST_COMPLETED)
             if not post.done():
-                raise SandboxUnavailable(leg.abandoned.result())
+                raise SandboxUnavailable(lost.result())
             return post.result()
         finally:
+            server.in_flight -= 1
             post.cancel()
             await asyncio.wait((post,))
-            self._fleet.release(leg, node)
 
-    def _holder(self, session: str) -> Node:
+    async def _post(self, server: SandboxServer, body: bytes, run_timeout_s: float, *, only: bool) -> ExecResult:
+        """One request, and what its outcome says of the server."""
+        asked = time.monotonic()
+        timeout = httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S)
+        headers = {"content-type": "application/json"}
+        gone = True
+        try:
+            if not server.checked:
+                await self._check(server)
+            while True:
+                answer = await server.http.post("/run_code", content=body, headers=headers, timeout=timeout)
+                if answer.status_code != 503 or time.monotonic() - asked > _QUEUE_ALLOWANCE_S:
+                    break
+                wait_s = _wait_asked_for(answer)
+                server.rests_until = max(server.rests_until, time.monotonic() + wait_s)
+                if not only and any(other.rests_until <= time.monotonic() for other in self._servers):
+                    gone = False
+                    raise SandboxUnavailable(f"the sandbox at {server.url} is too busy: {answer.text[:500]}")
+                await asyncio.sleep(wait_s)
+            gone = False
+            if answer.status_code in (400, 413, 422):
+                server.worked()
+                raise _RefusedRequest(f"the sandbox at {server.url} refused the request: {answer.text[:2000]}")
+            result = _read(server, answer, time.monotonic() - asked)
+        except _RefusedRequest as refusal:
+            raise ConfigError(str(refusal)) from None
+        except (ConfigError, SandboxUnavailable, httpx.HTTPError, ValueError) as error:
+            failure = error if isinstance(error, SandboxUnavailable) else unavailable(server.url, "a call", error)
+            server.failed(str(failure), gone=gone)
+            raise failure from error
+        server.worked()
+        return result
+
+    def _holder(self, session: str) -> SandboxServer:
         """The server that a session's definitions live on."""
-        return self._fleet.nodes[zlib.crc32(session.encode("utf-8", "replace")) % len(self._fleet.nodes)]
+        return self._servers[zlib.crc32(session.encode("utf-8", "replace")) % len(self._servers)]
 
     async def end_session(self, session: str) -> None:
         """See ``base.Sandbox.end_session``."""
-        node = self._holder(session)
+        server = self._holder(session)
         self._answered.discard(session)
         try:
-            answer = await node.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
+            answer = await server.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            logger.info("session %s was not ended at %s (its idle time will): %s", session, node.url, error)
+            logger.info("session %s was not ended at %s (its idle time will): %s", session, server.url, error)
+
+    # ------------------------------------------------------- health, closing
+
+    async def _watch_servers(self) -> None:
+        """Ping the servers that have calls in flight: a machine that hangs closes no connection."""
+        while True:
+            await asyncio.sleep(_PING_EVERY_S)
+            await asyncio.gather(*(self._ping(server) for server in self._servers if server.in_flight))
+
+    async def _ping(self, server: SandboxServer) -> None:
+        try:
+            await server.http.get("/v1/ping", timeout=_PING_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            reason = str(unavailable(server.url, "GET /v1/ping", error))
+            server.failed(reason, gone=True)
+            server.lose_calls(reason)
 
     async def close(self) -> None:
         """See ``base.Sandbox.close``."""
-        await self._fleet.close()
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait((self._watch,))
+        for server in self._servers:
+            server.lose_calls("the sandbox was closed.")
+        await asyncio.sleep(0)  # the calls end first
+        for server in self._servers:
+            with contextlib.suppress(httpx.HTTPError):
+                await server.http.aclose()
 
 
-class _Busy(Exception):
-    """The server takes no more calls for now."""
+class _RefusedRequest(Exception):
+    """The server does not run what was asked: no other one would."""
 
 
-class _NotReached(SandboxUnavailable):
-    """No connection: the server has not seen the call."""
-
-
-class _Leg:
-    """One try of a call at one server: what ``node.InFlightCall`` asks for."""
-
-    def __init__(self, run_timeout_s: float) -> None:
-        self.run_timeout_s = run_timeout_s
-        self.abandoned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def abandon(self, reason: str) -> None:
-        """See ``node.InFlightCall``."""
-        if not self.abandoned.done():
-            self.abandoned.set_result(reason)
-
-
-async def _post(node: Node, body: bytes, run_timeout_s: float) -> ExecResult:
-    """One request, and what its outcome says of the server."""
-    asked = time.monotonic()
-    try:
-        answer = await node.http.post(
-            "/run_code",
-            content=body,
-            headers={"content-type": "application/json"},
-            timeout=httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S),
-        )
-        if answer.status_code == 503:
-            node.busy_for(_wait_asked_for(answer))
-            raise _Busy(f"the sandbox at {node.url} is too busy: {answer.text[:500]}")
-        result = _read(node, answer, time.monotonic() - asked)
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        reached = unavailable(node.url, "POST /run_code", error)
-        node.put_out(str(reached))
-        raise _NotReached(str(reached)) from error
-    except ConfigError:
-        node.call_answered()
-        raise
-    except httpx.HTTPError as error:
-        failure = unavailable(node.url, "POST /run_code", error)
-        node.put_out(str(failure))
-        raise failure from error
-    except (ValidationError, ValueError) as error:
-        node.call_failed(str(error))
-        raise unavailable(node.url, "POST /run_code", error) from error
-    except SandboxUnavailable as error:
-        node.call_failed(str(error))
-        raise
-    node.call_answered()
-    return result
+def unavailable(url: str, what: str, error: Exception) -> SandboxUnavailable:
+    """The error for a server that did not answer."""
+    reason = str(error) or type(error).__name__
+    return SandboxUnavailable(
+        f"the sandbox at {url} did not answer {what}: {reason[:500]}. "
+        "Is it running there (`retool sandbox serve`), and reachable from this machine?"
+    )
 
 
 def _wait_asked_for(answer: httpx.Response) -> float:
@@ -226,17 +362,14 @@ def _pack(request: ExecRequest) -> bytes:
     return json.dumps(fields).encode()  # ASCII: a lone surrogate in the code travels as an escape
 
 
-def _read(node: Node, answer: httpx.Response, round_trip_s: float) -> ExecResult:
+def _read(server: SandboxServer, answer: httpx.Response, round_trip_s: float) -> ExecResult:
     """Read the server's answer.
 
-    Raises ConfigError when the server refused the request, SandboxUnavailable or ValueError when
-    the server itself failed.
+    Raises SandboxUnavailable or ValueError when the server itself failed.
     """
-    if answer.status_code in (400, 413, 422):
-        raise ConfigError(f"the sandbox at {node.url} refused the request: {answer.text[:2000]}")
     if answer.status_code != 200:
-        raise SandboxUnavailable(f"the sandbox at {node.url} answered {answer.status_code}: {answer.text[:500]}")
+        raise SandboxUnavailable(f"the sandbox at {server.url} answered {answer.status_code}: {answer.text[:500]}")
     response = RunCodeResponse.model_validate_json(answer.content)
     if response.status == "SandboxError":
-        raise SandboxUnavailable(f"the sandbox at {node.url} failed: {response.message[:2000]}")
+        raise SandboxUnavailable(f"the sandbox at {server.url} failed: {response.message[:2000]}")
     return response.result(round_trip_s=round_trip_s)

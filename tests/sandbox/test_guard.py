@@ -21,7 +21,8 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.server.app import connection_limit, create_app, raise_descriptor_limit
-from retool_mcore.sandbox.server.guard import is_loopback, read_token
+from retool_mcore.sandbox.server.guard import is_loopback
+from retool_mcore.sandbox.server.wire import read_token
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import ImportGuess, LocalSandbox
 from tests.sandbox.test_server import ROOT, start, stop

@@ -14,7 +14,8 @@ import typer
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.server.guard import is_loopback, read_token
+from retool_mcore.sandbox.server.guard import is_loopback
+from retool_mcore.sandbox.server.wire import read_token
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.sessions import SERVER_WAIT_S

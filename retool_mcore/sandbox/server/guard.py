@@ -10,46 +10,19 @@ import contextlib
 import hmac
 import ipaddress
 import json
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox.server.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:  # every command of `retool` imports this file
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 RETRY_AFTER_S = 1
-TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
 FULL = "as many requests are waiting as this server takes. Try again later."
-_MIN_TOKEN_CHARS = 16
 _THROW_AWAY_S = 10.0
 _OPEN_PATHS = ("/health",)  # says only whether the server is up
-
-
-def read_token(path: Path | None) -> str | None:
-    """The token in ``path``, else in the environment (RETOOL_SANDBOX_TOKEN); None without either.
-
-    Raises ConfigError for a file that cannot be read and for a token that could be guessed.
-    """
-    where, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE)
-    if path is not None:
-        try:
-            where, token = str(path), path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"the sandbox's token cannot be read from {path}: {getattr(error, 'strerror', error)}"
-            ) from error
-    if token is None:
-        return None
-    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"the sandbox's token of {where} has {len(token)} characters: it must be {_MIN_TOKEN_CHARS} or more "
-            "printable ASCII characters without a space. Make one with `openssl rand -hex 32`."
-        )
-    return token
 
 
 def is_loopback(host: str) -> bool:

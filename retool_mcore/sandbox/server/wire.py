@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -19,6 +21,31 @@ LEVEL_HEADER = "x-sandbox-level"
 WORKERS_HEADER = "x-sandbox-workers"
 SESSIONS_HEADER = "x-sandbox-sessions"
 DEFAULT_MEMORY_LIMIT_MB = 1024
+TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
+_MIN_TOKEN_CHARS = 16
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token in ``path``, else in the environment (RETOOL_SANDBOX_TOKEN); None without either.
+
+    Raises ConfigError for a file that cannot be read and for a token that could be guessed.
+    """
+    where, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE)
+    if path is not None:
+        try:
+            where, token = str(path), path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the sandbox's token cannot be read from {path}: {getattr(error, 'strerror', error)}"
+            ) from error
+    if token is None:
+        return None
+    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"the sandbox's token of {where} has {len(token)} characters: it must be {_MIN_TOKEN_CHARS} or more "
+            "printable ASCII characters without a space. Make one with `openssl rand -hex 32`."
+        )
+    return token
 
 
 class RunCodeRequest(BaseModel):
