@@ -96,6 +96,18 @@ async def test_no_web_page_may_ask(sandbox: LocalSandbox):
         assert 'retool_sandbox_refused_total{code="403"} 5.0' in (await http.get("/metrics")).text
 
 
+async def test_a_server_on_loopback_answers_under_no_other_name(sandbox: LocalSandbox):
+    """A web page can make its own name lead to this machine."""
+    async with served(sandbox, only_local=True) as url, httpx.AsyncClient(base_url=url) as http:
+        port = url.rsplit(":", 1)[1]
+        for path in ("/v1/ping", "/health", "/metrics"):
+            assert (await http.get(path)).status_code == 200
+            assert (await http.get(path, headers={"host": f"localhost:{port}"})).status_code == 200
+            assert (await http.get(path, headers={"host": f"evil.example:{port}"})).status_code == 403
+        for path in ("/docs", "/redoc", "/openapi.json"):
+            assert (await http.get(path)).status_code == 404
+
+
 def test_a_token_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RETOOL_SANDBOX_TOKEN", raising=False)
     assert read_token(None) is None

@@ -174,6 +174,7 @@ def test_a_huge_body_is_a_413(url: str):
 def test_a_wrong_method_and_a_wrong_path(url: str):
     assert httpx.get(f"{url}/run_code").status_code == 405
     assert httpx.get(f"{url}/nothing").status_code == 404
+    assert httpx.get(f"{url}/health", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_a_client_that_sends_slowly_does_not_hold_up_others(url: str):

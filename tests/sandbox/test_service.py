@@ -18,6 +18,7 @@ from retool_mcore.sandbox.server.app import create_app
 from retool_mcore.sandbox.server.health import Health
 from retool_mcore.sandbox.supervisor.cgroup import CgroupTree
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.state import remove_stale
 from tests.sandbox.sandbox_helpers import ROOT, children_of, start
 
 
@@ -148,14 +149,18 @@ def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals, t
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_processes_end_with_their_parent():
+def test_processes_end_with_their_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     server, url = start("--port", "0", "--workers", "2", "--processes", "2")
+    assert not remove_stale(tmp_path, young_s=0)  # those in use stay
+    assert value(url, "retool_sandbox_info") == 1
     pids = children_of(server.pid, "--inherited")
     server.kill()
     server.communicate()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/v1/ping")
+    assert remove_stale(tmp_path, young_s=0) and not list(tmp_path.iterdir())  # its metrics, too
 
 
 @pytest.mark.parametrize(

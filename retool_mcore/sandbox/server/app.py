@@ -136,16 +136,22 @@ def connection_limit(descriptors: int, *, executions: int) -> int:
 
 
 def create_app(
-    sandbox: LocalSandbox, *, token: str | None = None, max_pending: int = MAX_PENDING, is_replacement: bool = False
+    sandbox: LocalSandbox,
+    *,
+    token: str | None = None,
+    max_pending: int = MAX_PENDING,
+    is_replacement: bool = False,
+    only_local: bool = False,
 ) -> FastAPI:
     """The ASGI application around ``sandbox``, which must be open; the caller closes it.
 
     With ``token`` every request must bear it. Beyond ``max_pending`` requests whose body is there
-    further ones are answered with 503, before their own is read if it can be.
+    further ones are answered with 503, before their own is read if it can be. ``only_local``: see
+    ``Guard``.
     """
     metrics = _metrics_of(sandbox, is_replacement=is_replacement)
     health = Health(sandbox)
-    app = FastAPI(title="retool sandbox")
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     num_pending = 0
     app.add_middleware(
         Guard,
@@ -153,6 +159,7 @@ def create_app(
         max_body_bytes=MAX_BODY_BYTES,
         is_full=lambda: num_pending >= max_pending,
         on_refusal=lambda status: metrics.refused.labels(code=str(status)).inc(),
+        only_local=only_local,
     )
 
     @app.exception_handler(_Refused)

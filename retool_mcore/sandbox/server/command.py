@@ -132,7 +132,10 @@ async def _serve(
         async with sandbox:
             limit = connection_limit(raise_descriptor_limit(), executions=sandbox.workers + sandbox.num_sessions)
             pending = min(MAX_PENDING, limit * 7 // 8)
-            app = create_app(sandbox, token=token, max_pending=pending, is_replacement=is_replacement)
+            only_local = listener.family == socket.AF_INET and is_loopback(listener.getsockname()[0])
+            app = create_app(
+                sandbox, token=token, max_pending=pending, is_replacement=is_replacement, only_local=only_local
+            )
             config = uvicorn.Config(
                 app,
                 http="h11",

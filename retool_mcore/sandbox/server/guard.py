@@ -48,12 +48,15 @@ class Guard:
         max_body_bytes: int,
         is_full: Callable[[], bool],
         on_refusal: Callable[[int], None],
+        only_local: bool = False,
     ) -> None:
+        """``only_local``: only this machine reaches the server, under its address or localhost."""
         self._app = app
         self._wanted = None if token is None else f"bearer {token}".encode()
         self._max_body_bytes = max_body_bytes
         self._is_full = is_full
         self._on_refusal = on_refusal
+        self._only_local = only_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -67,6 +70,9 @@ class Guard:
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path, method = scope["path"], scope["method"]
+        host = headers.get(b"host", b"localhost").decode("latin-1")
+        if self._only_local and not _is_own_name(urlsplit(f"//{host}").hostname or ""):
+            return 403, f"the Host {host!r} is no address of this machine: a web page may have made its name lead here."
         if (origin := headers.get(b"origin")) is not None and not _own_origin(origin, headers):
             return 403, f"the Origin {origin.decode('latin-1')!r} is another site's; no web page may ask this server."
         if self._wanted is not None and path not in _OPEN_PATHS:
@@ -95,7 +101,11 @@ def _own_origin(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
     parts = urlsplit(origin.decode("latin-1"))
     if parts.netloc.encode("latin-1") != headers.get(b"host"):
         return False
-    host = parts.hostname or ""
+    return _is_own_name(parts.hostname or "")
+
+
+def _is_own_name(host: str) -> bool:
+    """Whether a host is an address or localhost: other names can be made to point anywhere."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

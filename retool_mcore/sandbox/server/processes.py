@@ -18,12 +18,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import multiprocess
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.process import die_with_parent
+from retool_mcore.sandbox.supervisor.state import PREFIX, lock_directory
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,8 @@ class Processes:
         stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _set_once, stopped, int(number))
-        self._metrics_dir = tempfile.mkdtemp(prefix="retool-metrics-")
+        self._metrics_dir = tempfile.mkdtemp(prefix=PREFIX)
+        lock = lock_directory(Path(self._metrics_dir))  # else the next sandbox removes it
         keeping: list[asyncio.Task[None]] = []
         try:
             starting = asyncio.ensure_future(self._start_all())
@@ -101,6 +104,8 @@ class Processes:
                 task.cancel()
             await self._stop()
             shutil.rmtree(self._metrics_dir, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
 
     async def _start_all(self) -> None:
         await self._start(0, again=False)  # alone: what refuses it is told once

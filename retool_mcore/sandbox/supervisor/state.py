@@ -12,7 +12,7 @@ from retool_mcore.sandbox.supervisor.cgroup import CgroupTree, remove_tree
 from retool_mcore.sandbox.supervisor.removal import remove_directory
 from retool_mcore.sandbox.supervisor.uids import Uids
 
-_PREFIX = "retool-sandbox-"
+PREFIX = "retool-sandbox-"
 _CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup
 _YOUNG_S = 60.0  # a directory just made is not locked yet
 
@@ -37,9 +37,9 @@ class StateDirectory:
         Raises OSError when the temporary directory is full.
         """
         remove_stale(Path(tempfile.gettempdir()))
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
         path.chmod(0o711)  # executions under their own uid pass through it
-        lock_fd = _lock(path)
+        lock_fd = lock_directory(path)
         assert lock_fd is not None, "nobody else knows a directory just made"
         cgroups = CgroupTree.open(path.name)
         if cgroups is not None:
@@ -63,11 +63,11 @@ def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
     Other users' directories are left alone, and those made within ``young_s``.
     Returns whether none is left.
     """
-    for path in parent.glob(f"{_PREFIX}*"):
+    for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.stat()
             young = 0 <= time.time() - status.st_mtime < young_s
-            if young or status.st_uid != os.geteuid() or (lock_fd := _lock(path)) is None:
+            if young or status.st_uid != os.geteuid() or (lock_fd := lock_directory(path)) is None:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 cgroup = Path((path / _CGROUP).read_text())
@@ -75,10 +75,11 @@ def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
                     remove_tree(cgroup)
             remove_directory(path)
             os.close(lock_fd)
-    return next(parent.glob(f"{_PREFIX}*"), None) is None
+    return next(parent.glob(f"{PREFIX}*"), None) is None
 
 
-def _lock(path: Path) -> int | None:
+def lock_directory(path: Path) -> int | None:
+    """Lock a directory for as long as this process lives; None where another one has locked it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
