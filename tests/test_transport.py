@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.sandbox.client import SandboxServer
+from retool_mcore.sandbox.client import RemoteServer
 from retool_mcore.transport import ManyInFlight
 
 WAVE = 120
@@ -59,7 +59,7 @@ def of_engine(url: str) -> httpx.AsyncClient:
 
 
 def of_sandbox(url: str) -> httpx.AsyncClient:
-    return SandboxServer(url).http
+    return RemoteServer(url).http
 
 
 @pytest.mark.parametrize("client_of", [of_engine, of_sandbox])

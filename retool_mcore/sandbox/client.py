@@ -42,7 +42,7 @@ _REST_S = (1.0, 30.0)  # without calls after failures: first, longest
 _BUSY_S = (0.2, 1.0, 30.0)  # what a server's Retry-After may ask for: least, where it is absent, most
 
 
-class SandboxServer:
+class RemoteServer:
     """One server: its connections, its calls in flight, and its circuit breaker."""
 
     def __init__(self, url: str) -> None:
@@ -100,7 +100,7 @@ class RemoteSandbox(Sandbox):
 
         ``workers_per_url`` times the servers bounds the calls in flight.
         """
-        self._servers = [SandboxServer(url.rstrip("/")) for url in urls]
+        self._servers = [RemoteServer(url.rstrip("/")) for url in urls]
         self._min_level, self._sessions, self._attempts = min_level, sessions, attempts
         self._min_nodes = min_nodes or -(-len(self._servers) // 2)
         self._places = asyncio.Semaphore(workers_per_url * len(self._servers))
@@ -154,7 +154,7 @@ class RemoteSandbox(Sandbox):
         if num_well < len(self._servers):
             logger.warning("opened with %d of %d sandboxes. Missing: %s", num_well, len(self._servers), error)
 
-    async def _check_patiently(self, server: SandboxServer) -> None:
+    async def _check_patiently(self, server: RemoteServer) -> None:
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(SandboxUnavailable),
             stop=tenacity.stop_after_attempt(self._attempts),
@@ -164,7 +164,7 @@ class RemoteSandbox(Sandbox):
             with attempt:
                 await self._check(server)
 
-    async def _check(self, server: SandboxServer) -> None:
+    async def _check(self, server: RemoteServer) -> None:
         """Ask a server for its level. Raises SandboxUnavailable, ConfigError."""
         try:
             answer = await server.http.get("/v1/ping", timeout=_CONNECT_TIMEOUT_S)
@@ -207,7 +207,7 @@ class RemoteSandbox(Sandbox):
         return replace(result, session_restarted=True) if lost else result
 
     async def _call(self, body: bytes, run_timeout_s: float) -> ExecResult:
-        tried: set[SandboxServer] = set()
+        tried: set[RemoteServer] = set()
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(SandboxUnavailable),
             stop=tenacity.stop_after_attempt(self._attempts),
@@ -220,7 +220,7 @@ class RemoteSandbox(Sandbox):
                 return await self._try(server, body, run_timeout_s)
         raise AssertionError("tenacity neither returned nor raised")
 
-    async def _choose(self, avoid: Set[SandboxServer]) -> SandboxServer:
+    async def _choose(self, avoid: Set[RemoteServer]) -> RemoteServer:
         """The least busy server whose breaker is closed; waits for one if there is none."""
         while not self._closed:
             now = time.monotonic()
@@ -232,7 +232,7 @@ class RemoteSandbox(Sandbox):
             await asyncio.sleep(min(server.rests_until for server in self._servers) - now)
         raise SandboxUnavailable("the sandbox was closed.")
 
-    async def _try(self, server: SandboxServer, body: bytes, run_timeout_s: float, *, only: bool = False) -> ExecResult:
+    async def _try(self, server: RemoteServer, body: bytes, run_timeout_s: float, *, only: bool = False) -> ExecResult:
         """One try at ``server``, which waits while the server is busy and no other can be had."""
         server.in_flight += 1
         if server.lost is None or server.lost.done():
@@ -249,7 +249,7 @@ class RemoteSandbox(Sandbox):
             post.cancel()
             await asyncio.wait((post,))
 
-    async def _post(self, server: SandboxServer, body: bytes, run_timeout_s: float, *, only: bool) -> ExecResult:
+    async def _post(self, server: RemoteServer, body: bytes, run_timeout_s: float, *, only: bool) -> ExecResult:
         """One request, and what its outcome says of the server."""
         asked = time.monotonic()
         timeout = httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S)
@@ -282,7 +282,7 @@ class RemoteSandbox(Sandbox):
         server.worked()
         return result
 
-    def _holder(self, session: str) -> SandboxServer:
+    def _holder(self, session: str) -> RemoteServer:
         """The server that a session's definitions live on."""
         return self._servers[zlib.crc32(session.encode("utf-8", "replace")) % len(self._servers)]
 
@@ -304,7 +304,7 @@ class RemoteSandbox(Sandbox):
             await asyncio.sleep(_PING_EVERY_S)
             await asyncio.gather(*(self._ping(server) for server in self._servers if server.in_flight))
 
-    async def _ping(self, server: SandboxServer) -> None:
+    async def _ping(self, server: RemoteServer) -> None:
         try:
             await server.http.get("/v1/ping", timeout=_PING_TIMEOUT_S)
         except httpx.HTTPError as error:
@@ -362,7 +362,7 @@ def _pack(request: ExecRequest) -> bytes:
     return json.dumps(fields).encode()  # ASCII: a lone surrogate in the code travels as an escape
 
 
-def _read(server: SandboxServer, answer: httpx.Response, round_trip_s: float) -> ExecResult:
+def _read(server: RemoteServer, answer: httpx.Response, round_trip_s: float) -> ExecResult:
     """Read the server's answer.
 
     Raises SandboxUnavailable or ValueError when the server itself failed.
