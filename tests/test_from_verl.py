@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -114,32 +116,32 @@ def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
     assert (run.algorithm.clip, run.algorithm.kl_coef) == ([0.2, 0.28, 10.0], 0.0)
     assert (run.validation.every, run.checkpoint.every_steps, run.optim.lr) == (5, 30, 1e-6)
     assert run.rollout.tool
-    assert "It does not load" not in text
+    assert text.partition("# To do:\n")[2].splitlines()[0].startswith("# choose parallel.tp: `retool plan`")
 
 
 def test_a_file_that_is_silent_of_the_estimator_has_verls_own(tmp_path: Path):
     tree, text, _ = converted(tmp_path, "trainer.experiment_name=first\nalgorithm.use_pf_ppo=True\n", STEPS)
     assert tree["algorithm"]["name"] == "ppo"
-    assert "algorithm.use_pf_ppo = True: PF-PPO draws responses again by their rewards" in text
+    assert "algorithm.use_pf_ppo = True: no algorithm.name draws responses again by their rewards" in text
 
 
 def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path: Path):
     """But for those that this trainer sets alike."""
     _, text, _ = converted(tmp_path, RECIPE, STEPS)
     alike = {
-        "algorithm.use_kl_in_reward",
         "data.return_raw_chat",
         "data.truncation",
+        "actor_rollout_ref.actor.kl_loss_coef",
         "actor_rollout_ref.model.use_remove_padding",
         "actor_rollout_ref.rollout.mode",
-        "actor_rollout_ref.actor.use_dynamic_bsz",
+        "actor_rollout_ref.rollout.multi_turn.enable",
     }
     keys = {line.partition("=")[0] for line in RECIPE.split()} - {"dapo"}
     assert {key for key in keys if key not in text} == alike
-    reasons = dict(line[2:].split(": ", 1) for line in text.partition("# Not taken over:\n")[2].splitlines())
+    reasons = dict(line[2:].split(": ", 1) for line in text.partition("# To do:\n")[2].splitlines() if ": " in line)
     assert "rollout.max_turns" in reasons["actor_rollout_ref.rollout.multi_turn.max_user_turns = 8"]
     assert "train.steps" in reasons["trainer.total_epochs = 1"]
-    assert "[reward]" in reasons["custom_reward_function.name = compute_score"]
+    assert "def score(response)" in reasons["custom_reward_function.name = compute_score"]
     assert all(reasons.values())
 
 
@@ -208,16 +210,77 @@ def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, theirs: s
         assert found == (pytest.approx(value) if isinstance(value, float) else value), name
 
 
-def test_what_is_missing_is_said(tmp_path: Path):
+def test_epochs_are_steps_where_the_data_is_here_and_a_formula_elsewhere(tmp_path: Path):
     _, text, output = converted(tmp_path, RECIPE)
-    assert "train.steps is missing" in text
-    assert "to complete: train.steps is missing" in output
+    output = " ".join(output.split())
+    formula = "train.steps = trainer.total_epochs = 1 * rows of data.train_files / data.train_batch_size = 512"
+    assert f"# {formula}" in text and f"to do: {formula}" in output
+    pq.write_table(pa.table({"prompt": ["x"] * 1030}), tmp_path / "train.parquet")
+    tree, text, _ = converted(
+        tmp_path, RECIPE, f"data.train_files=[{tmp_path}/train.parquet]", "trainer.total_epochs=3"
+    )
+    assert tree["train"]["steps"] == 6 and ", 1030 rows" in text
+
+
+SCRIPT = """#!/usr/bin/env bash
+set -x
+export VLLM_USE_V1=1  # it's a comment
+CONFIG_PATH="$(pwd)/config"
+n=${N_RESP:-8}
+train_files="['data/a.parquet']"
+DATA=(
+  data.train_files="$train_files"
+  data.max_response_length=$((1024 * 2))
+)
+ulimit -n 65535
+python3 -m verl.trainer.main_ppo --config-path="$CONFIG_PATH" \\
+    --config-name='mine' \\
+    "${DATA[@]}" \\
+    actor_rollout_ref.rollout.n=$n \\
+    trainer.experiment_name="run_$NAME" \\
+    trainer.logger='["console","wandb"]' $@ 2>&1 | tee log.txt
+"""
+
+
+def test_a_run_script_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\ndata: {train_batch_size: 64, max_response_length: 1}\n", encoding="utf-8"
+    )
+    tree, text, _ = converted(tmp_path, SCRIPT, STEPS, "trainer.experiment_name=mine", name="run.sh")
+    assert (tree["rollout"]["group_size"], tree["rollout"]["max_response_tokens"]) == (8, 2048)
+    assert (tree["data"]["train_file"], tree["train"]["prompts_per_step"]) == ("data/a.parquet", 64)
+    assert "group_size = 8  # actor_rollout_ref.rollout.n\n" in text
+    assert "max_response_tokens = 2048  # data.max_response_length\n" in text
+
+
+def test_verls_tools_never_become_none(tmp_path: Path):
+    tree, text, _ = converted(tmp_path, "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml\n", STEPS)
+    assert tree["rollout"]["tools"] == ["code_interpreter"]
+    assert "# actor_rollout_ref.rollout.multi_turn.tool_config_path" in text
+
+
+def test_losses_are_sorted_and_a_layout_of_megatron_is_kept(tmp_path: Path):
+    megatron = f"{STEPS}\nactor_rollout_ref.actor.megatron.tensor_model_parallel_size=2\ntrainer.nnodes=1\n"
+    more = "algorithm.use_pf_ppo=true\ntrainer.logger=[console]\nhydra.x=1\n"
+    tree, text, _ = converted(tmp_path, megatron + more)
+    assert tree["parallel"]["tp"] == 2 and "choose parallel.tp" not in text
+    found = [
+        line for line in text.splitlines() if line.startswith(("# Lost", "# Done", "# Without", "# algorithm.use_pf"))
+    ]
+    assert found == ["# Lost:", found[1], "# Done otherwise:", "# Without effect:"] and "use_pf_ppo" in found[1]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("run.sh", "actor_rollout_ref.rollout.n=$n\n", "no key=value of verl"),
+        ("run.txt", "actor_rollout_ref.rollout.n=$n\n", r"n=\$n has a variable that the script does not set"),
+        ("run.txt", "rm -rf x\n", "no key=value of verl"),
+        ("run.sh", "if true; then n=1; fi\npython -m verl.trainer.main_ppo a.b=1\n", "`if true` is not followed"),
+        ("run.sh", "source env.sh\npython -m verl.trainer.main_ppo a.b=1\n", "`source env.sh` is not followed"),
+        ("run.sh", "main_ppo a.b=1\nmain_ppo a.b=2\n", "has 2 commands of verl's main_ppo"),
+        ("run.sh", "main_ppo --config-path=c --config-name=d\n", "there is no c/d.yaml"),
         ("run.yaml", "a: [\n", "is not YAML"),
         ("run.yaml", "engine: {tp: 2}\n", "is of verl's SFT"),
         ("run.yaml", "trainer: {experiment_name: '${nothing.here}'}\n", "cannot be resolved"),

@@ -49,7 +49,7 @@ def explain(
 @app.command("from-verl")
 @guarded
 def from_verl(
-    file: Annotated[Path, typer.Argument(help="verl's YAML for RL, or a text of its overrides, one a line")],
+    file: Annotated[Path, typer.Argument(help="verl's run script, its YAML, or a text of overrides, one a line")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="further overrides of verl's, key=value", show_default=False)
     ] = None,
@@ -74,8 +74,8 @@ def from_verl(
         with replacing(out) as draft:
             Path(draft).write_text(made.toml(), encoding="utf-8")
         typer.echo(f"wrote {out}: {len(made.settings)} settings, {len(made.notes)} keys without one")
-    if made.complaint:
-        tell(f"to complete: {made.complaint}", err=True)
+    for complaint in made.complaints:
+        tell(f"to do: {complaint}", err=True)
 
 
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow.parquet as pq
 import tomli_w
 
+from retool_mcore.cli.verl_script import TRAINER, Script, read_script
 from retool_mcore.config import RlConfig, build_config
 from retool_mcore.config.algorithm import REFILL_BATCHES
 from retool_mcore.config.base import is_table, leaves
@@ -26,12 +28,6 @@ from retool_mcore.verl.keys.key import NOT_SET, Key
 from retool_mcore.verl.keys.ppo import ppo_defaults, ppo_keys
 from retool_mcore.verl.keys.refused import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by
 from retool_mcore.verl.keys.rollout import UNDER
-
-FSDP = "it is of verl's FSDP engine, and Megatron trains here: the sections [parallel] and [memory]"
-PACKED = "micro-batches are packed to train.micro_batch_tokens here, in every pass"
-JUDGE = "the reward is of the section [reward]; reward.function names one of your own"
-PF_PPO = "PF-PPO draws responses again by their rewards, and no algorithm.name here does"
-OWN_LOOP = "this trainer has its own tool loop: the section [rollout]"
 
 # Keys that this trainer never sets, and whose value a setting of ours has.
 SAME = (
@@ -47,46 +43,54 @@ SAME = (
     Key(f"{UNDER}multi_turn.enable", "rollout.tools"),
     Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
 )
-# Keys of parts of verl that do not run here, and why no setting says them. The longest beginning of
-# a key counts.
-NONE: dict[str, str] = {
-    "hydra": "verl composes its tree from files; here one file is a run",
-    "defaults": "verl composes its tree from files; here one file is a run",
-    f"{ACTOR}strategy": FSDP,
-    f"{ACTOR}fsdp_config": FSDP,
-    "actor_rollout_ref.ref": "the initial weights have the actor's layout, and are loaded where algorithm.kl_coef > 0",
-    "critic": 'the critic has the actor\'s layout, and settings in [critic] with algorithm.name = "ppo"',
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "memory.recompute says what is computed again",
-    f"{ACTOR}ppo_micro_batch_size": PACKED,
-    f"{ACTOR}use_dynamic_bsz": PACKED,
-    f"{UNDER}log_prob": PACKED,
-    f"{ACTOR}ppo_epochs": "a step's responses are learnt from once",
-    f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
-    f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads val_kwargs.temperature alone; 0 takes the likeliest token",
-    f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns; results do not count as turns",
-    f"{UNDER}multi_turn.tool_config_path": "rollout.tools and rollout.mcp name what may be called",
-    f"{UNDER}multi_turn.max_tool_response_length": (
-        "rollout.max_tool_output_tokens counts tokens, and this key counts characters"
-    ),
-    f"{UNDER}multi_turn.tool_response_truncate_side": "a long result is cut in the middle, with a note to the model",
+OWN_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or servers in rollout.mcp'
+# Keys of parts of verl that do not run here. The longest beginning of a key counts.
+OTHERWISE: dict[str, str] = {
+    f"{ACTOR}strategy": "Megatron trains here, not FSDP: [parallel] and [memory]",
+    f"{ACTOR}fsdp_config": "Megatron trains here, not FSDP: [parallel] and [memory]",
+    "actor_rollout_ref.ref": "the reference model has the actor's layout",
+    "critic": "the critic has the actor's layout, and settings in [critic]",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "memory.recompute says what is recomputed",
+    f"{ACTOR}ppo_micro_batch_size": "every pass packs micro-batches to train.micro_batch_tokens",
+    f"{ACTOR}use_dynamic_bsz": "every pass packs micro-batches to train.micro_batch_tokens",
+    f"{UNDER}log_prob": "every pass packs micro-batches to train.micro_batch_tokens",
+    f"{UNDER}multi_turn": "this trainer has its own tool loop: [rollout]",
+    f"{UNDER}multi_turn.tool_config_path": OWN_TOOLS,
+    f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns, not the results",
+    f"{UNDER}multi_turn.max_tool_response_length": "rollout.max_tool_output_tokens counts tokens, not characters",
+    f"{UNDER}multi_turn.tool_response_truncate_side": "a long result is cut in the middle, and the model is told",
     f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
-    f"{UNDER}multi_turn": OWN_LOOP,
-    "algorithm.use_pf_ppo": PF_PPO,
-    "algorithm.pf_ppo": PF_PPO,
+    "data.tool_config_path": OWN_TOOLS,
+    "data.custom_cls": "rows are read as they are; `retool data rl FILE` converts rows of another schema",
+    "data.prompt_key": "the column is `prompt`; `retool data rl FILE` converts rows of another schema",
     "data.filter_overlong_prompts": "a prompt above data.max_prompt_tokens is an error; `retool data lint` finds it",
-    "data.tool_config_path": "rollout.tools and rollout.mcp name what may be called",
-    "custom_reward_function": JUDGE,
-    "reward_model": JUDGE,
-    "reward": JUDGE,
-    "trainer.total_epochs": "steps decide here: write train.steps",
+    "custom_reward_function": 'write score(response), set reward.function = "module:score": docs/tool_and_reward.md',
+    "reward_model": '[reward] has its own judge; reward.function = "module:score" replaces it',
+    "reward": '[reward] has its own judge; reward.function = "module:score" replaces it',
+    "trainer.total_epochs": "train.steps counts steps",
     "trainer.logger": "run.trackers names them, and metrics.jsonl is always written",
-    "trainer.project_name": "a tracker groups runs by run.name",
+    "trainer.project_name": "trackers group runs by run.name",
 }
+NO_EFFECT: dict[str, str] = {
+    "hydra": "one file is a run",
+    "defaults": "one file is a run",
+    f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
+    f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads val_kwargs.temperature alone",
+}
+LOST: dict[str, str] = {
+    f"{ACTOR}ppo_epochs": "a step's responses are learnt from once",
+    "algorithm.use_pf_ppo": "no algorithm.name draws responses again by their rewards (PF-PPO)",
+    "algorithm.pf_ppo": "no algorithm.name draws responses again by their rewards (PF-PPO)",
+}
+NONE = OTHERWISE | NO_EFFECT | LOST
 
 Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
 OWN = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
 MEGATRON = f"{ACTOR}megatron.override_transformer_config."
-RAW = "no setting of ours says it; [verl_overrides] takes a key of verl 0.9.1 as it is"
+RAW = "no setting has it; [verl_overrides] takes a key of verl 0.9.1 as it is"
+DECIDED = " is read from another key"
+GROUPS = ("Lost", "Done otherwise", "Without effect")
+FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP has none of Megatron's"
 SFT_FILE = ("engine", "optim", "model")  # sections that only verl's SFT files have at the top
 # Settings whose verl default changes what is learnt: they are written though the file is silent.
 LEARNT = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
@@ -114,14 +118,14 @@ BY_HAND = {
 class Converted:
     """A run file: ``settings`` by "section.key", each with where it comes from, and the rest.
 
-    ``notes``: verl's key -> why no setting was made of it. ``complaint``: what our own check of the
-    file says, or "".
+    ``notes``: the group and verl's key -> why no setting was made of it. ``complaints``: what is to
+    be done before the file can be used.
     """
 
     source: str
     settings: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
-    notes: dict[str, str] = field(default_factory=dict[str, str])
-    complaint: str = ""
+    notes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    complaints: list[str] = field(default_factory=list[str])
 
     def tree(self) -> dict[str, Any]:
         tree: dict[str, Any] = {}
@@ -141,11 +145,12 @@ class Converted:
                 section = name.partition(".")[0]
                 yield f"\n[{section}]"
             yield f"{_assignment(name.partition('.')[2], value)}  # {origin}"
-        if self.complaint:
-            yield f"\n# It does not load yet: {self.complaint}"
-        if self.notes:
-            yield "\n# Not taken over:"
-            yield from (f"# {key}: {reason}" for key, reason in self.notes.items())
+        if self.complaints:
+            yield "\n# To do:"
+            yield from (f"# {complaint}" for complaint in self.complaints)
+        for group in GROUPS:
+            if told := [f"# {key}: {why}" for (where, key), why in self.notes.items() if where == group]:
+                yield from (f"\n# {group}:", *told)
 
 
 def _assignment(key: str, value: Any) -> str:
@@ -171,7 +176,7 @@ def paths_of_settings() -> dict[str, list[str]]:
 
 
 def read_file(path: Path) -> Any:
-    """verl's YAML, or a text of overrides ("key=value", one a line), as OmegaConf's table."""
+    """verl's YAML, a run script, or a text of overrides ("key=value", one a line), as a table."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -179,11 +184,14 @@ def read_file(path: Path) -> Any:
     try:
         if path.suffix in (".yaml", ".yml"):
             table = OmegaConf.load(path)
+        elif TRAINER in (text := path.read_text(encoding="utf-8")):
+            script = read_script(text, str(path))
+            table = OmegaConf.merge(_named_file(script, path), overrides(script.overrides, str(path)))
         else:
-            lines = [line.strip().rstrip("\\").strip() for line in path.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip().rstrip("\\").strip() for line in text.splitlines()]
             table = overrides([line for line in lines if line and not line.startswith("#")], str(path))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
+        raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}.") from error
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
     if not OmegaConf.is_dict(table):
@@ -193,15 +201,30 @@ def read_file(path: Path) -> Any:
     return table
 
 
+def _named_file(script: Script, source: Path) -> Any:
+    """The YAML of a script's --config-path and --config-name; empty for one of verl's own."""
+    from omegaconf import OmegaConf
+
+    if not script.name or (not script.path and script.name.startswith("ppo_")):
+        return OmegaConf.create({"model_engine": "megatron"} if "megatron" in script.name else {})
+    file = f"{script.name.removesuffix('.yaml')}.yaml"
+    places = [folder / script.path / file for folder in (Path(), source.parent)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{source} names --config-name {script.name}, and there is no {' and no '.join(map(str, places))}. Start "
+            "the command in the folder that the script starts in."
+        )
+    return OmegaConf.load(found)
+
+
 def overrides(lines: list[str], source: str) -> Any:
     """verl's overrides as a table. Raises ConfigError for what is none, such as a line of bash."""
     from omegaconf import OmegaConf
 
     for line in lines:
-        if not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*=.*", line) or "$" in line:
-            raise ConfigError(
-                f"{source}: {line!r} is no key=value of verl. Give one a line, with the values of a script's variables."
-            )
+        if not re.fullmatch(r"~?\+{0,2}[A-Za-z_][\w.]*=.*", line, re.S):
+            raise ConfigError(f"{source}: {line!r} is no key=value of verl. Give a run script, or one a line.")
     return OmegaConf.from_dotlist([line.lstrip("+") for line in lines])
 
 
@@ -214,6 +237,11 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
     whole = ppo_defaults()
     OmegaConf.set_struct(whole, False)
     whole = OmegaConf.merge(whole, own)
+    plain: Any = OmegaConf.to_container(own, resolve=False)
+    given = leaves(plain)
+    for key, value in given.items():
+        if isinstance(value, str) and "$" in value and not value.startswith("${") and key.split(".")[0] not in NONE:
+            raise ConfigError(f"{path}: {key}={value} has a variable that the script does not set. Add {key}=VALUE.")
 
     def get(key: str) -> Any:
         try:
@@ -222,15 +250,31 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
             raise ConfigError(f"{path}: {key} cannot be resolved: {str(error).splitlines()[0]}.") from error
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
-    plain: Any = OmegaConf.to_container(own, resolve=False)
-    given = {key: value if key.split(".")[0] in NONE else get(key) for key, value in leaves(plain).items()}
+    given = {key: value if key.split(".")[0] in NONE else get(key) for key, value in given.items()}
     named = platform or _platform_of(get("trainer.device"))
     made = Converted(source=path.name)
     made.settings["run.platform"] = (named, "--platform" if platform else "trainer.device")
-    _fill(made, given, get)
+    taken = _fill(made, given, get)
+    if not any("megatron" in key or value == "megatron" for key, value in given.items()):
+        made.complaints.append(FSDP)
+    _count_steps(made, get)
     _order(made)
-    _explain(made, given, named)
+    _explain(made, given, taken, named)
     return made
+
+
+def _count_steps(made: Converted, get: Get) -> None:
+    """train.steps of verl's epochs, where the training files are here."""
+    if "train.steps" in made.settings:
+        return
+    epochs, batch, files = get("trainer.total_epochs"), get("data.train_batch_size"), _list(get("data.train_files"))
+    origin = f"trainer.total_epochs = {epochs} * rows of data.train_files / data.train_batch_size = {batch}"
+    try:
+        rows = sum(pq.read_metadata(file).num_rows for file in files)
+    except (OSError, TypeError):
+        made.complaints.append(f"train.steps = {origin}")
+    else:
+        made.settings["train.steps"] = (max(1, epochs * (rows // batch)), f"{origin}, {rows} rows")
 
 
 def _platform_of(device: str) -> str:
@@ -241,21 +285,38 @@ def _platform_of(device: str) -> str:
     return found[0]
 
 
-def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> None:
-    """Set what the file says, and those defaults of verl that change what is learnt."""
+def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
+    """Set what the file says, and those defaults of verl that change what is learnt.
+
+    Returns the keys of the file that were read for it.
+    """
     defaults = {entry.key: entry.default for entry in reference(("rl",))}
+    taken: set[str] = set()
     for setting, paths in paths_of_settings().items():
         if setting in BY_HAND:
             continue
-        said = [path for path in paths if any(key == path or key.startswith(f"{path}.") for key in given)]
+        read: list[str] = []
+
+        def recorded(key: str, read: list[str] = read) -> Any:
+            read.append(key)
+            return get(key)
+
+        said = [path for path in paths if _is_given(path, given)]
+        if not _applies(setting, get):
+            continue
+        value = _value(setting, (said or paths)[-1], recorded)
+        origins = [key for key in dict.fromkeys(read) if _is_given(key, given)]
         learnt = setting.startswith(LEARNT) or setting in {f"rollout.{name}" for name in LEARNT_ROLLOUT}
-        if not (said or learnt) or not _applies(setting, get):
+        if value is NOT_SET or not (origins or said or learnt):
             continue
-        value = _value(setting, (said or paths)[-1], get)
-        if value is NOT_SET:
-            continue
-        if said or json.dumps(value) != defaults[setting]:
-            made.settings[setting] = (value, " and ".join(said) if said else "verl's default")
+        taken.update(origins or said)
+        if origins or said or json.dumps(value) != defaults[setting]:
+            made.settings[setting] = (value, " and ".join(origins or said) or "verl's default")
+    return taken
+
+
+def _is_given(path: str, given: Mapping[str, Any]) -> bool:
+    return any(key == path or key.startswith(f"{path}.") for key in given)
 
 
 def _applies(setting: str, get: Get) -> bool:
@@ -308,24 +369,24 @@ def _value(setting: str, path: str, get: Get) -> Any:
     return float(value) if setting in FLOATS else value
 
 
-def _one(key: str) -> Callable[[Get], Any]:
-    def read(get: Get) -> Any:
-        found = get(key)
-        if not isinstance(found, list):
-            return found
-        several = cast("list[Any]", found)
-        return several[0] if len(several) == 1 else NOT_SET
+def _list(found: Any) -> list[Any]:
+    return cast("list[Any]", found) if isinstance(found, list) else [found]
 
-    return read
+
+def _train_file(get: Get) -> Any:
+    """The one file, or NOT_SET: several are to be put into one folder."""
+    several = _list(get("data.train_files"))
+    return several[0] if len(several) == 1 else NOT_SET
+
+
+def _tools(get: Get) -> list[str]:
+    """With verl's tools the interpreter: the file does not say what else they are."""
+    own = get(f"{UNDER}multi_turn.tool_config_path")
+    return [INTERPRETER] if own or get(f"{UNDER}multi_turn.enable") else []
 
 
 def _interval(key: str) -> Callable[[Get], int]:
     return lambda get: max(0, get(key) or 0)
-
-
-def _files(get: Get) -> list[str]:
-    found = get("data.val_files")
-    return found if isinstance(found, list) else [found]  # pyright: ignore[reportUnknownVariableType]
 
 
 def _clip(get: Get) -> list[float]:
@@ -365,11 +426,11 @@ READ: dict[str, Callable[[Get], Any]] = {
     "critic.warmup_steps": lambda get: max(0, get("trainer.critic_warmup") - 1),
     "cluster.nodes": lambda get: get("trainer.nnodes"),
     "cluster.gpus_per_node": lambda get: get("trainer.n_gpus_per_node"),
-    "data.train_file": _one("data.train_files"),
+    "data.train_file": _train_file,
     "data.max_prompt_tokens": lambda get: get("data.max_prompt_length"),
     "rollout.max_response_tokens": lambda get: get("data.max_response_length"),
-    "rollout.tools": lambda get: [INTERPRETER] if get(f"{UNDER}multi_turn.enable") else [],
-    "validation.files": _files,
+    "rollout.tools": _tools,
+    "validation.files": lambda get: _list(get("data.val_files")),
     "validation.n": lambda get: get(f"{UNDER}val_kwargs.n"),
     "validation.temperature": lambda get: float(get(f"{UNDER}val_kwargs.temperature")),
     "validation.every": _interval("trainer.test_freq"),
@@ -394,23 +455,27 @@ def _order(made: Converted) -> None:
     made.settings = dict(sorted(made.settings.items(), key=lambda item: order[item[0]]))
 
 
-def _explain(made: Converted, given: Mapping[str, Any], platform: str) -> None:
+def _explain(made: Converted, given: Mapping[str, Any], taken: set[str], platform: str) -> None:
     """Name each key of the file that became no setting, with the reason."""
     ours: dict[str, Any] = {}
     tree = made.tree()
-    if "train.steps" not in made.settings:
-        made.complaint = "train.steps is missing; verl's file counts epochs. "
-        tree.setdefault("train", {})["steps"] = 1
+    tree.setdefault("train", {}).setdefault("steps", 1)  # which _count_steps has asked for
     try:
-        config = build_config(RlConfig, tree, made.source)
-        ours = ppo_keys(config, get_platform(platform))
+        ours = ppo_keys(build_config(RlConfig, tree, made.source), get_platform(platform))
     except ConfigError as error:
-        made.complaint += " ".join(str(error).split())
-    taken = {key for _, origin in made.settings.values() for key in origin.split(" and ")}
+        made.complaints.append(" ".join(str(error).split()))
     for key, value in given.items():
         if any(key == path or key.startswith(f"{path}.") for path in taken) or _equal(ours.get(key, NOT_SET), value):
             continue
-        made.notes[f"{key} = {value}"] = reason(key, ours)
+        why = reason(key, ours)
+        made.notes[group(key, why), f"{key} = {value}"] = why
+
+
+def group(key: str, why: str) -> str:
+    """Whether what a key of verl says is lost, done otherwise, or had no effect in verl either."""
+    if why in NO_EFFECT.values() or why.endswith(DECIDED):
+        return "Without effect"
+    return "Lost" if why == RAW or why in LOST.values() else "Done otherwise"
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
@@ -428,7 +493,7 @@ def reason(key: str, ours: Mapping[str, Any] | None = None) -> str:
     if begins:
         return NONE[max(begins, key=len)]
     if by:
-        return f"{by} decides it"
+        return by + DECIDED
     if ours and key in ours:
         return f"it is {ours[key]!r} here; [verl_overrides] changes it"
     return "this trainer sets it by itself; [verl_overrides] changes it" if key in OWN else RAW
