@@ -40,20 +40,20 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
             "over 2 of rollout.agent_workers a node. Each keeps its interpreter to its end. Set at least 64",
         ),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
-        (SFT, "train.steps=many", 'train.steps = "many": input should be a valid integer'),
-        (SFT, "train.steps=0", "train.steps = 0: input should be greater than 0"),
-        (SFT, "optim.lr=inf", "optim.lr = Infinity: input should be a finite number"),
-        (SFT, "run.platform=tpu", "run.platform = \"tpu\": input should be 'cpu', 'cuda' or 'ascend'"),
+        (SFT, "train.steps=many", 'train.steps = "many": a whole number is needed'),
+        (SFT, "train.steps=0", "train.steps = 0: give more than 0"),
+        (SFT, "optim.lr=inf", "optim.lr = Infinity: a finite number is needed"),
+        (SFT, "run.platform=tpu", "run.platform = \"tpu\": choose one of 'cpu', 'cuda' or 'ascend'"),
         (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
         (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
         (SFT, "data.max_length_tokens=999999", "does not fit a micro-batch"),
         (SFT, "steps=3", "is not of the form section.key=value"),
         (RL, "rollout.group_size=1", 'rollout.group_size = 1 gives algorithm.name = "grpo" no group'),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
-        (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": input should be 'grpo', 'ppo', 'rloo'"),
+        (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": choose one of 'grpo', 'ppo', 'rloo'"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
-        (RL, "validation.n=0", "validation.n = 0: input should be greater than 0"),
+        (RL, "validation.n=0", "validation.n = 0: give more than 0"),
         (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
         (RL, "reward.answer=[1.0, 2.0]", "reward.answer = [1.0, 2.0]: give a right answer's reward, and a lower"),
         (
@@ -65,8 +65,8 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 interleaves the chunks of pipeline stages, and parallel.pp = 1"),
         (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
-        (RL, "experts.load_balancing={aux_loss=0.0}", "input should be greater than 0"),
-        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "should have at most 1 item"),
+        (RL, "experts.load_balancing={aux_loss=0.0}", "give more than 0"),
+        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "1 at most are allowed"),
         (
             SFT,
             "memory.recompute=0",
@@ -115,7 +115,7 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, overrides: str | tuple[s
     with pytest.raises(ConfigError) as caught:
         load_config(kind, path, [overrides] if isinstance(overrides, str) else overrides)
     assert message in str(caught.value)
-    assert str(path) in str(caught.value) or "section.key=value" in str(caught.value)
+    assert str(path) in str(caught.value) or "command line" in str(caught.value) or "section.key=" in str(caught.value)
 
 
 def test_what_those_rules_allow_loads():
@@ -179,9 +179,9 @@ def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):
 
 
 def test_a_file_of_the_other_kind_names_the_command_that_takes_it():
-    with pytest.raises(ConfigError, match=rf"no section \[rollout\], so it is of SFT.*`retool sft {SFT}`\.$"):
+    with pytest.raises(ConfigError, match=rf"is an SFT config.*`retool sft {SFT}`\?$"):
         load_config(RlConfig, SFT)
-    with pytest.raises(ConfigError, match=rf"a section \[rollout\], so it is of RL.*`retool rl {RL}`\.$"):
+    with pytest.raises(ConfigError, match=rf"is an RL config.*`retool rl {RL}`\?$"):
         load_config(SftConfig, RL)
 
 
@@ -190,6 +190,58 @@ def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path):
     marked.write_bytes(b"\xef\xbb\xbf" + RL.read_bytes())
     assert load_config(RlConfig, marked).train == load_config(RlConfig, RL).train
     assert isinstance(load_run(marked), RlConfig)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[run]\nname = 'a'\n".encode("utf-16"), "is not TOML: it is UTF-16. Save it as UTF-8"),
+        (b'{"run": {"name": "a"}}', "is not TOML: it is JSON. A run file has sections"),
+        (b"#!/bin/bash\npython3 -m verl.trainer.main_ppo\n", "is not TOML: it is a script or YAML. .* from-verl"),
+        (b"\x7fELF\0\0", "is not TOML: it is a binary file"),
+    ],
+)
+def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, content: bytes, told: str):
+    file = tmp_path / "run"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=told):
+        load_config(RlConfig, file)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optim.lr=200", "optim.lr = 200: give at most 1 (command line)."),
+        ("train.steps='5'", 'train.steps = "5": a whole number is needed, without quotes (command line).'),
+        ("optim.lr='x'", 'optim.lr = "x": a number is needed, without quotes (command line).'),
+        ("validation.before=1", "validation.before = 1: true or false is needed, without quotes (command line)."),
+        ("run.name=5", 'run.name = 5: a text is needed, in quotes: "..." (command line).'),
+        ("train.steps=0", "train.steps = 0: give more than 0 (command line)."),
+        ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
+        ("algorithm.name=gae", 'algorithm.name = "gae" is verl\'s name. Write algorithm.name = "ppo" (command line).'),
+        ("checkpoint.resume=True", "checkpoint.resume=True: True is Python's. Write true."),
+        ("validation.before=False", "validation.before=False: False is Python's. Write false."),
+        ("checkpoint.resume=None", "checkpoint.resume=None: None is Python's. Leave the setting out instead."),
+    ],
+)
+def test_an_error_begins_with_the_problem_and_says_what_to_write(override: str, told: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, [override, "run.seed=1"])
+    assert str(caught.value) == told
+
+
+def test_the_origin_is_the_file_where_the_command_line_does_not_set_the_value(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text(RL.read_text(encoding="utf-8").replace("steps = ", "steps = -"), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, file, ["run.seed=1"])
+    assert str(caught.value).endswith(f"give more than 0 ({file}).") and "run.seed" not in str(caught.value)
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    run = load_config(RlConfig, RL, ["run.root=~/runs", 'validation.files=["~/data/a.parquet"]'])
+    assert (run.run.root, run.validation.files) == ("/home/me/runs", ["/home/me/data/a.parquet"])
 
 
 def test_at_most_ten_raw_verl_keys():

@@ -40,11 +40,11 @@ def test_targets_are_matrices_by_name_or_as_a_group():
             ("lora.base_precision=fp8",),
             'base_precision = "fp8" with rank = 0: without adapters all weights are trained',
         ),
-        (("lora.rank=-1",), "lora.rank = -1: input should be greater than or equal to 0"),
+        (("lora.rank=-1",), "lora.rank = -1: give 0 or more"),
         ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1: RL compares log-probabilities"),
-        (("lora.dropout=1.0",), "lora.dropout = 1.0: input should be less than 1"),
+        (("lora.dropout=1.0",), "lora.dropout = 1.0: give less than 1"),
         (("lora.targets=[]",), "lora.targets = []: 1 or more are needed"),
-        (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": input should be 'attention', 'mlp', 'q_proj'"),
+        (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": choose one of 'attention', 'mlp', 'q_proj'"),
     ],
 )
 def test_what_does_not_go_with_adapters_is_refused_by_name(settings: tuple[str, ...], message: str):

@@ -63,10 +63,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "cannot read the configuration .: Is a directory. Name one of its files, such as loop.tom",
         ),
         (f"get {RL} run.name train.step=2", "train.step is not a setting; did you mean train.steps?"),
+        (
+            f"get {RL} run.name actor_rollout_ref.actor.optim.lr=1e-6",
+            "actor_rollout_ref.actor.optim.lr is verl's name. Write optim.lr=1e-6",
+        ),
+        (f"get {RL} run.name data.train_batch_size=8", "verl's name. Write train.prompts_per_step=8"),
+        (f"get {RL} run.name trainer.total_epochs=3", "is a key of verl: train.steps counts steps."),
         (f"get {RL} run.name optimizer.lr=2", "optimizer is not a setting; did you mean optim?"),
         (
             f"get {RL} run.name validation.files=[a/b.parquet]",
-            '"[a/b.parquet]": a list is needed; a shell keeps it in quotes: \'validation.files=["..."]\'.',
+            "a shell keeps it in quotes: 'validation.files=[\"...\"]' (command line).",
         ),
         (
             f"eval {RL} --model m.gguf --data mine.jsonl",
@@ -109,8 +115,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             'run.name = "../up": it is made of letters, digits, ".", "_" and "-" alo',
         ),
         (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it is made of letters, digits, ".", "_" and "-" alone'),
-        (f"get {RL} run.name run.name=größe", "the first a letter or a digit."),
-        (f"rl {RL} train.steps=5&&&6", f"{RL} with 'train.steps=5\\n6': train.steps = "),
+        (f"get {RL} run.name run.name=größe", "the first a letter or a digit (command line)."),
+        (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
         (
             "data protocol empty",
             "empty has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside the",

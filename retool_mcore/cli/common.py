@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from retool_mcore.cli import tell_of_end
 from retool_mcore.config.base import is_table
+from retool_mcore.config.reference import reference
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
 from retool_mcore.process import forget_closed_terminal, left_by
 from retool_mcore.run.ending import Ended
@@ -187,8 +188,27 @@ def unless_named(default: str) -> type[Commands]:
 
 
 def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
-    """The overrides of a command line, with --platform among them."""
+    """The overrides of a command line, with --platform among them.
+
+    Raises ConfigError for a key of verl's, with what to write instead.
+    """
+    for override in overrides or ():
+        if not override.startswith("verl_overrides."):
+            _refuse_key_of_verl(override)
     return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
+
+
+def _refuse_key_of_verl(override: str) -> None:
+    key, _, value = override.lstrip("+").partition("=")
+    if "." not in key or key in {entry.key for entry in reference()}:
+        return
+    from retool_mcore.cli.from_verl import paths_of_settings, reason
+
+    ours = [setting for setting, paths in paths_of_settings().items() if key in paths]
+    if ours:
+        raise ConfigError(f"{key} is verl's name. Write {ours[0]}={value}")
+    if key.startswith(("actor_rollout_ref.", "trainer.")):
+        raise ConfigError(f"{key} is a key of verl: {reason(key)}.")
 
 
 def template_args_of(text: str) -> dict[str, Any]:

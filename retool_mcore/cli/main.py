@@ -20,6 +20,7 @@ from retool_mcore.cli.common import (
     PlatformName,
     guarded,
     settings_of,
+    tell,
     tell_of_machine,
 )
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
@@ -46,11 +47,12 @@ def _sft_rank(
     if dry_run:
         _print_dry_run(run)
         return
-    first = os.environ.get("RANK") == "0"  # there is none without torchrun, which the next check tells
+    first = os.environ.get("RANK") == "0"  # without torchrun there is none, which training refuses
     require_limits(run)
-    if first and not early():
-        begin_early("processes")  # of a launch script's torchrun
     with shown("sft") if first else nullcontext():
+        if os.environ.get("LOCAL_RANK") == "0" and not early():  # started by torchrun, not by `retool sft`
+            _check(run)
+            begin_early("processes")
         from retool_mcore.run.ending import ignore_signals
         from retool_mcore.train import sft
 
@@ -74,11 +76,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     require_free(run.run.dir)
     begin_early("settings")
     with shown("sft"):
-        from retool_mcore.platforms.base import get_platform
-        from retool_mcore.preflight.start import check_data, check_run
-
-        check_run(run, get_platform(run.run.platform))
-        check_data(run)
+        _check(run)
     begin_early("processes")
     torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--local-addr", "127.0.0.1"]
     ranks = ["--nproc-per-node", str(run.cluster.gpus_per_node), "--module", "retool_mcore.cli.sft_rank"]
@@ -101,6 +99,15 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
         from retool_mcore.train import rl as trainer
 
     trainer.train(run)
+
+
+def _check(run: RunConfig) -> None:
+    from retool_mcore.platforms.base import get_platform
+    from retool_mcore.preflight.check import Machine, check
+    from retool_mcore.preflight.findings import require
+
+    for note in require(check(run, Machine(platform=get_platform(run.run.platform)))):
+        tell(note)
 
 
 def _print_dry_run(run: RunConfig) -> None:

@@ -1,6 +1,8 @@
 """`retool plan`."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -38,10 +40,15 @@ def plan(
     from retool_mcore.planner.plan import make_plan, trainers
     from retool_mcore.planner.report import refusal, report
     from retool_mcore.planner.search import proposals
+    from retool_mcore.preflight.check import Machine, check
+    from retool_mcore.preflight.findings import require
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
-    chosen.check_dtype(run)
+    with redirect_stdout(sys.stderr):  # what libraries print when they are imported
+        notes = require(check(run, Machine(platform=chosen, runs=False)))
+    for note in notes:
+        tell(f"note: {note}", err=True)
     if platform and chosen.mapping() and not as_json:
         tell(chosen.mapping())
     if like is not None and mean_tokens is not None:

@@ -1,6 +1,5 @@
 """`retool preflight` and `retool get`, which the launch scripts call."""
 
-import os
 import sys
 from contextlib import redirect_stdout
 from functools import partial
@@ -11,11 +10,11 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
-from retool_mcore.config import RunConfig, load_run
+from retool_mcore.config import load_run
 from retool_mcore.config.explain import nearest
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import Platform, get_platform
-from retool_mcore.preflight.findings import Check, Finding
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.preflight.findings import Finding
 from retool_mcore.run.status import print_text
 
 app = typer.Typer()
@@ -36,14 +35,17 @@ def preflight(
 
     Exits with 2 when there is an error.
     """
-    from retool_mcore.preflight.findings import run_checks
+    from retool_mcore.preflight.check import Machine, check
+    from retool_mcore.preflight.cluster import check_cluster
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
-    terminal = sys.stdout
+    terminal = partial(_tell, sys.stdout, verbose)
     with redirect_stdout(sys.stderr):  # what the engines print when they are imported
-        checks = _cluster_checks(run, chosen, wait_s) if cluster else _checks(run, chosen)
-        found = run_checks(checks, partial(_tell, terminal, verbose))
+        if cluster:
+            found = check_cluster(run, chosen, wait_s, terminal)
+        else:
+            found = check(run, Machine(platform=chosen, thorough=True), terminal)
     counts = {
         severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
     }
@@ -55,45 +57,8 @@ def preflight(
 
 
 def _tell(terminal: IO[str], verbose: bool, finding: Finding) -> None:
-    if verbose or finding.severity != "ok":
+    if verbose or finding.severity in ("warning", "error"):
         print_text(Console(file=terminal), str(finding))
-
-
-def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
-    from retool_mcore.preflight import inputs, machine
-    from retool_mcore.preflight.network import open_ports
-    from retool_mcore.preflight.sockets import sockets
-
-    checks: list[tuple[str, Check]] = [
-        ("settings", partial(machine.settings, run, platform)),
-        ("stall", partial(inputs.stall, run)),
-        ("versions", partial(machine.versions, platform)),
-        ("devices", partial(machine.devices, run, platform)),
-        ("disk", partial(machine.disk, run)),
-        ("host memory", partial(machine.host_memory, run)),
-        ("shared memory", partial(machine.shared_memory, platform)),
-        ("open files", partial(machine.limits, platform)),
-        ("sockets", partial(sockets, run)),
-        ("network", partial(open_ports, run)),
-        ("model", partial(inputs.model, run)),
-        ("tools", partial(inputs.tools, run)),
-        ("tokenizer", partial(inputs.tokenizer, run)),
-        ("data", partial(inputs.data, run)),
-        ("sandbox", partial(inputs.sandbox, run)),
-        ("patch", partial(machine.patches, platform)),
-    ]
-    if run.cluster.nodes > 1:
-        checks.append(("clock", machine.clock))
-    if run.cluster.nodes > 1 and os.environ.get("NODE_RANK") == "0":
-        numbers = {name: int(os.environ.get(name, port)) for name, port in machine.HEAD_PORTS.items()}
-        checks.append(("ports", partial(machine.ports, os.environ.get("HEAD_IP", "0.0.0.0"), numbers)))
-    return checks
-
-
-def _cluster_checks(run: RunConfig, platform: Platform, wait_s: float) -> list[tuple[str, Check]]:
-    from retool_mcore.preflight.cluster import check_cluster
-
-    return [("nodes", partial(check_cluster, run, platform, wait_s))]
 
 
 @app.command()

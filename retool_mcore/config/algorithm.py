@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import Pair, PositiveFloat, Section
+from retool_mcore.config.base import LearningRate, Pair, Section
 
 NonNegative = Annotated[float, Field(ge=0)]
 Discount = Annotated[float, Field(ge=0, le=1)]
@@ -296,7 +296,7 @@ class Critic(Section):
     It uses the settings of [optim], except for its own lr.
     """
 
-    lr: PositiveFloat = 1e-5
+    lr: LearningRate = 1e-5
     """The critic's highest learning rate, in place of optim.lr."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+LearningRate = Annotated[float, Field(gt=0, le=1)]  # of Adam, whose updates are about as large as it
 StepInterval = Annotated[int, Field(ge=0)]  # an interval in steps
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]  # a lower and an upper one, or two of a kind

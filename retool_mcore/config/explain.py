@@ -9,34 +9,71 @@ from pydantic import BaseModel, ValidationError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run, which is a folder's and a tracker's, too
 PATTERNS = {NAME: 'letters, digits, ".", "_" and "-" alone, the first a letter or a digit'}
+# What to write, by pydantic's name of the error; {} are the rule's own numbers or words.
+RULES = {
+    "missing": "it is required. Add it to its section",
+    "int_type": "a whole number is needed, without quotes",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed, without quotes",
+    "bool_type": "true or false is needed, without quotes",
+    "string_type": 'a text is needed, in quotes: "..."',
+    "list_type": "a list is needed: [...]",
+    "dict_type": "a table is needed: {{ name = value }}",
+    "model_type": "a section is needed: [{}] and settings below it",
+    "greater_than": "give more than {gt:g}",
+    "greater_than_equal": "give {ge:g} or more",
+    "less_than": "give less than {lt:g}",
+    "less_than_equal": "give at most {le:g}",
+    "finite_number": "a finite number is needed",
+    "literal_error": "choose one of {expected}",
+    "too_short": "{min_length} or more are needed",
+    "too_long": "{max_length} at most are allowed",
+}
+# verl's names for values of ours.
+VERL_VALUES = {
+    "low_var_kl": "k3",
+    "kl": "k1",
+    "mse": "k2",
+    "gae": "ppo",
+    "vanilla": "ppo",
+    "colocate_async": "partial_rollout",
+    "separate_async": "async",
+}
 
 
-def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
-    """One sentence for each of pydantic's findings, after the file name and the overrides."""
-    lines: list[str] = []
+def explain(kind: type[BaseModel], error: ValidationError, source: str, overridden: Sequence[str]) -> str:
+    """One sentence for each of pydantic's findings, and where the values come from.
+
+    ``overridden``: the keys that the command line sets.
+    """
+    told: list[str] = []
+    on_command_line = True
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
-        value = json.dumps(item["input"], default=str)[:80]
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
-        elif item["type"] == "missing":
-            lines.append(f"{where} is missing")
-        elif item["type"] == "string_pattern_mismatch":
-            lines.append(f"{where} = {value}: it is made of {PATTERNS[item.get('ctx', {})['pattern']]}")
-        elif item["type"] == "too_short":
-            lines.append(f"{where} = {value}: {item.get('ctx', {})['min_length']} or more are needed")
-        elif item["type"] == "list_type" and isinstance(item["input"], str):
-            lines.append(f"{where} = {value}: a list is needed; a shell keeps it in quotes: '{where}=[\"...\"]'")
-        elif where and item["type"] != "value_error":
-            lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
-        else:
-            said = item["msg"].removeprefix("Value error, ")
-            named = not where or said.startswith(f"{where} =")
-            lines.append(said if named else f"{said} (section [{where}])")
-    given = [text if text.isprintable() else repr(text) for text in overrides]  # a line break makes no second line
-    origin = source + (f" with {' '.join(given)}" if given else "")
-    told = "; ".join(lines)
-    return f"{origin}: {told}{'' if told.endswith('?') else '.'}"
+        told.append(_sentence(kind, item, where))
+        on_command_line &= any(where == key or where.startswith(f"{key}.") for key in overridden)
+    text = "; ".join(told)
+    return f"{text} ({'command line' if on_command_line else source}){'' if text.endswith('?') else '.'}"
+
+
+def _sentence(kind: type[BaseModel], item: Any, where: str) -> str:
+    rule, given, context = item["type"], item["input"], item.get("ctx", {})
+    value = json.dumps(given, default=str)[:80]
+    if rule == "extra_forbidden":
+        return f"{where} is not a setting{_nearest(kind, item['loc'])}"
+    if rule == "value_error":
+        said = item["msg"].removeprefix("Value error, ")
+        return said if not where or said.startswith(f"{where} =") else f"{said} (section [{where}])"
+    if rule == "missing":
+        return f"{where} is missing: {RULES[rule]}"
+    if rule == "string_pattern_mismatch":
+        return f"{where} = {value}: it is made of {PATTERNS[context['pattern']]}"
+    if rule == "list_type" and isinstance(given, str):
+        return f"{where} = {value}: a list is needed; a shell keeps it in quotes: '{where}=[\"...\"]'"
+    if rule == "literal_error" and given in VERL_VALUES and repr(VERL_VALUES[given]) in context["expected"]:
+        return f'{where} = {value} is verl\'s name. Write {where} = "{VERL_VALUES[given]}"'
+    said = RULES[rule].format(where, **context) if rule in RULES else f"{item['msg'][0].lower()}{item['msg'][1:]}"
+    return f"{where} = {value}: {said}"
 
 
 def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:

@@ -5,10 +5,11 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
+from retool_mcore.config.base import is_table
 from retool_mcore.config.evaluation import EvaluationConfig
 from retool_mcore.config.explain import explain
 from retool_mcore.config.rl import RlConfig
@@ -16,6 +17,7 @@ from retool_mcore.config.sft import SftConfig
 from retool_mcore.config.shared import JobConfig
 from retool_mcore.errors import ConfigError
 
+PYTHON_WORDS = {"True": "Write true.", "False": "Write false.", "None": "Leave the setting out instead."}
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 
@@ -33,12 +35,26 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The tables of a run file. Raises ConfigError."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a mark before the first letter
-        return tomllib.loads(text)
+        content = Path(path).read_bytes()
+        return tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark before the first letter
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_meant(Path(path))}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {_kind_of_file(Path(path), content) or error}") from error
+
+
+def _kind_of_file(path: Path, content: bytes) -> str:
+    """What a file that is not TOML seems to be, and what to do; "" where nothing is known."""
+    run_file = "A run file has sections, [train], with lines such as steps = 10: see configs/rl_tiny_cpu.toml."
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "it is UTF-16. Save it as UTF-8."
+    if b"\0" in content:
+        return f"it is a binary file. {run_file}"
+    if content.lstrip().startswith((b"{", b"[{")):
+        return f"it is JSON. {run_file}"
+    if content.startswith(b"#!") or path.suffix in (".sh", ".py", ".yaml", ".yml"):
+        return f"it is a script or YAML. {run_file} Of verl's: `retool config from-verl {path}`."
+    return ""
 
 
 def _meant(path: Path) -> str:
@@ -65,23 +81,33 @@ def _require_kind(kind: type[JobConfig], tree: dict[str, Any], path: str | os.Pa
         return
     if kind is SftConfig and "rollout" in tree:
         raise ConfigError(
-            f"{path} has a section [rollout], so it is of RL, and SFT's is needed here: `retool rl {path}`."
+            f"{path} is an RL config, with a section [rollout]; an SFT config is needed here. Did you mean "
+            f"`retool rl {path}`?"
         )
     if kind is RlConfig and "rollout" not in tree:
         raise ConfigError(
-            f"{path} has no section [rollout], so it is of SFT, and RL's is needed here: `retool sft {path}`."
+            f"{path} is an SFT config, without a section [rollout]; an RL config is needed here. Did you mean "
+            f"`retool sft {path}`?"
         )
 
 
 def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:
     """Like ``load_config``, for a tree that is already parsed; errors name ``source``."""
-    for override in overrides:
-        _apply(tree, override)
+    overridden = [_apply(tree, override) for override in overrides]
     tree["source"] = source
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate(_with_home(tree))
     except ValidationError as error:
-        raise ConfigError(explain(kind, error, source, overrides)) from error
+        raise ConfigError(explain(kind, error, source, overridden)) from error
+
+
+def _with_home(value: Any) -> Any:
+    """``value`` with the home folder for "~" at the beginning of each path in it."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if value.startswith("~/") else value
+    if isinstance(value, list):
+        return [_with_home(each) for each in cast("list[Any]", value)]
+    return {key: _with_home(each) for key, each in value.items()} if is_table(value) else value
 
 
 def load_evaluation(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> EvaluationConfig:
@@ -98,7 +124,8 @@ def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Sft
     return load_config(kind, path, overrides)
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def _apply(tree: dict[str, Any], override: str) -> str:
+    """Set what ``override`` says and return its key. Raises ConfigError."""
     key, sign, text = override.partition("=")
     parts = key.strip().split(".")
     if parts[0] == "verl_overrides":
@@ -108,8 +135,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
+        if text in PYTHON_WORDS:
+            raise ConfigError(f"{override}: {text} is Python's. {PYTHON_WORDS[text]}") from None
         value = text
     table = tree.setdefault(parts[0], {})
     if not isinstance(table, dict):
         raise ConfigError(f"{override!r}: {parts[0]} is not a section of the configuration")
     table[parts[1]] = value
+    return ".".join(parts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BeforeValidator, Field, model_validator
 
-from retool_mcore.config.base import Fraction, Pair, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Fraction, LearningRate, Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
 from retool_mcore.config.explain import NAME
 from retool_mcore.config.lora import Lora
@@ -167,7 +167,7 @@ class Optim(Section):
     the schedule's first rate.
     """
 
-    lr: PositiveFloat
+    lr: LearningRate
     """The highest learning rate, reached after the warm-up."""
 
     min_lr: Annotated[float, Field(ge=0)] = 0.0

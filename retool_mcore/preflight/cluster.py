@@ -4,7 +4,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,9 @@ LOOK_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 1.0
 
 
-def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Iterator[Finding]:
+def check_cluster(
+    config: RunConfig, platform: Platform, wait_s: float, tell: Callable[[Finding], None]
+) -> list[Finding]:
     """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` seconds for its nodes.
 
     Raises PlatformError when no cluster answers.
@@ -35,9 +37,12 @@ def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Itera
             f"no Ray cluster answers at RAY_ADDRESS: {str(problem)[:300]}. Start it on node 0."
         ) from problem
     try:
-        yield from _check_nodes(config, platform, wait_s)
+        found = list(_check_nodes(config, platform, wait_s))
     finally:
         ray.shutdown()
+    for finding in found:
+        tell(finding)
+    return found
 
 
 def _check_nodes(config: RunConfig, platform: Platform, wait_s: float) -> Iterator[Finding]:

@@ -1,38 +1,57 @@
-"""Checks the run's model, tokenizer, data and sandbox, reading them as the run will."""
+"""Checks of what a run reads: its model, tools, reward, tokenizer, data and sandbox."""
 
 import asyncio
+import importlib.util
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig, ToolLoop
+from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import chat_format, tokenizer_of
+from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.lint import require_disjoint
-from retool_mcore.data.rl_prompts import check_prompts
+from retool_mcore.data.prompt_format import difference, format_of_file, shown_prompt
+from retool_mcore.data.rl_prompts import check_first_prompts, check_prompts, messages_of, truth_of
 from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tokenizer import decode
 from retool_mcore.data.tool import TOOL_NAME
-from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError, DataError, ReToolError, RewardError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import is_hub_name, of_model, read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.planner.hardware import of_run
 from retool_mcore.planner.plan import make_plan
-from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.preflight.findings import Finding, error, missing, note, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
-from retool_mcore.rollout.protocol import protocol_of, tools_of
+from retool_mcore.reward.own import open_own_reward
+from retool_mcore.reward.response import Response
+from retool_mcore.rollout.protocol import ToolProtocol, protocol_of, tools_of
+from retool_mcore.rollout.tools import open_tools
 from retool_mcore.sandbox import open_sandbox
 
+SAMPLE: dict[str, Any] = {"data_source": "sample", "reward_model": {"ground_truth": "0"}}
 
-def model(config: RunConfig) -> Iterator[Finding]:
-    check_model(config)
-    if is_hub_name(config.model.path):
-        yield warning("model", f"{config.model.path} is not a folder here: the run fits its config.json, and its "
-                      "weights come from the hub or its cache. Tokenizer and data are checked when it is here: fetch "
-                      f"it (hf download {config.model.path}), and set model.path to its folder")  # fmt: skip
+
+def model(config: RunConfig, *, fetch: bool) -> Iterator[Finding]:
+    """``fetch``: ask the hub for the config.json of a hub name that is not in its cache."""
+    path = config.model.path
+    hub = is_hub_name(path)
+    if not Path(path).exists() and not (hub and (fetch or read_config(path))):
+        yield missing("model", f"model.path = {path} is not here: what depends on its shape is not checked. Make it "
+                      "first, correct the path, or name a hub model as owner/name.")  # fmt: skip
         return
-    shape = read_config(config.model.path)
+    check_model(config)
+    if hub:
+        yield warning("model", f"{path} is not a folder here: the run fits its config.json, and its "
+                      "weights come from the hub or its cache. Tokenizer and data are checked when it is here: fetch "
+                      f"it (hf download {path}), and set model.path to its folder")  # fmt: skip
+        return
+    shape = read_config(path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
-    yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
+    yield ok("model", f"{path}: {kind}, {billions:.3g} G parameters, every shard readable")
 
 
 def stall(config: RunConfig) -> Iterator[Finding]:
@@ -43,28 +62,78 @@ def stall(config: RunConfig) -> Iterator[Finding]:
     except (ConfigError, CheckpointError):
         return
     part, seconds = plan.longest_part
-    if not (problem := plan.stall_problem):
-        yield ok("stall", f"train.stall_s = {config.train.stall_s:g}; {part} is planned to take {seconds:,.0f} s")
-    elif config.train.stall_s < seconds:
-        yield error("stall", f"{problem}.")
-    else:
+    if problem := plan.stall_problem:
         yield warning("stall", f"{problem}.")
+    else:
+        yield ok("stall", f"train.stall_s = {config.train.stall_s:g}; {part} is planned to take {seconds:,.0f} s")
 
 
 def tools(config: RunConfig) -> Iterator[Finding]:
     """What the model may call. A server of rollout.mcp is asked, or started, as the run will."""
-    if isinstance(config, RlConfig) and config.rollout.tool:
-        interpreter = [TOOL_NAME] if TOOL_NAME in config.rollout.tools else []
-        offered = ", ".join([*interpreter, *(tool.name for tool in tools_of(config.rollout))])
-        yield ok("tools", f"the model may call {offered}")
+    if not isinstance(config, RlConfig) or not config.rollout.tool:
+        return
+    try:
+        own = tools_of(config.rollout)
+    except ConfigError as problem:
+        yield from _bad_tools(config, str(problem))
+        return
+    interpreter = [TOOL_NAME] if TOOL_NAME in config.rollout.tools else []
+    yield ok("tools", f"the model may call {', '.join([*interpreter, *(tool.name for tool in own)])}")
+
+
+def _bad_tools(config: RlConfig, first: str) -> Iterator[Finding]:
+    """Each bad one of rollout.tools, or the ``first`` problem where none is bad by itself."""
+    problems: list[str] = []
+    for name in config.rollout.tools:
+        try:
+            open_tools((name,))
+        except ConfigError as problem:
+            problems.append(str(problem))
+    yield from (error("tools", problem) for problem in problems or [first])
+
+
+def reward(config: RunConfig) -> Iterator[Finding]:
+    """The user's own reward function, called once with the first problem of data.train_file."""
+    if not isinstance(config, RlConfig) or not config.reward.function:
+        return
+    score, row = open_own_reward(config.reward.function), _first_row(config)
+    extra: Any = row.get("extra_info")
+    response = Response(
+        data_source=str(row["data_source"]),
+        truth=truth_of(row["reward_model"]),
+        answer="0",
+        text="The answer is \\boxed{0}.",
+        extra_info=extra if isinstance(extra, dict) else {},
+    )
+    try:
+        yield ok("reward", f"{config.reward.function} scores a response: {score(response)['score']:g}")
+    except RewardError as problem:
+        if row is SAMPLE and not isinstance(problem.__cause__, TypeError | None):
+            yield note("reward", f"{problem}. It was called with a made-up row, as data.train_file is not here")
+        else:
+            yield error("reward", str(problem))
+
+
+def _first_row(config: RlConfig) -> dict[str, Any]:
+    """The first row of data.train_file; a made-up one where there is none, as ``data`` reports."""
+    try:
+        file = parquet_files(config.data.train_file)[0]
+        columns = ("data_source", "reward_model", *({"extra_info"} & set(column_names(file))))
+        return next(read_rows(file, columns))[1]
+    except DataError:
+        return SAMPLE
 
 
 def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
         return  # as ``model`` has said
+    if importlib.util.find_spec("transformers") is None:
+        yield missing("tokenizer", "transformers is not installed: tokenizer and prompts are not checked. Install the "
+                      "extra of the platform.")  # fmt: skip
+        return
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
-        # With the interpreter alone: a tool of the user's own has a check of its own.
+        # With the interpreter alone: ``tools`` checks the user's own ones.
         protocol_of(config.rollout.calling(False).calling(config.rollout.tool), loaded)
         served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
         yield ok("tokenizer", f"{len(loaded)} tokens; it and its chat template serve {served}")
@@ -73,46 +142,79 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
         yield ok("tokenizer", f"{len(loaded)} tokens; the chat template closes a turn by {ending}")
 
 
-def data(config: RunConfig) -> Iterator[Finding]:
+def data(config: RunConfig, *, all_rows: bool, render: bool) -> Iterator[Finding]:
+    """``all_rows``: each prompt of RL is tokenized. ``render``: each row of SFT is, too."""
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
-    missing = [f"{name} = {path}" for name, path in config.data_files if not Path(path).exists()]
-    if missing:
-        yield error("data", f"{' and '.join(missing)} not found. Make it (`retool data fetch`, or `retool data "
-                    "task` for the tiny task), or correct the path.")  # fmt: skip
+    if absent := _absent_files(config):
+        yield missing("data", f"{' and '.join(absent)} not found. Make it (`retool data fetch`, or `retool data "
+                      "task` for the tiny task), or correct the path.")  # fmt: skip
         return
-    if not Path(config.model.path).exists():
-        return  # rows are counted in the model's tokens
-    loaded = tokenizer_of(config.model)
-    held_out = config.validation.files
-    if isinstance(config, SftConfig):
-        forms = " and ".join(check_protocols(config, loaded))
-        yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")
-        files = [("data.train_file", config.data.train_file), *(("validation.files", path) for path in held_out)]
-        for name, path in files:
-            rows = load_sft(path, loaded, config.data.max_length_tokens)
-            yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
-            if note := rows.left_out(config.data.max_length_tokens):
-                yield warning("data", note)
-    elif not _can_offer(config.rollout):
-        yield warning("data", "not read: prompts hold the schemas of the tools, see there")
-        return
+    if isinstance(config, RlConfig):
+        check_first_prompts(config)
     else:
-        notes = check_prompts(config, protocol_of(config.rollout, loaded).prompt_ids)
-        yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")
-        yield from (warning("data", note) for note in notes)
-    if isinstance(config, SftConfig) and not config.data.allow_overlap:
-        for path in held_out:
+        for _, path in config.data_files:
+            next(islice(read_rows(path, ("messages", "tools")), 1))
+    known = Path(config.model.path).exists() and importlib.util.find_spec("transformers") is not None
+    if isinstance(config, SftConfig):
+        yield from _sft_data(config, tokenized=known, render=render)
+    elif known and all_rows:
+        yield from _rl_data(config)
+    if not config.data.allow_overlap:
+        for path in config.validation.files:
             require_disjoint(config.data.train_file, path)
     yield ok("data", "validation problems may overlap: data.allow_overlap" if config.data.allow_overlap else
              "training and validation share no more problems than may happen by chance")  # fmt: skip
 
 
-def _can_offer(rollout: ToolLoop) -> bool:
+def _absent_files(config: SftConfig | RlConfig) -> list[str]:
     try:
-        tools_of(rollout)
+        named = config.data_files
+    except DataError as problem:  # a folder or a pattern without files
+        return [str(problem).partition(": ")[0]]
+    return [f"{name} = {path}" for name, path in named if not Path(path).exists()]
+
+
+def _sft_data(config: SftConfig, *, tokenized: bool, render: bool) -> Iterator[Finding]:
+    if not tokenized:
+        return
+    loaded = tokenizer_of(config.model)
+    forms = " and ".join(check_protocols(config, loaded))
+    yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")
+    if not render:
+        return  # the run's ranks render all rows
+    files = [
+        ("data.train_file", config.data.train_file),
+        *(("validation.files", each) for each in config.validation.files),
+    ]
+    for name, path in files:
+        rows = load_sft(path, loaded, config.data.max_length_tokens)
+        yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
+        if left_out := rows.left_out(config.data.max_length_tokens):
+            yield warning("data", left_out)
+
+
+def _rl_data(config: RlConfig) -> Iterator[Finding]:
+    try:
+        tools_of(config.rollout)
     except ConfigError:
-        return False
-    return True
+        yield warning("data", "not read: prompts hold the schemas of the tools, see there")
+        return
+    protocol = protocol_of(config.rollout, tokenizer_of(config.model))
+    notes = check_prompts(config, protocol.prompt_ids)
+    yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")
+    yield from (warning("data", text) for text in notes)
+    yield from _first_prompt(config, protocol)
+
+
+def _first_prompt(config: RlConfig, protocol: ToolProtocol) -> Iterator[Finding]:
+    """The first prompt as the model sees it, after a warning where its own run asked otherwise."""
+    file = parquet_files(config.data.train_file)[0]
+    asked = format_of_file(file, protocol.name if config.rollout.tool else "")
+    remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
+    yield from (warning("prompt", text) for text in difference(config.model.path, asked, file, remedy))
+    first = next(messages_of(row["prompt"]) for _, row in read_rows(file, ("prompt",)))
+    seen = shown_prompt(decode(protocol.tokenizer, protocol.prompt_ids(first)))
+    yield note("prompt", f"the first prompt, as the model sees it:\n{seen}")
 
 
 def sandbox(config: RunConfig) -> Iterator[Finding]:
@@ -122,7 +224,11 @@ def sandbox(config: RunConfig) -> Iterator[Finding]:
     settings = config.sandbox
     open_sandbox(settings.where, python=settings.python, preload=settings.preload)  # starts nothing yet, but may raise
     for where in settings.where:
-        level, output = asyncio.run(call_of_sandbox(settings, where))
+        try:
+            level, output = asyncio.run(call_of_sandbox(settings, where))
+        except ReToolError as problem:
+            yield error("sandbox", str(problem))
+            continue
         if output.strip() == "42":
             wanted = f"{settings.min_level} or better wanted"
             yield ok("sandbox", f"{where} ran print(6 * 7) at level {level}, {wanted}")

@@ -1,7 +1,8 @@
-"""Checks this machine: versions, devices, disk, memory, limits, clock and ports."""
+"""Checks of this machine: versions, devices, disk, memory, limits, network, clock and ports."""
 
 import ctypes
 import importlib.metadata
+import os
 import platform as host
 import resource
 import shutil
@@ -12,68 +13,81 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import CheckpointError, ConfigError, PlatformError
 from retool_mcore.model.files import of_model
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
-from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.preflight.findings import Finding, error, missing, ok, warning
 from retool_mcore.preflight.limits import FEWEST_FILES, too_few_addresses, too_few_files, too_few_threads, unwritable
 from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.seams import SEAMS
 
 GIB = 2**30
 HEAD_PORTS = {"RAY_PORT": 6379, "TORCH_PORT": 29500}  # as in launch/nodes.sh
+INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to the user's SOCKET_IFNAME
 PYTHONS = ((3, 11), (3, 12))
 CHECKPOINT_BYTES = 14  # a parameter: bfloat16 weight for export, float32 master weight and two moments
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _TIMEX_BYTES = 512  # of struct timex, rounded up
 
 
-def versions(platform: Platform) -> Iterator[Finding]:
-    """Compare installed packages with the tested ranges.
+def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    try:
+        check_trackers(config)
+    except ConfigError as problem:  # a package or a key that this machine lacks
+        yield missing("settings", str(problem))
+    platform.check_settings(config)
+    yield ok("settings", f"{config.source} has no setting that platform {platform.name} lacks")
+    for remark in platform.remarks(config):
+        yield warning("settings", remark)
 
-    The ranges are those of this package's extra of the platform's name, and the platform's own.
+
+def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:
+    """Compare installed packages with the versions that pyproject.toml asks for.
+
+    ``extras``: also with those of the extra of the platform's name, and the platform's own.
     """
     if sys.version_info[:2] not in PYTHONS:
         wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
         yield error("python", f"{host.python_version()} is not supported. Use {wanted}: verl 0.9.1 and SGLang need it.")
     try:
-        requirements = [*_extra("retool_mcore", platform.name), *map(Requirement, platform.tested_versions())]
+        requirements = _requirements("retool_mcore", "")
+        if extras:
+            own = map(Requirement, platform.tested_versions())
+            requirements = [*requirements, *_requirements("retool_mcore", platform.name), *own]
     except importlib.metadata.PackageNotFoundError:
         yield warning("versions", "not compared: this package runs from its source. Run `make install`")
         return
     wrong = 0
     for requirement in requirements:
+        wanted = f"{requirement.name}{requirement.specifier}"
         try:
             installed = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             wrong += 1
-            wanted = f"{requirement.name}{requirement.specifier}"
             yield error("versions", f"{wanted} is needed and is not installed. Run `{platform.install}`.")
             continue
         if not requirement.specifier.contains(installed, prereleases=True):
             wrong += 1
-            yield error(
-                "versions",
-                f"{requirement.name} {installed} is installed, and {requirement.specifier} was tested. Install that.",
-            )
+            yield error("versions", f"{requirement.name} {installed} is installed, and {wanted} is needed. "
+                        f"Run: pip install '{wanted}'")  # fmt: skip
     if not wrong:
-        yield ok("versions", f"{len(requirements)} packages are within the tested ranges of platform {platform.name}")
+        yield ok("versions", f"{len(requirements)} packages have the versions that platform {platform.name} needs")
 
 
-def _extra(package: str, extra: str) -> list[Requirement]:
-    """Requirements of an extra, including the extras of the same package that it names."""
+def _requirements(package: str, extra: str) -> list[Requirement]:
+    """With "" the base requirements, else those of an extra and of the extras that it names."""
     found: list[Requirement] = []
     for line in importlib.metadata.requires(package) or ():
         requirement = Requirement(line)
-        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
+        always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        asked = always if not extra else not always and requirement.marker.evaluate({"extra": extra})  # type: ignore[union-attr]
+        if not asked:
             continue
-        if requirement.marker.evaluate({"extra": ""}):
-            continue  # needed with and without the extra: pip has installed it
         if requirement.name.replace("_", "-") == package.replace("_", "-"):
             for inner in requirement.extras:
-                found += _extra(package, inner)
+                found += _requirements(package, inner)
         else:
             found.append(requirement)
     return found
@@ -89,14 +103,6 @@ def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:
         yield ok("devices", f"{count} of platform {platform.name}, {wanted} wanted")
     for name, value in platform.facts().items():
         yield ok(name, value)
-
-
-def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
-    platform.check_settings(config)
-    check_trackers(config)
-    yield ok("settings", f"{config.source} has no setting that platform {platform.name} lacks")
-    for remark in platform.remarks(config):
-        yield warning("settings", remark)
 
 
 def patches(platform: Platform) -> Iterator[Finding]:
@@ -119,13 +125,9 @@ def disk(config: RunConfig) -> Iterator[Finding]:
     folder = config.run.dir.absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free_gib = shutil.disk_usage(existing).free / GIB
-    if not config.saved_every:
-        yield ok("disk", f"{free_gib:.0f} GiB free under {existing}; the run keeps neither checkpoint nor export")
-        return
-    if (params := _params(config)) is None:
-        yield ok(
-            "disk", f"{free_gib:.0f} GiB free under {existing}; a checkpoint takes {CHECKPOINT_BYTES} bytes a parameter"
-        )
+    params = _params(config)
+    if not config.saved_every or params is None:
+        yield ok("disk", f"{free_gib:.0f} GiB free under {existing}")
         return
     one_gib = CHECKPOINT_BYTES * params / GIB
     # An old one is deleted after the new one is complete; a better one, after the next.
@@ -178,7 +180,8 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
         yield ok("shared memory", f"{free_gib:.0f} GiB free in /dev/shm")
 
 
-def limits(platform: Platform) -> Iterator[Finding]:
+def open_files(platform: Platform) -> Iterator[Finding]:
+    """The limits of the shell: what is needed, and what is wanted."""
     few = {"open files": too_few_files(), "processes": too_few_threads(), "address space": too_few_addresses(platform)}
     for name, problem in few.items():
         if problem:
@@ -196,6 +199,22 @@ def limits(platform: Platform) -> Iterator[Finding]:
         )
 
 
+def network(config: RunConfig) -> Iterator[Finding]:
+    """What a user can close of the ports that other machines reach; docs/security.md lists them."""
+    if not os.environ.get(INTERFACE):
+        yield warning(
+            "network",
+            "SOCKET_IFNAME names no interface. Set it on each node to the one that only the run's nodes share "
+            f"({INTERFACE} without a launch script)",
+        )
+    if isinstance(config, RlConfig) and os.environ.get("RAY_AUTH_MODE") == "disabled":
+        yield warning(
+            "network",
+            "RAY_AUTH_MODE = disabled: whoever reaches a port of Ray runs code as you. Unset it, and give every node "
+            "the same RAY_AUTH_TOKEN_PATH",
+        )
+
+
 def clock() -> Iterator[Finding]:
     """Nodes whose clocks differ write logs and checkpoints that cannot be put in order."""
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: read only
@@ -208,15 +227,17 @@ def clock() -> Iterator[Finding]:
         yield ok("clock", "synchronised")
 
 
-def ports(host_address: str, numbers: dict[str, int]) -> Iterator[Finding]:
-    """The ports on which the head of several nodes listens."""
-    for name, number in numbers.items():
+def ports() -> Iterator[Finding]:
+    """The ports on which the first of several nodes listens: HEAD_IP, RAY_PORT and TORCH_PORT."""
+    address = os.environ.get("HEAD_IP", "0.0.0.0")
+    for name, usual in HEAD_PORTS.items():
+        number = int(os.environ.get(name, usual))
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host_address, number))
+                probe.bind((address, number))
             except OSError as problem:
-                yield error("ports", f"{name} = {number} on {host_address}: {problem.strerror}. Set {name} to a free "
+                yield error("ports", f"{name} = {number} on {address}: {problem.strerror}. Set {name} to a free "
                             "one on every node, and HEAD_IP to an address of node 0.")  # fmt: skip
             else:
-                yield ok("ports", f"{name} = {number} is free on {host_address}")
+                yield ok("ports", f"{name} = {number} is free on {address}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retool_mcore.config import SftConfig
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHOWN = {"hermes": "offers or calls tools", "retool": f"has code that ends in {CODE_END}"}
-
-
-def data_is_here(config: SftConfig) -> bool:
-    return all(Path(path).exists() for _, path in config.data_files)
 
 
 def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

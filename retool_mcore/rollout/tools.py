@@ -14,6 +14,7 @@ reward. Arguments are checked against
 ``parameters`` before a call; what does not fit is told to the model, as is a ``ToolError``.
 """
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,8 @@ def check_tool(where: str, tool: Any) -> Tool:
     """``tool`` if a run can offer it. Raises ConfigError."""
     if not isinstance(tool, Tool):
         raise ConfigError(f"{where}: {tool!r} is neither a retool_mcore.rollout.tools.Tool nor a subclass of it.")
+    if not inspect.iscoroutinefunction(tool.call):
+        raise ConfigError(f"{where}: call of {type(tool).__name__} is not async. Write: async def call(self, ...).")
     for name in ("name", "description"):
         if not (isinstance(getattr(tool, name, None), str) and getattr(tool, name)):
             raise ConfigError(f"{where}: {type(tool).__name__} has no {name}.")

@@ -5,16 +5,13 @@ can check a run for another machine.
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import RunConfig, SftConfig
-from retool_mcore.data.chat import tokenizer_of
+from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.model.check import check_model
-from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.platforms.base import Platform, get_platform, without_devices
-from retool_mcore.preflight.protocols import check_protocols, data_is_here
+from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.findings import require
 from retool_mcore.verl.resolve import differences, resolve
 
 
@@ -24,22 +21,8 @@ def dry_run(config: RunConfig) -> str:
     Raises ConfigError for whatever would fail because of the settings alone.
     """
     platform = get_platform(config.run.platform)
-    lacking: PlatformError | None = None
-    try:
-        platform.check_settings(config)  # it reads what the user exported, to which a platform adds its own
-    except PlatformError as error:
-        lacking = error
-    notes = _prepare(platform)
-    if lacking is not None:
-        if not notes:
-            raise lacking  # the run is for this machine, which lacks a package
-        notes.append(str(lacking))
-    here = Path(config.model.path).exists() or (is_hub_name(config.model.path) and read_config(config.model.path))
-    if here:
-        check_model(config)
-    else:
-        notes.append(f"model.path = {config.model.path} is not here: what depends on its shape is not checked")
-    notes += _check_form(config)
+    found = check(config, Machine(platform=platform, runs=False))  # before the platform changes the environment
+    notes = [*_prepare(platform), *require(found)]
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)
     lines = [
@@ -51,16 +34,6 @@ def dry_run(config: RunConfig) -> str:
         *(f"{key}: {_short(default)} -> {_short(ours)}" for key, (default, ours) in changed.items()),
     ]
     return "\n".join(lines)
-
-
-def _check_form(config: RunConfig) -> list[str]:
-    """Check that RL will accept what SFT makes of its rows, where model and data are here."""
-    if not isinstance(config, SftConfig) or not Path(config.model.path).exists():
-        return []
-    if not data_is_here(config):
-        return ["the data is not here: whether RL will accept the form of its rows is not checked"]
-    check_protocols(config, tokenizer_of(config.model))
-    return []
 
 
 def _prepare(platform: Platform) -> list[str]:

@@ -5,21 +5,26 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
-from retool_mcore.data.rl_prompts import check_first_prompts
+from retool_mcore.config.files import parquet_files
+from retool_mcore.data.chat import tokenizer_of
+from retool_mcore.data.prompt_format import format_of_file
+from retool_mcore.data.tokenizer import end_of_turn
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
 from retool_mcore.platforms.network import keep_to_loopback
-from retool_mcore.preflight.start import check_data, check_run, check_surroundings
+from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.findings import require
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.report.warnings import AlarmLines
+from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
 from retool_mcore.run.ending import Ended
@@ -49,8 +54,8 @@ def train(config: RlConfig) -> None:
     with shown("rl"):
         require_cluster(config)
         platform = get_platform(config.run.platform)
-        check_run(config, platform)
-        check_first_prompts(config)
+        platform.activate()  # before transformers is imported, which looks only once for what is installed
+        notes = [] if is_over(config) else require(check(config, Machine(platform=platform)))
     with (
         lock_run(config.run.dir),
         output_to(config.run.dir / "logs" / "rl.log") as terminal,
@@ -61,7 +66,7 @@ def train(config: RlConfig) -> None:
         start.begin(config.run.dir, "checks")
         try:
             with progress(config, console, told):
-                _run(config, platform, console)
+                _run(config, platform, console, notes)
         except Ended as ended:
             _tell(ended.words, console)
             raise
@@ -71,10 +76,10 @@ def train(config: RlConfig) -> None:
         print_commands(console, closing_lines(config))
 
 
-def _run(config: RlConfig, platform: Platform, console: Console) -> None:
-    """From the checks to the last step; a run that has ended is only checked."""
-    _tell(keeps_nothing(config), console)
-    platform.activate()
+def _run(config: RlConfig, platform: Platform, console: Console, notes: Sequence[str]) -> None:
+    """From the newest checkpoint to the last step."""
+    for note in (keeps_nothing(config), *notes):
+        _tell(note, console)
     os.environ.update(engine_environment(config.rollout))  # this node's processes inherit it
     for note in checkpoint.require_whole(config):
         _tell(note, console)
@@ -84,18 +89,30 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
     unfinished = not has_ended(config, resume.step if resume is not None else 0)
     if resume is not None and unfinished:
         _tell(checkpoint.goes_on(resume), console)
+    if not unfinished:
+        return
     from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
 
     assert_loaded()
-    with ThreadPoolExecutor(1) as pool:  # some checks wait for a sandbox's processes
-        checks = pool.submit(lambda: [*check_data(config, record=unfinished), *check_surroundings(config)])
-        if unfinished:
-            from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
-    for note in checks.result():
-        _tell(note, console)
-    if unfinished:
-        with usual_exit_code(), Watchdog(config, console.file) as watchdog:
-            run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
+    record_prompt_format(config)
+    from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
+
+    with usual_exit_code(), Watchdog(config, console.file) as watchdog:
+        run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
+
+
+def record_prompt_format(config: RlConfig) -> None:
+    """Write into the run's folder how the run puts problems to the model, for its exports."""
+    protocol = protocol_of(config.rollout, tokenizer_of(config.model))
+    asked = format_of_file(parquet_files(config.data.train_file)[0], protocol.name if config.rollout.tool else "")
+    recorded = replace(asked, protocol=config.rollout.protocol)
+    recorded.write(config.run.dir, end_of_turn(protocol.tokenizer))
+
+
+def is_over(config: RlConfig) -> bool:
+    """Whether the run's newest checkpoint leaves nothing to do."""
+    saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")
+    return config.checkpoint.resume == "auto" and bool(saved) and has_ended(config, saved[-1].step)
 
 
 def has_ended(config: RlConfig, step: int) -> bool:

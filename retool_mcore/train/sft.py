@@ -30,7 +30,6 @@ from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.protocols import check_protocols
-from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
 from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import alive, checkpoint, saving, start
@@ -68,8 +67,6 @@ def train(config: SftConfig) -> None:
         if os.environ.get("RANK") == "0":
             status.enter_context(shown("sft"))
         platform = get_platform(config.run.platform)
-        check_run(config, platform)
-        check_data(config)
         _require_world(config)
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"

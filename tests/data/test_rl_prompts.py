@@ -10,9 +10,11 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.prompt_format import ANSWER_FORMAT, OURS, WRAPPERS, hermes_prompt, retool_prompt
 from retool_mcore.data.rl_prompts import check_prompts, messages_of
-from retool_mcore.errors import DataError
+from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import read_problems
-from retool_mcore.train import rl
+from retool_mcore.platforms import get_platform
+from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.findings import require
 
 PROBLEM = "A bus has 31 seats. How many seats have 7 such buses?"
 DAPO = next(each for each in WRAPPERS if each.name == "DAPO")
@@ -105,16 +107,13 @@ def test_an_evaluation_asks_in_the_same_way(tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("which", ["train", "val"])
-def test_a_wrong_file_is_told_before_the_run_has_a_folder_or_imports_a_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, rows: list[dict[str, object]], told: str
+def test_a_wrong_file_is_told_before_its_rows_are_tokenized(
+    tmp_path: Path, which: str, rows: list[dict[str, object]], told: str
 ):
     files = {name: written(tmp_path / f"{name}.parquet", ["2 + 2"]) for name in ("train", "val")}
     table = pa.Table.from_pylist(rows) if rows else pq.read_table(files[which]).slice(0, 0)
     pq.write_table(table, files[which])
     settings = [f"data.train_file={files['train']}", f"validation.files={json.dumps([str(files['val'])])}"]
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*settings, f"run.root={tmp_path}/runs"])
-    monkeypatch.setattr(rl, "check_run", lambda *_: None)  # there is no model
-    monkeypatch.setattr(rl, "exit_on_sigterm", lambda: None)  # of pytest
-    with pytest.raises(DataError, match=rf"{which}\.parquet.*{told}"):
-        rl.train(config)
-    assert not config.run.dir.exists()
+    with pytest.raises(ConfigError, match=rf"^\S*{which}\.parquet.*{told}"):
+        require(check(config, Machine(platform=get_platform("cpu"), runs=False)))  # there is no model

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import namedtuple
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
+from retool_mcore.preflight.check import Machine, _judged, check
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _look
-from retool_mcore.preflight.findings import Finding, ok, run_checks
-from retool_mcore.preflight.start import check_surroundings
+from retool_mcore.preflight.findings import Finding, ok, require
 from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
 from tests import forked
 from tests.plain_chatml import PLAIN_CHATML
@@ -50,6 +50,13 @@ def good(task: Path, *more: str) -> RlConfig:
     return load_config(RlConfig, RL, settings(task, *more))
 
 
+HERE = Machine(platform=get_platform("cpu"))
+
+
+def judged(name: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    return list(_judged(name, look, HERE))
+
+
 def levels(findings: list[Finding]) -> list[str]:
     return [finding.severity for finding in findings]
 
@@ -63,13 +70,13 @@ def test_a_good_run_passes_as_a_command(task: Path):
     short, done = (command("preflight", str(RL), *settings(task), *words) for words in ([], ["-v"]))
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[-1].startswith("0 errors"), done.stdout + done.stderr[-2000:]
-    assert all(line.split()[0] in ("ok", "warning", "0") for line in lines)
+    assert all(line.split()[0] in ("ok", "warning", "0") for line in short.stdout.splitlines())
     names = " ".join(line[8:24].strip() for line in lines[:-1])
-    looked_at = "settings versions devices disk shared_memory open_files model tokenizer data sandbox patch"
+    looked_at = "settings versions devices disk sockets shared_memory open_files model tokenizer data sandbox patch"
     assert all(name.replace("_", " ") in names for name in looked_at.split())
     listed = [line[24:] for line in lines if line[8:24].strip() == "patch"]
     assert listed == [str(patch) for patch in get_platform("cpu").patches()]
-    problems = [line for line in lines[:-1] if not line.startswith("ok")]
+    problems = [line for line in lines[:-1] if line.startswith("warning")]
     assert short.stdout.splitlines() == [*problems, f"{lines[-1]}; -v lists them"]
 
 
@@ -102,9 +109,17 @@ def _has_accelerator() -> bool:
 def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytest.MonkeyPatch):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "verl" else real(name))
-    found = list(machine.versions(get_platform("cpu")))
+    found = list(machine.versions(get_platform("cpu"), extras=True))
     assert levels(found) == ["error"]
-    assert "verl 0.1 is installed, and ==0.9.1 was tested" in found[0].text
+    assert "verl 0.1 is installed, and verl==0.9.1 is needed" in found[0].text
+
+
+def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.MonkeyPatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.1.4" if name == "tenacity" else real(name))
+    (found,) = machine.versions(get_platform("cpu"), extras=False)
+    assert found.severity == "error" and "tenacity 9.1.4 is installed, and tenacity" in found.text
+    assert "pip install 'tenacity" in found.text
 
 
 def test_from_source_the_versions_cannot_be_compared(monkeypatch: pytest.MonkeyPatch):
@@ -112,16 +127,16 @@ def test_from_source_the_versions_cannot_be_compared(monkeypatch: pytest.MonkeyP
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(importlib.metadata, "requires", absent)
-    assert levels(list(machine.versions(get_platform("cpu")))) == ["warning"]
+    assert levels(list(machine.versions(get_platform("cpu"), extras=True))) == ["warning"]
 
 
 def test_ascends_matrix_is_its_own():
-    names = [finding.text for finding in machine.versions(get_platform("ascend"))]
+    names = [finding.text for finding in machine.versions(get_platform("ascend"), extras=True)]
     assert any("mindspeed" in text and "not installed" in text for text in names)
     assert any("vllm-ascend" in text for text in names)
 
 
-@pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "error"), (2000, "warning"), (3600, "ok")])
+@pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "warning"), (2000, "warning"), (3600, "ok")])
 def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str):
     """32B on 8 H200: the pass over old log-probabilities is planned to take 1,541 s."""
     run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_32b_h200x8.toml", [f"train.stall_s={stall_s}"])
@@ -134,7 +149,7 @@ def test_what_cannot_be_planned_has_no_finding_of_it(task: Path):
 
 def test_too_few_devices(task: Path):
     run = good(task).model_copy(update={"cluster": good(task).cluster.model_copy(update={"gpus_per_node": 4096})})
-    found = run_checks([("devices", lambda: machine.devices(run, get_platform("cpu")))], lambda _: None)
+    found = judged("devices", lambda: machine.devices(run, get_platform("cpu")))
     assert levels(found) == ["error"] and "4096" in found[0].text
 
 
@@ -172,7 +187,7 @@ def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatc
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**26))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     assert levels(list(machine.shared_memory(cpu))) == ["warning"]
-    found = list(machine.limits(cpu))
+    found = list(machine.open_files(cpu))
     assert levels(found) == ["error", "error", "warning"]  # files, the address space, processes
     assert "ulimit -n" in found[0].text and "ulimit -v" in found[1].text
 
@@ -195,13 +210,17 @@ def test_a_containers_64_mib_of_shared_memory_are_told_in_one_line():
     assert "--shm-size" in line
 
 
-def test_a_port_in_use_is_told():
+def test_a_port_in_use_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEAD_IP", "127.0.0.1")
+    monkeypatch.setenv("TORCH_PORT", "0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        found = list(machine.ports("127.0.0.1", {"RAY_PORT": taken.getsockname()[1]}))
-    assert levels(found) == ["error"] and "RAY_PORT" in found[0].text
-    assert levels(list(machine.ports("203.0.113.7", {"RAY_PORT": 6379}))) == ["error"]  # not an address of this machine
+        monkeypatch.setenv("RAY_PORT", str(taken.getsockname()[1]))
+        found = list(machine.ports())
+    assert levels(found) == ["error", "ok"] and "RAY_PORT" in found[0].text
+    monkeypatch.setenv("HEAD_IP", "203.0.113.7")  # not an address of this machine
+    assert levels(list(machine.ports())) == ["error", "error"]
 
 
 def test_the_clock_answers():
@@ -211,7 +230,7 @@ def test_the_clock_answers():
 def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
     (tmp_path / "plain.jinja").write_text(PLAIN_CHATML, encoding="utf-8")
     run = good(task, f"model.chat_template={tmp_path / 'plain.jinja'}")
-    found = run_checks([("tokenizer", lambda: inputs.tokenizer(run))], lambda _: None)
+    found = judged("tokenizer", lambda: inputs.tokenizer(run))
     assert levels(found) == ["error"] and "tool" in found[0].text, found
 
 
@@ -220,15 +239,18 @@ def test_tools_are_offered_or_told_once(task: Path):
     server = Path(__file__).parents[1] / "rollout" / "mcp_server.py"
     wanted = f'rollout.mcp={{own={{command="{sys.executable}", args=["{server}"], tools=["count"]}}}}'
     run = load_run(str(RL), settings(task, wanted))
-    found = [*inputs.tools(run), *inputs.tokenizer(run), *inputs.data(run)]
-    assert levels(found) == ["ok"] * len(found)
+    found = [*inputs.tools(run), *inputs.tokenizer(run), *inputs.data(run, all_rows=True, render=True)]
+    assert set(levels(found)) == {"ok", "note"}
     assert found[0].text == "the model may call code_interpreter, count"
 
     run = load_run(str(RL), settings(task, wanted.replace("count", "absent")))
-    checks = [(name, partial(getattr(inputs, name), run)) for name in ("tools", "tokenizer", "data")]
-    told = run_checks(checks, lambda finding: None)
+    told = [
+        *judged("tools", lambda: inputs.tools(run)),
+        *judged("tokenizer", lambda: inputs.tokenizer(run)),
+        *judged("data", lambda: inputs.data(run, all_rows=True, render=True)),
+    ]
     assert [(finding.severity, finding.name) for finding in told] == [
-        ("error", "tools"), ("ok", "tokenizer"), ("warning", "data")
+        ("error", "tools"), ("ok", "tokenizer"), ("warning", "data"), ("ok", "data")
     ]  # fmt: skip
     assert 'rollout.mcp.own.tools has "absent"' in told[0].text and "absent" not in told[2].text
 
@@ -238,16 +260,16 @@ def test_a_truncated_shard(task: Path, tmp_path: Path):
     shutil.copytree(task / "model", folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    found = run_checks([("model", lambda: inputs.model(good(task, f"model.path={folder}")))], lambda _: None)
+    found = judged("model", lambda: inputs.model(good(task, f"model.path={folder}"), fetch=True))
     assert levels(found) == ["error"] and "missing or corrupt" in found[0].text
 
 
 def test_validation_on_the_training_file(task: Path):
     run = good(task, f'validation.files=["{task}/rl_train.parquet"]')
-    found = run_checks([("data", lambda: inputs.data(run))], lambda _: None)
+    found = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
     assert "error" in levels(found)
     run = good(task, f'validation.files=["{task}/rl_train.parquet"]', "data.allow_overlap=true")
-    assert set(levels(run_checks([("data", lambda: inputs.data(run))], lambda _: None))) == {"ok"}
+    assert set(levels(judged("data", lambda: inputs.data(run, all_rows=True, render=True)))) == {"ok", "note"}
 
 
 ELSEWHERE = 'sandbox.where=["http://127.0.0.1:1"]'
@@ -265,18 +287,19 @@ ELSEWHERE = 'sandbox.where=["http://127.0.0.1:1"]'
     ],
 )
 def test_a_sandbox_that_cannot_be_had_is_an_error(task: Path, settings_: tuple[str, ...], told: str):
-    found = run_checks([("sandbox", lambda: inputs.sandbox(good(task, *settings_)))], lambda _: None)
+    found = judged("sandbox", lambda: inputs.sandbox(good(task, *settings_)))
     assert levels(found) == ["error"] and told in found[0].text
 
 
 def test_checks_go_on_after_an_error():
     def wrong():
+        yield ok("first", "fine")
         raise ConfigError("a value, a rule")
-        yield
 
-    found = run_checks([("first", wrong), ("second", lambda: [ok("second", "fine")])], lambda _: None)
-    assert [str(finding) for finding in found] == ["error   first           a value, a rule",
-                                                   "ok      second          fine"]  # fmt: skip
+    told = [str(finding) for finding in judged("first", wrong)]
+    assert told == ["ok      first           fine", "error   first           a value, a rule"]
+    with pytest.raises(ConfigError, match=r"^a value, a rule\nerror: a value, a rule$"):
+        require([*judged("first", wrong), *judged("second", wrong)])
 
 
 def test_a_node_with_other_code_or_data_is_named(task: Path):
@@ -344,18 +367,17 @@ def test_a_run_whose_sandbox_is_not_there_ends_before_anything_slow_starts(task:
     absent = f'sandbox.where=["unix://{tmp_path}/absent.sock"]'
     done = command("rl", str(RL), *settings(task, absent, f"run.root={tmp_path}"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error: " in done.stderr and f"sandbox: the sandbox at unix://{tmp_path}/absent.sock" in done.stderr
-    assert not (tmp_path / "rl_tiny_cpu" / "verl.yaml").exists(), "Ray would have been started after it was written"
+    assert "error: " in done.stderr and f"the sandbox at unix://{tmp_path}/absent.sock" in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing of the run is made before it is checked"
 
 
-def test_everything_around_a_run_that_is_wrong_is_told_at_once(task: Path, tmp_path: Path, monkeypatch):
+def test_everything_that_is_wrong_is_told_at_once(task: Path, tmp_path: Path, monkeypatch):
     run = good(task, f'sandbox.where=["unix://{tmp_path}/absent.sock"]')
-    assert check_surroundings(good(task)) == []
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
     with pytest.raises(ConfigError) as caught:
-        check_surroundings(run)
-    told = str(caught.value)
-    assert "Not even one fits" in told and "absent.sock" in told and told.startswith(str(RL))
+        require(check(run, HERE))
+    first, second = str(caught.value).split("\nerror: ")
+    assert "Not even one fits" in first and "absent.sock" in second
 
 
 def test_each_sandbox_is_called(task: Path, monkeypatch):

@@ -13,11 +13,10 @@ from retool_mcore.data.files import write_parquet
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import CheckpointError
 from retool_mcore.preflight import inputs
-from retool_mcore.preflight.findings import run_checks
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.train import sft
 from tests.plain_chatml import with_template
-from tests.preflight.test_preflight import ROOT, command
+from tests.preflight.test_preflight import ROOT, command, judged
 
 SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
 INLINE = "<code>\n```python\nprint(2)\n```\n</code>\n<interpreter>\n2\n</interpreter>\n<answer>\n\\boxed{2}\n</answer>"
@@ -73,8 +72,8 @@ def test_calls_for_a_model_that_does_not_serve_them_are_refused(task: Path):
 def test_preflight_tells_it_and_says_no_more_than_is_true(task: Path):
     def findings(model: str, data: str = ""):
         run = run_of(task, model, data)
-        checks = [("tokenizer", lambda: inputs.tokenizer(run)), ("data", lambda: inputs.data(run))]
-        return run_checks(checks, lambda _: None)
+        rows = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
+        return [*judged("tokenizer", lambda: inputs.tokenizer(run)), *rows]
 
     bad = findings("plain")
     assert [(each.severity, each.name) for each in bad] == [("ok", "tokenizer"), ("error", "data")]

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
-from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.sockets import MANAGER, RAY, require_short_sockets, sockets
-from retool_mcore.preflight.start import check_run
+from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.limits import MANAGER, RAY, sockets
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SFT = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [])
@@ -41,22 +40,21 @@ def test_a_manager_of_multiprocessing_starts_up_to_that_length_and_no_further(
     """The effect itself: Megatron starts such a manager in each save."""
     fork = multiprocessing.get_context("fork")
     use_folder(monkeypatch, short, 107 - len(MANAGER))
-    require_short_sockets(SFT)
+    assert [each.severity for each in sockets(SFT)] == ["ok"]
     with fork.Manager() as manager:
         assert manager.list([1])[0] == 1
     folder = use_folder(monkeypatch, short, 107 - len(MANAGER) + 1)
-    with pytest.raises(
-        ConfigError, match=rf"TMPDIR = {folder} has 76 characters.* leaves 75\. Set TMPDIR to a shorter"
-    ):
-        require_short_sockets(SFT)
+    (found,) = sockets(SFT)
+    assert found.severity == "error" and f"TMPDIR = {folder} has 76 characters" in found.text
+    assert "leaves 75. Set TMPDIR to a shorter" in found.text
     with pytest.raises((EOFError, OSError)), fork.Manager():
         pass
 
 
 def test_the_start_of_a_run_looks(short: Path, monkeypatch: pytest.MonkeyPatch):
     use_folder(monkeypatch, short, 109)
-    with pytest.raises(ConfigError, match="has 109 characters"):
-        check_run(SFT, get_platform("cpu"))
+    wrong = [each.text for each in check(SFT, Machine(platform=get_platform("cpu"))) if each.severity == "error"]
+    assert any("has 109 characters" in text for text in wrong)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import cases
 from retool_mcore.evaluate.defaults import default_config
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.preflight.start import check_run
+from retool_mcore.preflight.machine import settings
 from retool_mcore.run import trackers
 from retool_mcore.run.metrics import MetricWriter, read_metrics
 from retool_mcore.run.status import notes, notes_on
@@ -199,8 +199,9 @@ def test_what_is_not_installed_is_told_at_the_start(tmp_path: Path, monkeypatch:
     """Also where a folder of that name lies in the working directory: Python finds that one."""
     for found in (None, SimpleNamespace(origin=None)):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
-        with pytest.raises(ConfigError, match=rf'names "{name}", .* pip install \'retool_mcore\[{name}\]\''):
-            check_run(run_in(tmp_path, name), get_platform("cpu"))
+        first = next(settings(run_in(tmp_path, name), get_platform("cpu")))
+        assert first.severity == "missing" and f'names "{name}"' in first.text
+        assert f"pip install 'retool_mcore[{name}]'" in first.text
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
 
 
 def test_an_unknown_tracker_is_one_clear_error():
-    with pytest.raises(ConfigError, match="input should be 'tensorboard', 'wandb', 'swanlab' or 'mlflow'"):
+    with pytest.raises(ConfigError, match="choose one of 'tensorboard', 'wandb', 'swanlab' or 'mlflow'"):
         load_config(SftConfig, SFT, ['run.trackers=["comet"]'])
 
 

@@ -55,8 +55,6 @@ def test_a_second_start_does_not_write_to_the_logs_of_the_first(tmp_path: Path, 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(HashStore(), 0, 2)]))
     monkeypatch.setattr(sft, "die_with_parent", lambda: None)
-    for check in ("check_run", "check_data"):
-        monkeypatch.setattr(sft, check, lambda *_: None)
     config = load_config(SftConfig, SFT, [f"run.root={tmp_path}", "cluster.gpus_per_node=2"])
     with lock_run(config.run.dir), pytest.raises(ConfigError, match="is in use by process"):
         sft.train(config)

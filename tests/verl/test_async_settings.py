@@ -35,9 +35,9 @@ def keys(config: RlConfig) -> dict[str, object]:
         ((*ASYNC, "cluster.nodes=3"), "rollout.gpus = 1 is not a multiple of cluster.gpus_per_node = 2: of 3 nodes"),
         ((*ASYNC, "train.prefetch_batches=2.5", "train.max_staleness={drop=2}"), "train.prefetch_batches = 2.5 starts"),
         (("train.mode=partial_rollout", "train.prefetch_batches=8.0"), "train.max_staleness = 7 steps before the one"),
-        ((*ASYNC, "train.max_staleness={drop=0}"), "input should be greater than 0"),
-        ((*ASYNC, "train.max_staleness={keep=7}"), "input should be 'drop' or 'wait'"),
-        ((*ASYNC, "train.max_staleness={drop=7, wait=7}"), "should have at most 1 item"),
+        ((*ASYNC, "train.max_staleness={drop=0}"), "give more than 0"),
+        ((*ASYNC, "train.max_staleness={keep=7}"), "choose one of 'drop' or 'wait'"),
+        ((*ASYNC, "train.max_staleness={drop=7, wait=7}"), "1 at most are allowed"),
     ],
 )
 def test_what_does_not_go_together_is_one_clear_error(settings: tuple[str, ...], message: str):
