@@ -21,6 +21,9 @@ KEYS=()
 for word in "${@:2}"; do
   if [ "$word" = --dry-run ]; then DRY_RUN=1; else KEYS+=("$word"); fi
 done
+# What a finished recipe has made; the same command then ends at once.
+recipe="$* $OUT $GSM8K $SFT_CONFIG $RL_CONFIG $SFT_KEYS $RL_KEYS $LIMIT $PROBLEMS $AT_ONCE"
+finished "$recipe" "$OUT"/{sft,tool_rl,text_rl}/export "$OUT/eval/text_rl_text/report.json" "$OUT/report.html" && exit 0
 retool=("$PYTHON" -m retool_mcore)
 PROTOCOL=$("${retool[@]}" data protocol "$MODEL") || exit 2
 sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_file=$OUT/data/sft.parquet"
@@ -28,11 +31,14 @@ sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
   "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=8192} "${KEYS[@]}" $RL_KEYS)
 
-# The plan, before anything is made.
-gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
-: "${HARDWARE:=h100x$gpus}"
-"${retool[@]}" plan "${sft[@]}" --hardware "$HARDWARE"
-"${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --hardware "$HARDWARE"
+# The plan and its checks, before anything is made. A response with its prompt has 380 tokens
+# (perf/RESULTS.md). The GPU is this machine's; HARDWARE names another.
+command -v nvidia-smi >/dev/null || {
+  gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
+  : "${HARDWARE:=h100x$gpus}"
+}
+"${retool[@]}" plan "${sft[@]}" ${HARDWARE:+--hardware "$HARDWARE"}
+"${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --mean-tokens 380 ${HARDWARE:+--hardware "$HARDWARE"}
 
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
@@ -59,6 +65,7 @@ for form in traces inline; do  # protocol "retool" wants the traces in line
   together
 done
 
+[ -n "$DRY_RUN" ] || [ -e "$OUT/sft/export" ] || "${retool[@]}" preflight "${sft[@]}"
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
 how=stage
 [ -z "$AT_ONCE" ] || how=beside
@@ -74,3 +81,4 @@ beside tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/e
 beside tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
 together
 stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
+finish "$recipe"

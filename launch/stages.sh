@@ -66,3 +66,14 @@ done_with() {
   mv "$OUT/stages/$1.new" "$OUT/stages/$1"
   echo "$1: $((SECONDS - $2)) s"
 }
+
+# finished RECIPE RESULT...: whether the whole recipe, with these words, has ended before and left all of
+# its results. finish RECIPE notes it.
+finished() {
+  local recipe=$1 result
+  shift
+  [ -z "$DRY_RUN" ] && [ "$(cat "$OUT/stages/recipe" 2>/dev/null)" = "$recipe" ] || return 1
+  for result in "$@"; do [ -e "$result" ] || return 1; done
+  echo "done before: ${*: -1}"
+}
+finish() { [ -n "$DRY_RUN" ] || printf '%s' "$1" >"$OUT/stages/recipe"; }

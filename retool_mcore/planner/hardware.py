@@ -4,6 +4,7 @@ The figures are those of data sheets; calibration.py says how much of them runs 
 """
 
 import re
+import subprocess
 from dataclasses import dataclass
 
 from retool_mcore.config import RunConfig
@@ -11,6 +12,7 @@ from retool_mcore.errors import ConfigError
 
 GIB = 2**30
 DEVICES_PER_NODE = 8
+NVIDIA_SMI_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +119,9 @@ def parse(name: str) -> Hardware:
 
 
 def of_run(config: RunConfig) -> Hardware:
-    """The hardware at the end of a configuration's file name or run.name. Raises ConfigError.
+    """The hardware at the end of a configuration's file name or run.name, else this machine's.
 
-    For example, "rl_qwen2.5_32b_h100x16" ends in "h100x16".
+    For example, "rl_qwen2.5_32b_h100x16" ends in "h100x16". Raises ConfigError where none is known.
     """
     words = (config.source.rpartition("/")[2].removesuffix(".toml"), config.run.name)
     for word in words:
@@ -129,7 +131,20 @@ def of_run(config: RunConfig) -> Hardware:
             continue
         if hardware.count == config.cluster.num_gpus and hardware.device.platform == config.run.platform:
             return hardware
+    if config.run.platform == "cuda" and (device := _device_here()):
+        return Hardware(device, config.cluster.num_gpus)
     raise ConfigError(
-        f"{config.source}: which devices to plan for is told neither by its name nor by run.name, and [cluster] says "
-        f"only {config.cluster.num_gpus} x {config.run.platform}. Add --hardware, for example --hardware h200x8."
+        f"{config.source}: neither its name nor run.name says which GPU to plan for, and [cluster] only "
+        f"{config.cluster.num_gpus} x {config.run.platform}. Add --hardware, for example --hardware h200x8."
     )
+
+
+def _device_here() -> Device | None:
+    """The first GPU of this machine by nvidia-smi; None where there is none that is known here."""
+    try:
+        argv = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        told = subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout.lower()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    words = told.partition("\n")[0].split()
+    return next((device for name, device in DEVICES.items() if name in words), None)

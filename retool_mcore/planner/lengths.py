@@ -141,6 +141,8 @@ def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFil
 
 def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: InFile | None) -> Lengths:
     prompt = config.data.max_prompt_tokens / 2 if data is None else data.mean
+    if data is None and mean_tokens:
+        prompt = min(prompt, mean_tokens / 2)  # a known mean may be less than half of the longest prompt
     mean = mean_tokens or prompt + config.rollout.max_response_tokens / 2
     if data is None:
         rule = "half of the longest prompt and of the longest response"

@@ -106,10 +106,15 @@ def _time_lines(plan: Plan) -> Iterator[str]:
     yield f"one step, s ({plan.tokens_per_step:,.0f} tokens)"
     for name, seconds in plan.phases.items():
         yield f"  {name:<25}{seconds:8.1f}"
-    hours = plan.step_s * plan.steps / 3600
-    yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {hours:,.1f} hours"
+    yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {_duration(plan.step_s * plan.steps)}"
     part, seconds = plan.longest_part
     yield f"  {'longest without a sign':<25}{seconds:8.1f}   {part}; train.stall_s = {plan.config.train.stall_s:g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.1f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
 
 
 def _start_lines() -> Iterator[str]:

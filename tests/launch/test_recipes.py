@@ -35,6 +35,24 @@ def test_a_stage_runs_once_while_its_result_is_there_and_its_command_is_the_same
     assert log.read_text() == "ran\n" * 3, "another command is another stage"
 
 
+def test_a_finished_recipe_is_done_at_once_while_its_results_are_there(tmp_path: Path):
+    out, result, log = tmp_path / "out", tmp_path / "result", tmp_path / "log"
+    lines = (
+        f"finished 'a b' {result} && exit 0",
+        f"echo ran >>{log}",
+        f"stage one {result} touch {result}",
+        "finish 'a b'",
+    )
+    assert recipe(out, *lines).returncode == 0
+    again = recipe(out, *lines)
+    assert again.returncode == 0 and again.stdout == f"done before: {result}\n"
+    assert log.read_text() == "ran\n"
+    recipe(out, *(line.replace("a b", "a c") for line in lines))
+    result.unlink()
+    recipe(out, *lines)
+    assert log.read_text() == "ran\n" * 3, "other words, and without its result"
+
+
 def test_a_stage_that_fails_ends_the_recipe_and_is_not_done(tmp_path: Path):
     result, log = tmp_path / "result", tmp_path / "log"
     command = f"echo ran >>{log}; touch {result}; exit 7"

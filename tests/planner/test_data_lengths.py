@@ -58,6 +58,8 @@ def test_prompts_are_as_long_as_the_rollout_renders_them(folder: Path):
     )
     assert f"{max(tokens)} at most (3 rows)" in lengths.note and "is assumed" in lengths.note
     assert assumed(config, 500.0, found).mean == pytest.approx(500 - found.mean)
+    known = assumed(config, 100.0)
+    assert (known.prompt, known.mean) == (50, 50), "a mean below half of the longest prompt is halved"
 
 
 def test_rows_of_sft_are_their_whole_conversations_up_to_the_limit(folder: Path):

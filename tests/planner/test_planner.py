@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from retool_mcore.planner.hardware import GIB, of_run, parse
 from retool_mcore.planner.lengths import Lengths
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
-from retool_mcore.planner.report import refusal, report
+from retool_mcore.planner.report import _duration, refusal, report
 from retool_mcore.run.start import STAGES
 from tests.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
 
@@ -28,6 +29,28 @@ from tests.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "retool_mcore", "plan", *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"), [("NVIDIA H200", "h200x1"), ("NVIDIA H100 80GB HBM3", "h100x1"), ("Tesla T4", "")]
+)
+def test_without_a_name_the_plan_is_for_this_machines_gpu(
+    told: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho '{told}'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    run = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml")
+    if name:
+        assert of_run(run).name == name
+    else:
+        with pytest.raises(ConfigError, match=r"neither its name nor run\.name says which GPU to plan for"):
+            of_run(run)
+
+
+def test_a_short_run_is_not_0_hours():
+    assert [_duration(seconds) for seconds in (7.4, 90, 5400)] == ["7 seconds", "1.5 minutes", "1.5 hours"]
 
 
 @pytest.mark.parametrize(
