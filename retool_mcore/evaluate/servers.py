@@ -14,6 +14,7 @@ from typing import Any, Self
 from zlib import crc32
 
 from retool_mcore.config import EvaluationConfig
+from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.data.prompt_format import difference, format_of_prompts, shown_prompt
 from retool_mcore.data.tokenizer import decode, tokenizer_of
 from retool_mcore.errors import CheckpointError, RolloutError
@@ -258,7 +259,12 @@ def config_of(model: str) -> dict[str, Any]:
     try:
         return fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        if (Path(model) / CONFIG_FILE).is_file():
+            raise CheckpointError(
+                f"{model} is a run and not a model. Evaluate {Path(model) / 'export'}, or export a checkpoint: "
+                f"`retool export {model} --to FOLDER`"
+            ) from error
         raise CheckpointError(
             f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Name "
-            f"one, or make it of a run: `retool export RUN --to {model}`"
+            f"one, or make it of a run: `retool export RUN --to FOLDER`"
         ) from error

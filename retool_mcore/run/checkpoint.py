@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -289,7 +289,11 @@ def goes_on(saved: Saved) -> str:
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
     """Print one line that names every setting that differs from the checkpoint's."""
     before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
-    keys = [key for key in {**now, **before} if key not in PLACES and now.get(key, UNSET) != before.get(key, UNSET)]
+    keys = [
+        key
+        for key in {**now, **before}
+        if key not in PLACES and not _same(key, before.get(key, UNSET), now.get(key, UNSET))
+    ]
     changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
     scheduled = config.optim.schedule != "constant"
     if scheduled and saved.identity.get("steps") == saved.step < config.num_steps:
@@ -305,8 +309,21 @@ def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
     return [
         (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
         for key, value in now.items()
-        if before.get(key, NOT_RECORDED) != value
+        if not _same(key, before.get(key, NOT_RECORDED), value)
     ]
+
+
+def _same(key: str, before: Any, now: Any) -> bool:
+    """Whether two values of a setting are equal; a file is the same by its absolute path."""
+    if not key.endswith(("train_file", "files", "path")):
+        return before == now
+    return [os.path.abspath(str(each)) for each in _listed(before)] == [
+        os.path.abspath(str(each)) for each in _listed(now)
+    ]
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 
 def _check_layout(saved: Saved, config: RunConfig) -> None:

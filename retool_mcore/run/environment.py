@@ -38,7 +38,7 @@ def read_environment(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": python_platform.python_version(), "code": code_hash()}
+    versions = {"python": python_platform.python_version(), "retool_mcore's *.py (SHA-256)": code_hash()}
     for package in ("retool_mcore", *PACKAGES):
         try:
             versions[package] = importlib.metadata.version(package)

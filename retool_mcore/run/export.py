@@ -132,7 +132,7 @@ def export_at_end(config: RunConfig) -> None:
 
 def closing_lines(config: RunConfig) -> Iterator[str]:
     """What a run that has ended has made, how good it is, and which commands come next."""
-    run = config.run.dir
+    run = config.run.dir.absolute()  # the lines work in any folder
     best = read_best(run) if config.best.metric else None
     which = f": {best.words()}" if best is not None else ""
     saved = complete_checkpoints(run / "checkpoints")
@@ -156,7 +156,8 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
         for path in (run, run / "report.html", run / "view.html", made, run / CONFIG_FILE, run / "eval")
     )
     yield f"next: retool report {folder} --out {report}"
-    yield f"      retool view {folder} --out {view}"
+    if isinstance(config, RlConfig) and config.rollout.record_groups:
+        yield f"      retool view {folder} --out {view}"
     if config.checkpoint.export and isinstance(config, RlConfig):
         yield f"      retool eval {source} --model {model} --out {scores}"
     elif config.checkpoint.export:

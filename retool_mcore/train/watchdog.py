@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -50,7 +50,7 @@ class Watchdog:
     """
 
     def __init__(self, config: SftConfig | RlConfig, terminal: IO[str], rank: int = 0) -> None:
-        self._dir, self._stall_s = config.run.dir, config.train.stall_s
+        self._dir, self._stall_s = config.run.dir.absolute(), config.train.stall_s
         self._terminal, self._rank = terminal, rank
         self._ended = threading.Event()
         self._error: RunError | None = None
@@ -66,6 +66,7 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
+        remove_shared_memory(self._family)
         if self._error is not None:
             raise self._error from error
 
@@ -131,8 +132,19 @@ class Watchdog:
             for process in self._family.values():
                 with suppress(psutil.Error):  # it has ended
                     process.kill()
+            remove_shared_memory(self._family)
             remove_temporary()
             os._exit(EXIT_RETRYABLE)
+
+
+def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
+    """Remove what CUDA and loky leave in shared memory of processes that have ended."""
+    gone = {pid for pid in pids if not psutil.pid_exists(pid)}
+    for path in (*folder.glob("cuda.shm.*.*.*"), *folder.glob("sem.loky-*-*")):
+        pid = path.name.split(".")[3] if path.name.startswith("cuda") else path.name.split("-")[1]
+        with suppress(ValueError, OSError):
+            if int(pid, 16 if path.name.startswith("cuda") else 10) in gone:
+                path.unlink()
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -58,7 +58,7 @@ def death_for_user(what: str, pid: int, config: RlConfig, why: str = "") -> RunE
 
 
 def _log(config: RlConfig) -> Path:
-    return config.run.dir / "logs" / "rl.log"
+    return config.run.dir.absolute() / "logs" / "rl.log"
 
 
 def last_lines(log: Path, pid: int) -> list[str]:

@@ -296,7 +296,7 @@ def test_a_server_that_reads_no_calls_leaves_them_in_the_text(server: StandIn, t
         ([chat("a", "print(1)", tokens=16384)], "length"),
         (
             [chat("a", "print(1)"), (400, {"error": {"message": "maximum context length is 4096 tokens"}})],
-            "length",
+            "no_room",
         ),
         ([chat("a", "print(1)")] * 2, "turns"),
         ([chat("a", "")] * 3, "malformed_calls"),
