@@ -49,7 +49,7 @@ PACKAGES = (
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count
-RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # run/metrics.py defines them
+RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # see run/metric_table.py
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 

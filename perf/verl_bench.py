@@ -50,11 +50,6 @@ PHASES = {  # verl's timers; names of retool_mcore/verl/trainer.py. verl's gener
     "update_weights": "weight_sync",
 }
 RENAMED = {
-    "critic/score/mean": "reward",
-    "actor/pg_loss": "loss",
-    "actor/grad_norm": "grad_norm",
-    "response_length/mean": "response_tokens",
-    "training/num_turns/mean": "num_turns",
     "perf/total_num_tokens": "tokens",
     "actor/perf/max_memory_allocated_gb": "memory_gib",
 }
@@ -269,7 +264,7 @@ def hydra_words(keys: Mapping[str, Any]) -> list[str]:
 
 
 def read_steps(path: Path, num_gpus: int) -> list[dict[str, float]]:
-    """Rows of verl's log with, beside verl's names, those of run/metrics.py."""
+    """Rows of verl's log with, beside verl's names, those of run/metric_table.py."""
     lines = read_metrics(path) if path.exists() else []
     told: list[dict[str, Any]] = [{"step": line["step"], **line["data"]} for line in lines]  # type: ignore[dict-item]
     rows: list[dict[str, float]] = []

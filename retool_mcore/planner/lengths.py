@@ -180,7 +180,7 @@ def of_rl_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
         shortest=_mean(rows, "response_length/min"), mean=_mean(rows, "response_length/mean"), longest=longest,
         median=_median(rows),
         prompt=_mean(rows, "prompt_length/mean"), limit=longest, note=note,
-        sampled=_mean(steps, "behavior/model_tokens") / _mean(steps, "behavior/response_tokens") if steps else 1.0,
+        sampled=_mean(steps, "behavior/model_tokens") / _mean(steps, "response_length/mean") if steps else 1.0,
         calls=_mean(steps, "behavior/calls") if steps else None,
         tool_s=_mean(steps, "behavior/tool_s") if steps else None,
     )  # fmt: skip

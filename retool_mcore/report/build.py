@@ -1,12 +1,14 @@
 """Put a report together and write it: one HTML file, or Markdown with its pictures beside it."""
 
 import shutil
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.report import facts, models, results, sections
-from retool_mcore.report.document import Picture, Pictures, Report, ReportSection, Tile, Tiles
+from retool_mcore.report.document import Picture, Pictures, Report, ReportSection, Text, Tile, Tiles
 from retool_mcore.report.evaluations import BeforeAfter, all_reports, before_and_after
 from retool_mcore.report.examples import examples
 from retool_mcore.report.numbers import duration, number, share
@@ -14,6 +16,7 @@ from retool_mcore.report.record import RunRecord, read_run
 from retool_mcore.report.render import environment
 from retool_mcore.report.state import state_of
 from retool_mcore.report.validations import validated
+from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.status import printable
 
@@ -67,25 +70,37 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
     labelled = list(zip(labels, runs, strict=True))
     reports, notes = all_reports(runs, named_reports)
     evaluated = [before_and_after(run, reports) for run in runs]
-    made = [
+    shown = [
         ReportSection(
             title="At a glance", blocks=[_tiles(*each) for each in zip(labels, runs, evaluated, strict=True)]
         ),
+        sections.learning(labelled),
+        _warnings(labelled),
+    ]
+    rest = [
         *([models.models(labels, runs, evaluated)] if len(runs) > 1 else []),
         results.before_after(labelled, evaluated, notes),
         *([results.between(labels, [run.kind for run in runs], evaluated)] if len(runs) > 1 else []),
         examples(labels, runs, evaluated),
-        sections.learning(labelled),
         sections.behaviour(labelled),
+        sections.dropped(labelled),
         sections.speed(labelled),
         sections.phases(labelled),
         sections.start_stages(labelled),
-        sections.dropped(labelled),
         facts.settings(labelled),
         facts.environment(labelled),
     ]
+    made = [*shown, *(replace(section, folded=True) for section in rest)]
     title = " and ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
     return Report(title=title, subtitle=_subtitle(runs), sections=made), notes
+
+
+def _warnings(runs: sections.Labelled) -> ReportSection:
+    """What `retool watch` would warn of now."""
+    now_s = time.time()
+    found = [(label, warnings_of(run, state_of(run), now_s)) for label, run in runs]
+    blocks = [Text(text=f"{label}: {each}") for label, warnings in found for each in warnings]
+    return ReportSection(title="Warnings", blocks=blocks or [Text(text="No warnings.", quiet=True)])
 
 
 def _subtitle(runs: Sequence[RunRecord]) -> str:
@@ -118,7 +133,7 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
         tiles.append(Tile(label=word, value=number(last), note=f"first measured: {number(first)}, nats a token"))
     rate, mfu = sections.usual(run, "tokens_per_s"), sections.usual(run, "mfu")
     if rate is not None:
-        note = f"MFU {mfu:.1%}" if mfu is not None else "MFU not recorded"
+        note = f"MFU {mfu:.1%}" if mfu is not None else ""  # "Throughput" says why there is none
         tiles.append(Tile(label="tokens a second", value=number(rate), note=note))
     step_s = sections.usual(run, "time_step_s")
     if step_s is not None:

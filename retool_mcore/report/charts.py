@@ -77,12 +77,21 @@ class _Axis:
 
 
 def line_chart(
-    lines: Sequence[Line], legend: Sequence[LegendEntry] = (), *, from_zero: bool = True, title: str
+    lines: Sequence[Line],
+    legend: Sequence[LegendEntry] = (),
+    *,
+    from_zero: bool = True,
+    least: float = 0.0,
+    title: str,
 ) -> Markup:
-    """Lines over steps. Each has at least one point; values are finite."""
+    """Lines over steps. Each has at least one point; values are finite.
+
+    ``least``: what the axis spans at least, so that noise is not drawn as a movement.
+    """
     values = [value for line in lines for _, value in line.points]
     steps = [step for line in lines for step, _ in line.points]
-    y = _axis(min([0.0, *values] if from_zero else values), max(values))
+    low, high = min([0.0, *values] if from_zero else values), max(values)
+    y = _axis(low, max(high, low + least))
     first, last = min(steps), max(steps)
     x = _Axis(low=first, high=last if last > first else first + 1)
     top = TOP + (LEGEND_HEIGHT if legend else 0.0)

@@ -76,6 +76,7 @@ Block = Text | Table | Pictures | Tiles | Code
 class ReportSection:
     title: str
     blocks: Sequence[Block]
+    folded: bool = False  # in HTML, until it is clicked
 
     @property
     def anchor(self) -> str:

@@ -1,6 +1,6 @@
 """Which metrics are drawn, under which title, and in which unit.
 
-run/metrics.py and rollout/metrics.py say what each is.
+run/metric_table.py and rollout/metrics.py say what each is.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ class Panel:
     unit: str
     lines: tuple[tuple[str, str], ...]
     from_zero: bool = True
+    least: float = 0.0  # of the axis
     kinds: tuple[str, ...] = ("sft", "rl")  # of runs that can have it
 
 
@@ -21,9 +22,15 @@ RL = ("rl",)
 
 
 def _one(
-    title: str, unit: str, metric: str, *, from_zero: bool = True, kinds: tuple[str, ...] = ("sft", "rl")
+    title: str,
+    unit: str,
+    metric: str,
+    *,
+    from_zero: bool = True,
+    least: float = 0.0,
+    kinds: tuple[str, ...] = ("sft", "rl"),
 ) -> Panel:
-    return Panel(title=title, unit=unit, lines=((metric, ""),), from_zero=from_zero, kinds=kinds)
+    return Panel(title=title, unit=unit, lines=((metric, ""),), from_zero=from_zero, least=least, kinds=kinds)
 
 
 LEARNING = (
@@ -31,29 +38,38 @@ LEARNING = (
         title="Accuracy",
         unit="share of answers",
         lines=(("accuracy", "train"), ("val/accuracy", "validation")),
+        least=0.1,
         kinds=RL,
     ),
-    _one("Reward", "mean", "reward", from_zero=False, kinds=RL),
+    _one("Reward", "mean", "critic/rewards/mean", from_zero=False, least=0.1, kinds=RL),
     Panel(
         title="Loss",
         unit="nats a token",
         lines=(("loss", "train"), ("val_loss", "validation")),
         kinds=("sft",),
     ),
-    _one("Policy loss", "mean of the updates", "loss", from_zero=False, kinds=RL),
+    _one("Policy loss", "mean of the updates", "actor/pg_loss", from_zero=False, least=0.01, kinds=RL),
     _one("Entropy", "nats a token", "actor/entropy", kinds=RL),
-    _one("Gradient norm", "before clipping", "grad_norm"),
-    _one("Learning rate", "last update", "lr"),
+    _one("Gradient norm", "before clipping", "grad_norm", kinds=("sft",)),
+    _one("Gradient norm", "before clipping", "actor/grad_norm", kinds=RL),
+    _one("Learning rate", "last update", "lr", kinds=("sft",)),
+    _one("Learning rate", "last update", "actor/lr", kinds=RL),
     Panel(
         title="Engine against actor",
         unit="log-probability gap, nats",
         lines=(("mismatch/p99", "99 % below"), ("mismatch/max", "largest")),
+        least=1e-3,
         kinds=RL,
     ),
     Panel(
         title="Groups that taught nothing",
         unit="share of groups",
-        lines=(("groups/all_right", "all right"), ("groups/all_wrong", "all wrong")),
+        lines=(
+            ("groups/all_right", "all right"),
+            ("groups/all_wrong", "all wrong"),
+            ("groups/same_reward", "same reward"),
+        ),
+        least=0.1,
         kinds=RL,
     ),
 )
@@ -63,7 +79,7 @@ BEHAVIOUR = (
     _one("Code pass rate", "calls that ran", "behavior/executable_fraction", kinds=RL),
     _one("Right with working code", "share, of those with a call", "behavior/correct_code_fraction", kinds=RL),
     _one("Position of the first call", "share of the response", "behavior/first_call_position", kinds=RL),
-    _one("Response length", "tokens", "behavior/response_tokens", kinds=RL),
+    _one("Response length", "tokens", "response_length/mean", kinds=RL),
     _one("Self-corrections", "a trajectory", "behavior/self_corrections", kinds=RL),
     _one("Calls", "a trajectory", "behavior/calls", kinds=RL),
 )

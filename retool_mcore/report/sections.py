@@ -57,7 +57,7 @@ def _panels(panels: Sequence[Panel], runs: Labelled, kind: str, suffix: str = ""
         title = f"{panel.title}{suffix}"
         lines, legend = _lines(panel, runs, kind)
         if lines:
-            svg = line_chart(lines, legend, from_zero=panel.from_zero, title=title)
+            svg = line_chart(lines, legend, from_zero=panel.from_zero, least=panel.least, title=title)
             pictures.append(Picture(title=title, unit=panel.unit, svg=svg))
         else:
             missing.append(title)
@@ -215,6 +215,17 @@ DROPS = (  # metric, words, how it is put together over steps
 )
 
 
+def _named(runs: Labelled, prefix: str, words: str, leave: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """The mean over all steps of each metric that begins with ``prefix``; absent is 0."""
+    names = sorted({name for _, run in runs for row in run.rows for name in row if name.startswith(prefix)})
+    means = {name: [fmean(row.get(name, 0.0) for row in run.rows) for _, run in runs] for name in names}
+    return [
+        (f"{words}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(each) for each in found))
+        for name, found in means.items()
+        if name not in leave
+    ]
+
+
 def dropped(runs: Labelled) -> ReportSection:
     of_rl = [(label, run) for label, run in runs if run.kind == "rl"]
     rows: list[tuple[str, ...]] = []
@@ -222,6 +233,8 @@ def dropped(runs: Labelled) -> ReportSection:
         values = [run.values(metric) for _, run in of_rl]
         if any(values):
             rows.append((words, *(number(put(each)) if each else "not recorded" for each in values)))
+    rows += _named(of_rl, "behavior/malformed/", "malformed calls a trajectory")
+    rows += _named(of_rl, "reward/", "reward part", leave=("reward/check_failed",))
     blocks: list[Block] = []
     if rows:
         blocks.append(Table(head=("over all steps", *(label for label, _ in of_rl)), rows=rows))
@@ -230,4 +243,4 @@ def dropped(runs: Labelled) -> ReportSection:
     if len(of_rl) < len(runs):
         text = "SFT: the rows that were left out for their length are told at its start and stand in no file."
         blocks.append(Text(text=text, quiet=True))
-    return ReportSection(title="What was dropped or cut", blocks=blocks)
+    return ReportSection(title="Dropped, cut and malformed", blocks=blocks)

@@ -21,6 +21,7 @@ WINDOW = 5  # steps over which an alarm takes a mean
 MISMATCH_RISE = 3.0
 MISMATCH_FLOOR = 1e-3  # nats; below it engine and actor agree, however the number moves
 MISMATCH_BOUND = 0.05  # nats, five times what engines with an FP8 cache have; engines with other weights have nats
+MUST_BE_FINITE = ("loss", "grad_norm", "actor/pg_loss", "actor/grad_norm", "critic/rewards/mean")
 SAME_REWARD = 0.9  # of groups
 MALFORMED = 0.25  # of calls
 CUT = 0.25  # of responses
@@ -89,10 +90,10 @@ class AlarmLines:
 
 def _of_newest(row: Row) -> dict[str, str]:
     step, found = int(row["step"]), dict[str, str]()
-    odd = [name for name in ("loss", "grad_norm", "reward") if not math.isfinite(row.get(name, 0.0))]
+    odd = [name for name in MUST_BE_FINITE if not math.isfinite(row.get(name, 0.0))]
     if odd:
         found["finite"] = f"{' and '.join(odd)} of step {step} {'is' if len(odd) == 1 else 'are'} not finite"
-    if row.get("grad_norm") == 0:
+    if row.get("grad_norm", row.get("actor/grad_norm")) == 0:
         found["gradient"] = f"grad_norm of step {step} is 0: the step has changed no weight"
     if row.get("rollout/dropped", 0.0) > 0:
         found["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"

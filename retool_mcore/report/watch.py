@@ -25,13 +25,13 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN = {  # of each kind of run: metric -> its word
     "rl": {
         "accuracy": "accuracy",
-        "reward": "reward",
+        "critic/rewards/mean": "reward",
         "val/accuracy": "validation accuracy",
         "behavior/code_ratio": "code ratio",
         "behavior/executable_fraction": "code that ran",
-        "response_tokens": "response tokens",
+        "response_length/mean": "response tokens",
         "actor/entropy": "entropy",
-        "grad_norm": "gradient norm",
+        "actor/grad_norm": "gradient norm",
         "mismatch/kl": "mismatch (KL)",
         "tokens_per_s": "tokens a second",
         "mfu": "MFU",

@@ -2,57 +2,7 @@
 
 With validation.before the first line is of step 0, and has the metrics of that validation alone.
 
-loss          in SFT nats per trained token, mean over the global batch. In RL what algorithm.loss
-              and loss_agg make of the advantages, without kl_coef: in the unit of advantages, its
-              zero means nothing. The mean over the step's updates
-lr, grad_norm the learning rate of the step's last update; the gradient norm before clipping, in RL
-              the mean over the step's updates
-tokens        all tokens of the step, over all ranks; loss_tokens: those that the loss is taken on,
-              without what is masked or rejected
-actor/entropy nats per token: of the actor's distribution at the step's start, mean over the tokens
-              in the loss before rejection. With algorithm.old_log_prob = "rollout" estimated by
-              -log p of the tokens that the first update learns from
-actor/pg_clipfrac, actor/pg_clipfrac_lower, actor/ppo_kl
-              shares of tokens that clip, or clip_c, keeps from learning, and the
-              mean of log p_old - log p: over the loss_tokens of all updates of the step, each token
-              once, with the weights of its own update
-mismatch/*    engine against the weights at the step's start, over the sampled tokens, also rejected
-              ones: kl is the mean of log p_engine - log p_actor, max and p99 are of its size. With
-              old_log_prob = "rollout" over the step's first update alone, since later ones have
-              other weights; rollout_actor_prob_diff_* and rollout_corr/* likewise
-rollout_corr/*  verl's, over tokens in the loss before rejection or over responses that have any;
-              in mode "async" the mean over the step's updates, and the maximum or minimum of names
-              with max or min
-tokens_per_s  tokens / (time_step_s without checkpoints and validation), for the whole run: all
-              ranks, all engines; tokens_per_s_per_gpu: the same / GPUs of [cluster]
-flops         model FLOPs of the step, by ModelShape.train_flops
-mfu           flops / (peak FLOPs * GPUs * seconds of data, forward_backward and optimizer); in RL
-              the GPUs that train and the seconds of the actor's update; absent where the device's
-              peak is not known
-memory_gib    the highest so far on any rank: of the device's allocator, or resident memory on a
-              CPU; memory_gib/rank_N: the highest on rank N
-gpu_percent   share of the last second in which the logging rank's device was busy; absent where
-              the device has no such counter
-unix_s        when the row was written, in seconds since 1970
-experts/*     of a model with experts, over all tokens of an update, summed over its micro-batches
-              and ranks (with those that fill a sequence up for parallel.tp and cp): in RL the
-              actor's, the mean over the step's updates.
-              experts/load_max_over_mean/layer_N: tokens of layer N's busiest expert / the mean over
-              its experts; 1: all alike; N counts from 0. Without /layer_N: the mean over the
-              layers. experts/unused: share of all layers' experts that no token chose
-time_*_s      wall time by phase; the phases add up to time_step_s. In RL, tool_wait is the
-              interpreter's part of the trajectory that the step waited for, engine_sleep is the
-              time in which the engine gives back its memory, and generation excludes both. Three
-              phases lie outside RL's step: validate_after, metrics (these numbers and the
-              trajectory file) and between_steps, from the last row to this step (verl's clean-up
-              and console). With time_step_s they add up to the time between the unix_s of two
-              rows. In SFT time_step_s is all of that time
-time_start_s  in the first row of a run's start: from its first check to its first step;
-              time_start/STAGE_s: of each stage of run/start.py
-val_loss      nats per trained token of the validation file
-engine/restarts  in RL, rollout engines that died and were restarted since the row before
-best/step     with best.metric, in rows with a validation: the best step so far; best/value: its
-              value; best/waited: validations since a value better by what best.patience asks
+metric_table.py has every name, unit and meaning.
 """
 
 import json
@@ -79,7 +29,7 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
 
     A step has the losses of what it trained: critic.warmup_steps train no actor.
     """
-    for name in ("loss", "grad_norm", "value_loss"):
+    for name in ("loss", "grad_norm", "actor/pg_loss", "actor/grad_norm", "critic/vf_loss"):
         if not math.isfinite(metrics.get(name, 0.0)):
             raise NonFiniteLoss(
                 f"{name} = {metrics[name]} at step {step}. The newest checkpoint is from an earlier step; "

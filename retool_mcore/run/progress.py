@@ -22,8 +22,9 @@ from retool_mcore.run.status import LASTED_S, tell_stage
 # What a step's line says: the metric's name, and how it is written.
 SAID = {
     "loss": "loss {:.4f}",
+    "actor/pg_loss": "loss {:.4f}",
     "val_loss": "val_loss {:.4f}",
-    "reward": "reward {:+.3f}",
+    "critic/rewards/mean": "reward {:+.3f}",
     "accuracy": "accuracy {:.3f}",
     "val/accuracy": "val/accuracy {:.3f}",
     "tokens_per_s": "{:,.0f} tokens/s",

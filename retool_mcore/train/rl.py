@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_WAIT_S = 20.0  # a head that was just started needs a few
 PROGRESS_INTERVAL_S = 0.5
+REWARD = "critic/rewards/mean"
 
 
 def train(config: RlConfig) -> None:
@@ -181,7 +182,7 @@ def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Non
             stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
             begins.look(over=over or stepped)
             if stepped:
-                reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
+                reward = f"  reward {rows[-1][REWARD]:+.3f}" if REWARD in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
             if stepped and rows[-1]["step"] > step_told:
                 step_told = int(rows[-1]["step"])

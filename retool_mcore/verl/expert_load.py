@@ -45,7 +45,7 @@ class ExpertLoad:
 
 
 def load_metrics(counts_LE: torch.Tensor) -> dict[str, float]:
-    """The metrics ``experts/*`` of run/metrics.py.
+    """The metrics ``experts/*`` of run/metric_table.py.
 
     ``counts_LE`` [L, E]: how often each expert was chosen; a layer without experts has zeros.
     """

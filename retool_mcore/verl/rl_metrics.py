@@ -9,32 +9,21 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from retool_mcore.verl.token_means import LOSS_TOKENS
-
-# Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
-RENAMED = {
-    "critic/score/mean": "reward",
-    "actor/pg_loss": "loss",
-    f"actor/{LOSS_TOKENS}": LOSS_TOKENS,
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "lr",
-    "critic/vf_loss": "value_loss",
-    "response_length/mean": "response_tokens",
-    "training/num_turns/mean": "num_turns",
-    "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
-    "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
-}
-KEPT = {"response_length/mean"}  # one of verl's family of lengths, which the planner reads as a whole
+from retool_mcore.run.metric_table import is_listed
 
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step's row: each under one name, ours where verl has another for it."""
-    twice = {theirs for theirs, ours in RENAMED.items() if ours in metrics} - KEPT
-    return {name: float(value) for name, value in metrics.items() if name not in twice and isinstance(value, Real)}
+    """The numbers of a step's row: those of run/metric_table.py, each under one name."""
+    row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real) and is_listed(name)}
+    if row.get("critic/score/mean") == row.get("critic/rewards/mean"):  # no KL penalty is in the reward
+        row.pop("critic/score/mean", None)
+    if "response_length/mean" in row:  # a validation has only ours
+        row.pop("behavior/response_tokens", None)
+    return row
 
 
 class StepClock:
-    """Wall time between rows of metrics that no timer of verl's covers; see run/metrics.py."""
+    """Wall time between rows of metrics that no timer of verl's covers; see run/metric_table.py."""
 
     def __init__(self) -> None:
         self._row_s = self._step_s = self._metrics_s = time.perf_counter()

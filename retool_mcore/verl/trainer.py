@@ -32,8 +32,9 @@ from retool_mcore.verl.checkpoint import WorkersSave, seed_at, unwrap_worker_err
 from retool_mcore.verl.engines import EngineRestarts
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.replay import clear_orphans, sequence_lengths
-from retool_mcore.verl.rl_metrics import RENAMED, EngineLoad, StepClock, row_of
+from retool_mcore.verl.rl_metrics import EngineLoad, StepClock, row_of
 from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.token_means import LOSS_TOKENS
 from retool_mcore.verl.workers import worker_class
 
 TRAIN = "train"  # verl's partition of the transfer queue
@@ -345,7 +346,7 @@ class RlRun(EngineRestarts):
         buffer.val_metrics = {}
         self._stop_without_progress(self.global_steps)
 
-        ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
+        ours = {LOSS_TOKENS: float(metrics[f"actor/{LOSS_TOKENS}"])} if f"actor/{LOSS_TOKENS}" in metrics else {}
         of_experts = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
         ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
@@ -357,7 +358,7 @@ class RlRun(EngineRestarts):
                 ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
         ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
         ours |= self._load.metrics() | self.engine_metrics()
-        require_finite(ours, self.global_steps)
+        require_finite(metrics, self.global_steps)
         metrics |= ours | self._clock.row_written()
         if self._starting:
             metrics |= start.start_times(self._run.run.dir)

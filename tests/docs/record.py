@@ -14,6 +14,7 @@ from retool_mcore.model.files import of_model
 from retool_mcore.planner.hardware import of_run, parse
 from retool_mcore.planner.lengths import assumed
 from retool_mcore.planner.plan import make_plan
+from retool_mcore.run.metric_table import as_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -82,10 +83,10 @@ def duration() -> str:
 
 
 WATCHED = (  # metric, what it should do
-    ("reward", "rise"),
+    ("critic/rewards/mean", "rise"),
     ("accuracy", "rise; it counts right answers, whatever the reward is"),
     ("actor/entropy", "fall slowly"),
-    ("grad_norm", "stay in one order of magnitude"),
+    ("actor/grad_norm", "stay in one order of magnitude"),
     ("actor/pg_clipfrac", "be 0 with one update a step"),
     ("groups/all_right", "rise"),
     ("groups/all_wrong", "fall"),
@@ -118,6 +119,7 @@ MADE: dict[str, Callable[[], str]] = {
     "duration": duration,
     "chat": chat,
     "recorded": recorded,
+    "metrics": as_markdown,
 }
 
 

@@ -25,7 +25,7 @@ def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
     succeed(argv_rl(f"run.root={root}", "run.name=rl", *settings), mark, timeout_s=500)
     rows = read_metrics(root / "rl" / "metrics.jsonl")
     for row in rows:
-        assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
+        assert math.isfinite(row["actor/pg_loss"]) and row["rollout/dropped"] == 0
         assert {"mismatch/kl", "mismatch/max", "mismatch/p99"} <= set(row)
         assert row["memory_gib"] == max(row[name] for name in row if name.startswith("memory_gib/rank_")) > 0.1
         assert 0.0 < row["engine/cache_hit_rate"] < 1.0, "a group's responses share their prompt"
@@ -57,8 +57,8 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     assert rows[0] == first and [row["step"] for row in rows] == [1, 2]
     assert set(rows[1]) >= {"memory_gib/rank_0", "memory_gib/rank_1"} and "memory_gib/rank_1" not in rows[0]
     for row in rows:
-        assert row["reward"] == pytest.approx(row["reward/answer_part"] + row["reward/unsure"])
-        assert row["value_loss"] > 0 and row["time_update_critic_s"] > 0
+        assert row["critic/rewards/mean"] == pytest.approx(row["reward/answer_part"] + row["reward/unsure"])
+        assert row["critic/vf_loss"] > 0 and row["time_update_critic_s"] > 0
         assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
     # The coin is fair before the first update only: a call costs tokens, and one update may unlearn
     # it.
@@ -84,8 +84,10 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
     for row in rows:
         assert row["accuracy"] == 0.5, "of each pair one is right"
         assert row["reward/overlong"] == -0.5
-        assert row["reward"] == pytest.approx(-0.5), "the mean of 1 and -1, less the half point of the length"
-        assert row["grad_norm"] > 0.0, "one of each pair is to become likelier"
+        assert row["critic/rewards/mean"] == pytest.approx(-0.5), (
+            "the mean of 1 and -1, less the half point of the length"
+        )
+        assert row["actor/grad_norm"] > 0.0, "one of each pair is to become likelier"
     assert sum(row["training/filter_groups/evicted_samples"] for row in rows) > 0
     assert sum(row["rollout/refilled_prompts"] for row in rows) > 0
     assert max(row["groups/all_right"] + row["groups/all_wrong"] for row in rows) > 0, "before the filter"

@@ -83,7 +83,7 @@ def rows_of_a_run_killed_twice(argv: list[str], run_dir: Path, mark: str) -> lis
 def test_a_step_whose_engine_dies_goes_on_with_a_new_one(task: Path, tmp_path: Path, mark: str, mode: str):
     argv = argv_rl(*settings(task, tmp_path, *OWN, *MODES[mode]))
     rows = rows_of_a_run_killed_twice(argv, tmp_path / "rl", mark)
-    assert rows[0]["grad_norm"] > 0, "or every weight would be right"
+    assert rows[0]["actor/grad_norm"] > 0, "or every weight would be right"
     if mode == "sync":  # a wrong weight of a new engine would show here
         assert max(row["mismatch/max"] for row in rows) <= 1e-4
 
@@ -95,6 +95,6 @@ def test_on_a_gpu_a_new_engine_has_what_the_actor_learnt(tmp_path: Path, mark: s
     rows = rows_of_a_run_killed_twice(
         argv_rl(*settings(tmp_path / "task", tmp_path, *OWN, *GPU)), tmp_path / "rl", mark
     )
-    assert rows[0]["grad_norm"] > 0
+    assert rows[0]["actor/grad_norm"] > 0
     print("log-probabilities of engine and actor apart, p99:", [row["mismatch/p99"] for row in rows])
     assert max(row["mismatch/p99"] for row in rows) < 0.1

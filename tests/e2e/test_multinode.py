@@ -127,7 +127,7 @@ def test_rl_over_two_ray_nodes_loses_one_and_continues_when_it_comes_late(task: 
         assert_nothing_left(mark)
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert all(row["rollout_actor_prob_diff_max"] <= 1e-4 for row in rows)
+    assert all(row["training/rollout_probs_diff_max"] <= 1e-4 for row in rows)
     states = sorted(path.parent.name for path in (run_dir / "checkpoints").glob("*/state.json"))
     assert states == ["global_step_2", "global_step_4"]
 

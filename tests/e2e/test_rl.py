@@ -81,13 +81,13 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     told = [line for line in done.stderr.splitlines() if line.strip().endswith(STAGES["engines"])]
     assert len(told) == 1, "the output is no terminal: a line for each stage"
     before, *rows = read_metrics(run_dir / "metrics.jsonl")
-    assert before["step"] == 0 and 0 <= before["val/accuracy"] <= 1 and "reward" not in before
+    assert before["step"] == 0 and 0 <= before["val/accuracy"] <= 1 and "critic/rewards/mean" not in before
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         # Log-probabilities of rollout and actor, on the same tokens, after each weight update.
-        assert row["rollout_actor_prob_diff_max"] <= 1e-4
+        assert row["training/rollout_probs_diff_max"] <= 1e-4
         assert row["rollout_corr/log_ppl_abs_diff"] <= 1e-4
-        assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
+        assert math.isfinite(row["actor/pg_loss"]) and row["rollout/dropped"] == 0
     assert "val/accuracy" in rows[-1]
     first = [row for row in rows if "time_start_s" in row][-1]  # of the last start
     assert 0 < first["time_start/engines_s"] < first["time_start_s"]

@@ -42,6 +42,6 @@ def test_the_engines_experts_are_the_actors(tmp_path: Path, mark: str, settings:
         assert row["behavior/calls"] > 0 and row["rollout/dropped"] == 0
         assert 1 < row["experts/load_max_over_mean"] <= 2
         assert {"experts/load_max_over_mean/layer_0", "experts/unused"} <= set(row)
-        assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
+        assert math.isfinite(row["actor/pg_loss"]) and row["actor/grad_norm"] > 0
     if "train.mode=partial_rollout" not in settings:  # there, other weights have sampled some tokens
-        assert max(row["rollout_actor_prob_diff_max"] for row in rows) <= 1e-4
+        assert max(row["training/rollout_probs_diff_max"] for row in rows) <= 1e-4

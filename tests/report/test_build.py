@@ -50,9 +50,10 @@ def page(tmp_path: Path, *runs: Path, evaluations: tuple[Path, ...] = ()) -> Pag
 def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
     made = page(tmp_path, *RUNS)
     assert list(made.sections)[1:] == [
-        *("at-a-glance", "the-models", "before-and-after", "run-against-run", "trajectories-before-and-after"),
-        *("learning", "behaviour", "throughput"),
-        *("where-the-time-went", "start", "what-was-dropped-or-cut", "settings", "versions-and-hardware"),
+        *("at-a-glance", "learning", "warnings"),
+        *("the-models", "before-and-after", "run-against-run", "trajectories-before-and-after"),
+        *("behaviour", "dropped-cut-and-malformed", "throughput"),
+        *("where-the-time-went", "start", "settings", "versions-and-hardware"),
     ]
     assert "0.322 → 0.918" in made.text("at-a-glance") and "24 of 24" in made.text("at-a-glance")
     assert "+0.596 (+0.551 to +0.641)" in made.text("before-and-after")
@@ -63,7 +64,7 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
     for title in ("Response length", "Self-corrections"):
         assert title in made.text("behaviour")
     assert "update actor" in made.text("where-the-time-went") and "59 s to the first step" in made.text("start")
-    assert "trajectories dropped by outages 0 0" in made.text("what-was-dropped-or-cut")
+    assert "trajectories dropped by outages 0 0" in made.text("dropped-cut-and-malformed")
     assert "algorithm.clip" not in made.text("settings") and "rollout.max_turns" in made.text("settings")
 
 
@@ -79,14 +80,14 @@ def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path):
 
 
 def test_what_is_missing_is_named_and_not_made_up(tmp_path: Path):
-    made = page(tmp_path, write_run(tmp_path / "bare", rows=[{"step": 1, "reward": 0.5}]))
+    made = page(tmp_path, write_run(tmp_path / "bare", rows=[{"step": 1, "critic/rewards/mean": 0.5}]))
     assert "no evaluation of its export" in made.text("before-and-after")
     assert "Not recorded: Accuracy, Policy loss" in made.text("learning")
     assert "Not recorded: Code ratio" in made.text("behaviour")
     assert "No MFU of bare" in made.text("throughput")
     assert "bare: no phases are recorded" in made.text("where-the-time-went")
     assert "the stages of its start are not recorded" in made.text("start")
-    assert "Not recorded." in made.text("what-was-dropped-or-cut")
+    assert "Not recorded." in made.text("dropped-cut-and-malformed")
     assert "versions and hardware were not recorded" in made.text("versions-and-hardware")
 
 
@@ -120,9 +121,21 @@ def test_phases_are_means_that_add_up_to_the_step(tmp_path: Path):
     assert "3 s, 75%" in text and "1 s, 25%" in text and "mean of a step: 4 s" in text
 
 
+def test_warnings_malformed_calls_and_the_parts_of_an_own_reward_are_in_the_report(tmp_path: Path):
+    metrics = {"actor/grad_norm": 0.0, "behavior/malformed/json": 0.5, "behavior/calls": 0.5, "reward/tests": 0.25}
+    made = page(tmp_path, write_run(tmp_path / "run", rows=steps(4, **metrics)))
+    assert "grad_norm of step 4 is 0" in made.text("warnings")
+    assert "50% of the calls of the last 4 steps could not be read" in made.text("warnings")
+    assert "malformed calls a trajectory: json 0.5" in made.text("dropped-cut-and-malformed")
+    assert "reward part: tests 0.25" in made.text("dropped-cut-and-malformed")
+    text = (tmp_path / "report.html").read_text()
+    assert text.index("</details>") > text.index('id="warnings"') > text.index('id="learning"')
+    assert text.count("MFU") == 1
+
+
 def test_dropped_trajectories_add_up_over_steps(tmp_path: Path):
     rows = steps(4, **{"rollout/dropped": 2.0, "groups/all_right": 0.25})
-    text = page(tmp_path, write_run(tmp_path / "run", rows=rows)).text("what-was-dropped-or-cut")
+    text = page(tmp_path, write_run(tmp_path / "run", rows=rows)).text("dropped-cut-and-malformed")
     assert "trajectories dropped by outages 8" in text and "all right (mean share) 0.25" in text
 
 

@@ -82,7 +82,7 @@ def test_hours_are_told_over_the_whole_run_with_what_a_kill_lost(tmp_path: Path)
 def test_without_times_there_is_no_table(tmp_path: Path):
     from retool_mcore.report.record import read_run
 
-    run = write_run(tmp_path / "run", rows=[{"step": 1, "unix_s": NOW_S, "reward": 1.0}])
+    run = write_run(tmp_path / "run", rows=[{"step": 1, "unix_s": NOW_S, "critic/rewards/mean": 1.0}])
     assert spent(read_run(run)) == {}
     write_rows(run, [{"step": 1, "time_other_s": 3.0}])
     assert spent(read_run(run)) == pytest.approx({"other": 3.0})

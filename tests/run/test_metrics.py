@@ -79,7 +79,7 @@ def test_memory_is_told_by_rank_and_at_most():
     assert memory_by_rank([1.0, 3.0]) == {"memory_gib": 3.0, "memory_gib/rank_0": 1.0, "memory_gib/rank_1": 3.0}
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "value_loss"])
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "critic/vf_loss"])
 def test_nan_stops_the_run_and_names_itself(name: str):
     metrics = {"loss": 1.0, "grad_norm": 1.0, name: float("nan")}
     with pytest.raises(NonFiniteLoss, match=f"{name} = nan at step 7"):
@@ -87,4 +87,4 @@ def test_nan_stops_the_run_and_names_itself(name: str):
 
 
 def test_a_step_that_trains_the_critic_alone_has_no_loss_of_the_actor():
-    require_finite({"value_loss": 1.0}, 7)
+    require_finite({"critic/vf_loss": 1.0}, 7)

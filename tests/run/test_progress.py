@@ -24,9 +24,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_each_step_is_a_line_with_what_it_has_and_the_time_left(clock: list[float]):
     said = io.StringIO()
     lines = StepLines(Console(file=said), 10)
-    lines.tell({"step": 3, "reward": -0.25, "accuracy": 0.375, "tokens_per_s": 5120.4, "time_step_s": 12.34})
+    lines.tell(
+        {"step": 3, "critic/rewards/mean": -0.25, "accuracy": 0.375, "tokens_per_s": 5120.4, "time_step_s": 12.34}
+    )
     clock[0] += 30
-    lines.tell({"step": 4, "reward": 0.5, "accuracy": 0.75, "val/accuracy": 0.5})
+    lines.tell({"step": 4, "critic/rewards/mean": 0.5, "accuracy": 0.75, "val/accuracy": 0.5})
     assert said.getvalue().splitlines() == [
         "step 3/10  reward -0.250  accuracy 0.375  5,120 tokens/s  12.3 s",
         "step 4/10  reward +0.500  accuracy 0.750  val/accuracy 0.500  3.0 min left",

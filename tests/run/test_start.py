@@ -68,7 +68,9 @@ def test_without_a_terminal_each_stage_is_a_line(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
     config = load_config(RlConfig, RL, [f"run.root={tmp_path}"])
     config.run.dir.mkdir()
-    (config.run.dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward": 0.5, "unix_s": 1.0}) + "\n")
+    (config.run.dir / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, "critic/rewards/mean": 0.5, "unix_s": 1.0}) + "\n"
+    )
     said = io.StringIO()
     with rl.progress(config, Console(file=said)):
         for stage in ("checks", "ray", "engines"):
@@ -96,11 +98,11 @@ def test_without_a_terminal_each_new_step_is_a_line(tmp_path: Path, monkeypatch:
     config.run.dir.mkdir()
     said = io.StringIO()
     with open(config.run.dir / "metrics.jsonl", "w") as metrics:
-        print(json.dumps({"step": 1, "reward": 0.5, "unix_s": 1.0}), file=metrics, flush=True)
+        print(json.dumps({"step": 1, "critic/rewards/mean": 0.5, "unix_s": 1.0}), file=metrics, flush=True)
         with rl.progress(config, Console(file=said)):
             start.begin(config.run.dir, "checks")
             time.sleep(0.2)
-            print(json.dumps({"step": 2, "reward": -0.5, "unix_s": time.time()}), file=metrics, flush=True)
+            print(json.dumps({"step": 2, "critic/rewards/mean": -0.5, "unix_s": time.time()}), file=metrics, flush=True)
             time.sleep(0.2)
     assert [line for line in said.getvalue().splitlines() if line.startswith("step")] == ["step 2/2  reward -0.500"]
 
@@ -133,7 +135,7 @@ def test_the_bar_stays_only_where_a_step_was_made(tmp_path: Path):
     erased = "\r\x1b[1A\x1b[2K"
     config = config_in(tmp_path)
     assert shows(config, None).endswith(erased)
-    assert not shows(config, {"step": 1, "reward": 0.5, "unix_s": 7.0}).endswith(erased)
+    assert not shows(config, {"step": 1, "critic/rewards/mean": 0.5, "unix_s": 7.0}).endswith(erased)
     assert shows(config, None).endswith(erased), "that step was an earlier start's"
 
 
@@ -141,13 +143,13 @@ def test_a_clock_that_was_set_back_changes_nothing(tmp_path: Path, monkeypatch: 
     """An earlier start's row is from tomorrow; the start and its step are shown all the same."""
     monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
     config = config_in(tmp_path)
-    rows = [{"step": 1, "reward": 0.5, "unix_s": time.time() + 86400}]
+    rows = [{"step": 1, "critic/rewards/mean": 0.5, "unix_s": time.time() + 86400}]
     (config.run.dir / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n")
     said = io.StringIO()
     with rl.progress(config, Console(file=said)):
         start.begin(config.run.dir, "checks")
         time.sleep(0.2)
-        rows.append({"step": 2, "reward": -0.5, "unix_s": time.time()})
+        rows.append({"step": 2, "critic/rewards/mean": -0.5, "unix_s": time.time()})
         (config.run.dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = said.getvalue().splitlines()
     assert len(told) == 2 and told[0].endswith(start.STAGES["checks"]) and told[1] == "step 2/2  reward -0.500"

@@ -37,8 +37,22 @@ def test_the_load_is_over_polls_of_all_engines():
 
 
 def test_a_row_has_each_number_under_one_name():
-    """TensorBoard would draw the same curve twice."""
-    metrics = {"actor/grad_norm": 0.5, "grad_norm": 0.5, "critic/score/mean": 1.0, "reward": 1.0, "note": "words"}
-    lengths = {"response_length/mean": 7.0, "response_tokens": 7.0, "response_length/max": np.int64(9)}
-    assert row_of(metrics | lengths) == {"grad_norm": 0.5, "reward": 1.0, **lengths}
-    assert row_of({"actor/lr": 0.1}) == {"actor/lr": 0.1}
+    metrics = {
+        "actor/grad_norm": 0.5,
+        "actor/lr": 0.1,
+        "timing_s/step": 9.0,
+        "critic/returns/mean": 1.0,
+        "note": "words",
+    }
+    scores = {"critic/score/mean": 1.0, "critic/rewards/mean": 1.0}
+    lengths = {"response_length/mean": 7.0, "behavior/response_tokens": 7.0, "response_length/max": np.int64(9)}
+    assert row_of(metrics | scores | lengths) == {
+        "actor/grad_norm": 0.5,
+        "actor/lr": 0.1,
+        "critic/rewards/mean": 1.0,
+        "response_length/mean": 7.0,
+        "response_length/max": 9.0,
+    }
+    with_penalty = scores | {"critic/rewards/mean": 0.5}
+    assert row_of(with_penalty) == with_penalty
+    assert row_of({"behavior/response_tokens": 7.0}) == {"behavior/response_tokens": 7.0}

@@ -62,7 +62,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
     assert written == []
     trainer._compute_metrics(rows, dict(good), {"step": 2.0})
     (row, traces), buffer = written[0], trainer.replay_buffer
-    assert row["loss"] == 0.5 and row["grad_norm"] == 1.0
+    assert row["actor/pg_loss"] == 0.5 and row["actor/grad_norm"] == 1.0
     assert (traces, buffer.traces) == (["one"], []), "a row's trajectories go with it, and with no other"
 
 

@@ -2,12 +2,12 @@
 // The curves of all runs, one small chart for each metric, and what happened on them.
 
 const SECTIONS = [
-  ['Outcome', /^(accuracy|reward|val\/accuracy|loss|val_loss)$/],
+  ['Outcome', /^(accuracy|critic\/rewards\/mean|val\/accuracy|loss|val_loss)$/],
   ['Reward parts', /^reward\//],
   ['Behaviour', /^behavior\/(calls|code_ratio|turns|code_lines|executable_fraction|self_corrections|correct_code_fraction|first_call_position)$/],
   ['Lengths', /^(response_tokens|behavior\/(response_tokens|model_tokens|cut_tokens)|length\/finished\/(p50|p99)|response_length\/(mean|max|clip_ratio))$/],
-  ['KL and mismatch', /^(mismatch\/|.*ppo_kl$|.*kl_loss$|rollout_corr\/kl$)/],
-  ['Entropy and updates', /^(actor\/entropy|grad_norm|lr|actor\/pg_clipfrac)$/],
+  ['KL and mismatch', /^(mismatch\/|.*ppo_kl$|.*kl_loss$|rollout_corr\/.*)/],
+  ['Entropy and updates', /^(actor\/entropy|(actor\/)?(grad_norm|lr)|actor\/pg_clipfrac)$/],
   ['Seconds by phase', /^time_[^/]*_s$/],
   ['Throughput', /^(tokens_per_s|mfu|memory_gib)$/],
   ['Drops and groups that taught nothing', /^(rollout\/|groups\/)/],
