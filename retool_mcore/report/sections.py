@@ -93,11 +93,8 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Le
 
 def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
-    for metric, words in (
-        ("tokens_per_s", "tokens a second"),
+    for metric, words in (  # what is not at a glance
         ("tokens_per_s_per_gpu", "tokens a second and device"),
-        ("mfu", "MFU"),
-        ("time_step_s", "seconds a step"),
         ("memory_gib", "memory, highest on any rank (GiB)"),
         ("engine/cache_hit_rate", "prefix cache's hit rate"),
     ):
