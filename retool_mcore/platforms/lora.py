@@ -393,20 +393,16 @@ def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
 
 
 class _WithoutAdapters:
-    """A model's chunk as the bridge knows it. ``only``: of its weights those of adapted layers."""
+    """A model's chunk as the bridge knows it."""
 
-    def __init__(self, chunk: Any, *, only: bool) -> None:
-        self._chunk, self._only = chunk, only
+    def __init__(self, chunk: Any) -> None:
+        self._chunk = chunk
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chunk, name)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        adapted = {name.partition(f".{MODULE}.")[0] for name, _ in self._chunk.named_parameters() if _is_adapter(name)}
-        for name, parameter in whole_parameters(self._chunk):
-            layer, _, last = name.rpartition(".")
-            if not _is_adapter(name) and (not self._only or (last == "weight" and layer in adapted)):
-                yield name, parameter
+        return ((name, each) for name, each in whole_parameters(self._chunk) if not _is_adapter(name))
 
 
 def _is_adapter(name: str) -> bool:
@@ -417,10 +413,7 @@ class AdaptedBridge:
     """mbridge of a model that gets adapters, which it neither reads nor writes.
 
     It builds chunks with adapters, and exports W + s B A under the names and in the shapes of W.
-    ``only_changed``: the export that is asked for next leaves out what training does not change.
     """
-
-    only_changed = False
 
     def __init__(self, bridge: Any, adapters: Adapters) -> None:
         self._adapters = adapters
@@ -430,7 +423,7 @@ class AdaptedBridge:
         if adapters.base_in_fp8:
             bridge.load_weights = partial(self._load_and_store, bridge.load_weights)
         bridge._weight_name_mapping_mcore_local_to_global = _known(names)
-        bridge.export_weights = lambda models: self._merged(_unwrapped(models), self.only_changed)
+        bridge.export_weights = lambda models: self._merged(_unwrapped(models))
 
     def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         callbacks = [*kwargs.pop("post_model_creation_callbacks", []), self._adapt]
@@ -449,14 +442,11 @@ class AdaptedBridge:
     def _adapt(self, model: Any, **_: Any) -> None:
         adapt(model, self._adapters)
 
-    def _merged(self, chunks: Sequence[Any], only_changed: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    def _merged(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
         pairs = gather(chunks)
-        for name, weight in self._export([_WithoutAdapters(chunk, only=only_changed) for chunk in chunks]):
+        for name, weight in self._export([_WithoutAdapters(chunk) for chunk in chunks]):
             pair = pairs.get(name.removesuffix(".weight"))
-            if pair is not None:
-                yield name, merged(weight.detach(), *pair, self._adapters.scale)
-            elif not only_changed:
-                yield name, weight
+            yield name, weight if pair is None else merged(weight.detach(), *pair, self._adapters.scale)
 
 
 def _known(original: Callable[..., dict[str, str]]) -> Callable[..., dict[str, str]]:

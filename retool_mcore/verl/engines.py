@@ -243,6 +243,7 @@ class DetachedEngineRestarts(EngineRestarts):
         syncs.update_weights(self.engine_version)
         if ahead:
             actor.restore_model_from_cpu(1)
+            actor.clear_cpu_model(1)
 
 
 async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:

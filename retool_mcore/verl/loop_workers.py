@@ -6,6 +6,7 @@ earlier, and get verl's settings when verl asks for them.
 """
 
 import asyncio
+import importlib
 import logging
 from collections import Counter
 from typing import Any
@@ -17,8 +18,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.verl.agent_loop import causes, sandbox_of
-from retool_mcore.verl.router import import_engine_class
 from retool_mcore.verl.run_settings import settings_of_run
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class LoopWorker(_Worker):
     async def warm_up(self, run_config: str) -> None:
         """Open the sandbox, and import the class that Ray imports with an engine's handle."""
         config = settings_of_run(run_config)
-        import_engine_class(config)
+        if get_platform(config.run.platform).rollout.engine.own_server:
+            importlib.import_module("retool_mcore.verl.sglang_server")
         if sandbox := sandbox_of(run_config):
             try:
                 await sandbox.open()

@@ -25,12 +25,7 @@ def attach(engine: Any) -> None:
 
 
 class EngineAdapters:
-    """What an engine with adapters does otherwise.
-
-    ``engines_have_base``: rollout engines got all weights, and need those alone that change.
-    """
-
-    engines_have_base = False
+    """What an engine with adapters does otherwise."""
 
     def __init__(self, engine: Any) -> None:
         model = engine.model_config
@@ -48,7 +43,7 @@ class EngineAdapters:
         engine.disable_adapter = self.switched_off
 
     def _build(self) -> Any:
-        self._bridge = AdaptedBridge(self._engine.bridge, self._adapters)
+        AdaptedBridge(self._engine.bridge, self._adapters)
         return self._build_module()
 
     def _start(self) -> None:
@@ -84,15 +79,3 @@ class EngineAdapters:
     def load(self, path: str) -> None:
         """Raises CheckpointError for adapters of another base."""
         load(self._engine.module, read_adapter(Path(path), self._base)[0])
-
-    def send_base_once(self) -> None:
-        """For engines that keep their weights between two syncs."""
-        self._weights = self._engine.get_per_tensor_param
-        self._engine.get_per_tensor_param = self._weights_to_send
-
-    def _weights_to_send(self, *args: Any, **kwargs: Any) -> Any:
-        self._bridge.only_changed = self.engines_have_base
-        try:
-            return self._weights(*args, **kwargs)
-        finally:
-            self._bridge.only_changed, self.engines_have_base = False, True

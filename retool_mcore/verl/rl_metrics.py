@@ -56,40 +56,26 @@ class EngineLoad:
     def __init__(self, servers: Callable[[], Sequence[Any]]) -> None:
         self._servers = servers
         self._polls: list[tuple[int, int]] = []
-        self._asked: list[Any] = []
-
-    def ask(self) -> None:
-        """Ask for the servers' polls since the last call, and do not wait.
-
-        When sampling has ended: a server that begins the next step's requests takes its time.
-        """
-        self._asked += [server.take_polls.remote() for server in self._servers() if hasattr(server, "take_polls")]
 
     def keep(self) -> None:
-        """Fetch the servers' polls since the last call and keep them."""
-        self.ask()
-        self._gather()
-
-    def _gather(self) -> None:
-        asked, self._asked = self._asked, []
-        for call in asked:
-            with contextlib.suppress(RayActorError):  # what a dead one noted is lost; verl/engines.py restarts it
-                self._polls += ray.get(call)
+        """Keep the servers' polls since the last call."""
+        self._polls += self._fetched()
 
     def forget(self) -> None:
-        """Discard the polls since the last ``keep`` or ``ask``: those of a validation."""
-        self._gather()
-        kept = list(self._polls)
-        self.keep()
-        self._polls = kept
+        """Discard the polls since the last ``keep``: those of a validation."""
+        self._fetched()
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the polls since the last call, up to the last ``ask`` if there was one."""
-        if not self._asked:
-            self.ask()
-        self._gather()
+        """Metrics of what was kept since the last call."""
         polls, self._polls = self._polls, []
         return load_metrics(polls)
+
+    def _fetched(self) -> list[tuple[int, int]]:
+        polls: list[tuple[int, int]] = []
+        for call in [server.take_polls.remote() for server in self._servers() if hasattr(server, "take_polls")]:
+            with contextlib.suppress(RayActorError):  # what a dead one noted is lost; verl/engines.py restarts it
+                polls += ray.get(call)
+        return polls
 
 
 def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:

@@ -73,7 +73,7 @@ class Driver(_TaskRunner):
 def register_engine(config: RlConfig, name: str) -> None:
     """Have verl start our SGLang servers instead of its own, and write when it starts engines.
 
-    SGLang's modules take 20 s to import. A thread imports them while the workers build the model.
+    Importing SGLang takes up to 20 s. A thread does it while the workers build the model.
     """
     importing = ThreadPoolExecutor(1).submit(replica_class, name, RolloutReplicaRegistry._registry[name])
 

@@ -10,8 +10,7 @@ import asyncio
 import base64
 import copy
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import ray
@@ -24,65 +23,25 @@ from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
 
-from retool_mcore.config import RlConfig
 from retool_mcore.platforms.network import engine_key
 from retool_mcore.platforms.patches_verl import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.weight_sums import ACTION, Sums
-from retool_mcore.verl.keys.rollout import trajectories_in_flight
-from retool_mcore.verl.run_settings import settings_of_run
 
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5  # counts that SGLang keeps anyway; 0.5.14's are up to 15 decoding steps old
 KINDS = ("running", "waiting")  # SGLang's names
-CONTROL = "control"  # Ray's group of the calls that do not wait behind requests
-WARM_UP_TOKENS = 8
-CONTROL_CALLS = 16  # of them at the same time; `until_it_dies` is one
-RAY_CONCURRENCY = 1000  # Ray's own, if that many requests are enough
+# At the same time, so that no request waits in Ray, where nobody counts it, and no call that
+# controls the engine waits behind requests. The paper has 16,384 trajectories in flight.
+MAX_CALLS = 65_536
 GONE_PAUSE_S = 0.5
-
-
-def control(method: Callable[..., Awaitable[Any]]) -> Any:
-    """``method`` in a group of its own, which Ray starts whatever number of requests is under way.
-
-    Ray gives a group its own thread and event loop. What SGLang does belongs to the loop in which
-    the server was launched, so it is done there.
-    """
-
-    async def call(self: MeasuredServer, *args: Any, **kwargs: Any) -> Any:
-        async def there() -> Any:
-            return await method(self, *args, **kwargs)
-
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self.loop))
-
-    call.__name__, call.__doc__ = method.__name__, method.__doc__  # not functools.wraps: Ray would look behind it
-    return ray.method(concurrency_group=CONTROL)(call)
-
-
-def actor_class(server: type) -> Any:
-    """Ray's actor class of a ``MeasuredServer``."""
-    return ray.remote(concurrency_groups={CONTROL: CONTROL_CALLS})(server)
 
 
 class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
 
-    loop: asyncio.AbstractEventLoop  # that SGLang's server runs in
-
-    wake_up = control(SGLangHttpServer.wake_up)
-    sleep = control(SGLangHttpServer.sleep)
-    clear_kv_cache = control(SGLangHttpServer.clear_kv_cache)
-    release_kv_cache = control(SGLangHttpServer.release_kv_cache)
-    resume_kv_cache = control(SGLangHttpServer.resume_kv_cache)
-    set_global_steps = control(SGLangHttpServer.set_global_steps)
-    abort_all_requests = control(SGLangHttpServer.abort_all_requests)
-    resume_generation = control(SGLangHttpServer.resume_generation)
-    start_profile = control(SGLangHttpServer.start_profile)
-    stop_profile = control(SGLangHttpServer.stop_profile)
-
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        self.loop = asyncio.get_running_loop()
         if key := engine_key():  # what SGLang's own start of a server does with --api-key
             add_api_key_middleware(app, api_key=key, admin_api_key=None)
         await super().launch_server(*args, **kwargs)
@@ -92,19 +51,8 @@ class MeasuredServer(SGLangHttpServer):
         self._polls: list[tuple[int, int]] = []
         self._cached_tokens: dict[str, int] = {}
         self.tokenizer_manager.generate_request = self._noting(self.tokenizer_manager.generate_request)
-        await self._warm_up()
         self._poller = asyncio.create_task(self._poll())
         self._poller.add_done_callback(_tell)
-
-    async def _warm_up(self) -> None:
-        """A short request, for the kernels that the first one compiles; then nothing of it is kept.
-
-        verl leaves SGLang's own out. With adapters there is none to ask for yet.
-        """
-        if not self.lora_as_adapter:
-            params = {"max_new_tokens": WARM_UP_TOKENS, "temperature": 1.0, "ignore_eos": True, "logprobs": True}
-            await self.generate([0] * WARM_UP_TOKENS, params, "warm-up")
-            await self.tokenizer_manager.flush_cache()
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
         """verl's, with ``num_cached_tokens`` among the answer's extra fields.
@@ -120,12 +68,6 @@ class MeasuredServer(SGLangHttpServer):
         output.extra_fields["num_cached_tokens"] = cached
         return output
 
-    @ray.method(concurrency_group=CONTROL)
-    async def get_server_address(self) -> tuple[str, int]:
-        """verl's; the trainer asks for it again when an engine was restarted."""
-        return super().get_server_address()
-
-    @ray.method(concurrency_group=CONTROL)
     async def until_it_dies(self) -> None:
         """Return never: Ray fails the call when this process ends, and so tells the trainer."""
         await asyncio.Event().wait()
@@ -167,7 +109,6 @@ class MeasuredServer(SGLangHttpServer):
                 running, queued = (sum(getattr(load, f"num_{kind}_reqs") for load in loads) for kind in KINDS)
                 self._polls.append((running, queued))
 
-    @control
     async def weight_sums(self, prefix: str) -> list[Sums]:
         """Of each rank, ``Sums`` of the weights whose names begin so."""
         request = CheckWeightsReqInput(action=f"{ACTION}{prefix}")
@@ -175,7 +116,6 @@ class MeasuredServer(SGLangHttpServer):
         assert success and ranks, f"SGLang did not sum its weights: {message}"
         return [rank["sums"] for rank in ranks]
 
-    @control
     async def take_polls(self) -> list[tuple[int, int]]:
         """(running, queued) of each poll since the last call."""
         polls, self._polls = self._polls, []
@@ -197,14 +137,14 @@ class MeasuredReplica(SGLangReplica):
 
     def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(replica_rank, *args, **kwargs)
-        self.server_class = actor_class(MeasuredServer)
+        self.server_class = ray.remote(MeasuredServer)
         self.config = copy.deepcopy(self.config)  # one object for all replicas
         self.config.engine_kwargs[SGLANG.name][SGLANG.seed_argument] += replica_rank
 
     @property
     def max_concurrency(self) -> int:
-        """The number of requests that Ray hands one server at the same time."""
-        return requests_at_once(settings_of_run(str(Path(self.config.router_config_path).with_name("config.toml"))))
+        """How many calls Ray hands one server at the same time."""
+        return MAX_CALLS
 
     async def launch_servers(self) -> None:
         await super().launch_servers()
@@ -223,15 +163,6 @@ class MeasuredReplica(SGLangReplica):
         await self.launch_servers()
         if self.rollout_mode == RolloutMode.STANDALONE:
             await asyncio.gather(*(worker.__ray_call__.remote(_forget_engine) for worker in self.workers))
-
-
-def requests_at_once(config: RlConfig) -> int:
-    """All that training can have in flight, so that none waits in Ray, where nobody counts it.
-
-    The engine starts rollout.max_running_requests of them and counts the others in engine/queued.
-    More, as a validation may have, wait in Ray, and calls that control the engine do not.
-    """
-    return max(RAY_CONCURRENCY, trajectories_in_flight(config))
 
 
 async def _gone(server: Any) -> None:

@@ -27,7 +27,7 @@ from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import loop_workers, router
+from retool_mcore.verl import loop_workers
 from retool_mcore.verl.checkpoint import WorkersSave, seed_at, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
 from retool_mcore.verl.keys.ppo import run_config_of
@@ -84,13 +84,12 @@ class RlRun(EngineRestarts):
     # ---------------------------------------------------------------- set-up
 
     def _init_resource_pool_mgr(self) -> None:
-        """verl's, with our workers in place of verl's; creates agent loops and router meanwhile."""
+        """verl's, with our workers in place of verl's; creates the agent loops meanwhile."""
         super()._init_resource_pool_mgr()
         for role, remote in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         loop_workers.create_workers(self._run)
-        router.create_router(self._run)
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -331,8 +330,8 @@ class RlRun(EngineRestarts):
     # --------------------------------------------------------------- metrics
 
     def keep_engine_load(self) -> None:
-        """Ask the engines how many requests they had; before they sleep or take the next step's."""
-        self._load.ask()
+        """Keep how many requests the engines had; before they sleep or take the next step's."""
+        self._load.keep()
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         """Write the step's row: verl's metrics, the trajectories', times, rates and memory."""

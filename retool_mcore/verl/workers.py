@@ -1,14 +1,14 @@
 """verl's Ray workers that train, with additions of our own.
 
 All modes use one learning-rate schedule. Checkpoints are written beside the training and can be
-read onto another layout. Recomputation is set for each micro-batch. The workers keep the copies of
-the weights that mode "async" compares with, and report their peak memory.
+read onto another layout. Recomputation is set for each micro-batch. The workers report their peak
+memory.
 """
 
 import copy
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -30,9 +30,6 @@ from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
 from retool_mcore.verl.update_worker import UpdateWorker
 from retool_mcore.verl.weight_check import SentWeights, Sums
 
-if TYPE_CHECKING:
-    from retool_mcore.verl.lora import EngineAdapters  # imports Megatron
-
 
 class _Saving:
     """Mixed in before one of verl's workers. All methods run on every rank of the role."""
@@ -40,8 +37,8 @@ class _Saving:
     _pending: PendingSave | None = None
     _new_seed: int | None = None
 
-    def _saved_worker(self) -> UpdateWorker:
-        raise NotImplementedError
+    def _saved_worker(self) -> Any:
+        return self
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def belong_to(self, run_dir: str) -> None:
@@ -124,16 +121,11 @@ class _Actor(_Saving):
         get_torch_device().empty_cache()
         if self.rollout is not None:
             self.rollout._engine = None
-        if (adapters := self._adapters()) is not None:
-            adapters.engines_have_base = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_weights(self) -> tuple[str, Sums]:
         """``SentWeights.sums``; empty on other ranks than the first."""
         return self._sent.sums()
-
-    def _adapters(self) -> "EngineAdapters | None":
-        return None if self.actor is None else getattr(self.actor.engine, "adapters", None)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
@@ -156,56 +148,11 @@ class SavingActorWorker(_Actor, ActorRolloutRefWorker):
 
 
 class SavingDetachedActorWorker(_Actor, DetachActorWorker):
-    """For mode "async", which compares each update of a step with the weights at its start.
-
-    verl copies weights to host memory that it pins anew each time. This class keeps two copies and
-    overwrites them.
-    """
-
-    _copies: dict[int, list[torch.Tensor]]
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self) -> None:
-        super().init_model()
-        if (adapters := self._adapters()) is not None and self.config.rollout.get("quantization") is None:
-            adapters.send_base_once()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_model_to_cpu(self, n: int) -> None:
-        """Copy the weights as number ``n``: 0 at the step's start, later ones in each update."""
-        copies, weights = self.__dict__.setdefault("_copies", {}), self._weights()
-        slot = min(n, 1)
-        if slot not in copies:
-            copies[slot] = [
-                torch.empty(weight.shape, dtype=weight.dtype, pin_memory=not weight.is_cpu) for weight in weights
-            ]
-        for kept, weight in zip(copies[slot], weights, strict=True):
-            kept.copy_(weight)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def restore_model_from_cpu(self, n: int) -> None:
-        for kept, weight in zip(self._copies[min(n, 1)], self._weights(), strict=True):
-            weight.copy_(kept)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def clear_cpu_model(self, n: int) -> None:
-        """Does nothing: the next step overwrites the copy."""
-
-    def _weights(self) -> list[torch.Tensor]:
-        """Megatron's flat buffers, on the host while memory.offload_idle keeps them there."""
-        assert self.actor is not None, "only the actor is updated"
-        buffers = [
-            buffer for chunk in self.actor.engine.module for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
-        ]
-        return [
-            buffer.param_data.data if buffer.param_data.untyped_storage().size() else buffer.param_data.cpu_data
-            for buffer in buffers
-        ]
+    """For mode "async", which compares each update of a step with the weights at its start."""
 
 
 class SavingCriticWorker(_Saving, UpdateWorker):
-    def _saved_worker(self) -> UpdateWorker:
-        return self
+    """The value model of algorithm.name = "ppo"."""
 
 
 class RecomputingWorker(UpdateWorker):
@@ -232,8 +179,7 @@ class RecomputingDetachedActorWorker(SavingDetachedActorWorker):
 
 
 class RecomputingCriticWorker(_Saving, RecomputingWorker):
-    def _saved_worker(self) -> UpdateWorker:
-        return self
+    pass
 
 
 def keep_quantization_to_engine(adapter: Any) -> None:

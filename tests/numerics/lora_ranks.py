@@ -63,16 +63,6 @@ class LoraEngine(Engine):
     def save_adapter(self, folder: str) -> None:
         self.engine.adapters.save(folder)
 
-    def synced(self) -> list[list[str]]:
-        """The weights of two syncs, of one after engines were started anew, and of the next."""
-        adapters = self.engine.adapters
-        adapters.send_base_once()
-        found = []
-        for forget in (False, False, True, False):
-            adapters.engines_have_base = adapters.engines_have_base and not forget
-            found.append([name for name, _ in self.engine.get_per_tensor_param()[0]])
-        return found
-
     def initial(self) -> dict[str, Any]:
         """Of each adapter before any step: two numbers that tell A apart, and B's largest."""
         from retool_mcore.platforms.lora import gather

@@ -56,7 +56,7 @@ def runs(folder: Path) -> dict[str, list[Any]]:
     def job(name: str, **settings: Any) -> dict[str, Any]:
         out, kind = folder / "out" / name, name.partition("_")[0]
         actions = [["train", 1, 3], ["logprobs", SEQUENCES], ["base_logprobs", SEQUENCES], ["frozen_bytes"]]
-        actions += [["synced"], ["export", str(out / "merged")], ["save_adapter", str(out / "adapter")]]
+        actions += [["export", str(out / "merged")], ["save_adapter", str(out / "adapter")]]
         how = {"model": str(folder / "base"), "adapters": FP8}
         if kind == "rounded":
             how = {"model": str(folder / "rounded"), "adapters": adapters(RANK, *SOME)}
@@ -105,8 +105,6 @@ def test_engines_and_exports_get_the_rounded_base_with_the_adapters(
     merge(out / name / "adapter", out / name / "offline")
     offline = weights(out / name / "offline")
     assert [each for each in got if not torch.equal(got[each], offline[each])] == []
-    first, second, _, _ = runs[name][4]
-    assert set(first) == set(got) and len(second) == LAYERS * len(SOME)
     base = weights(folder / "base")
     apart = {each for each in got if not torch.equal(got[each], base[each])}
     assert apart == {each for each in got if is_matrix(each)}, "those without adapters, too"

@@ -39,7 +39,7 @@ def runs(folder: Path) -> dict[str, list[Any]]:
     def job(name: str, model: str = "qwen2", **settings: Any) -> dict[str, Any]:
         out = folder / "out" / name
         actions = [["initial"], ["logprobs", SEQUENCES], ["train", 1, 4], ["logprobs", SEQUENCES]]
-        actions += [["base_logprobs", SEQUENCES], ["held"], ["synced"], ["export", str(out / "merged")]]
+        actions += [["base_logprobs", SEQUENCES], ["held"], ["export", str(out / "merged")]]
         actions += [["save_adapter", str(out / "adapter")]]
         return {"name": name, "model": models[model], "adapters": adapters(RANK), "actions": actions, **settings}
 
@@ -126,9 +126,6 @@ def test_the_export_has_the_adapters_in_the_weights(runs: dict[str, list[Any]], 
     offline = weights(folder / "out" / name / "offline")
     assert [weight for weight in got if not torch.equal(offline[weight], got[weight])] == []
     changed = {weight for weight in base if not torch.equal(base[weight], got[weight])}
-    first, second, anew, fourth = runs[name][6]
-    assert set(first) == set(anew) == set(base)
-    assert set(second) == set(fourth) == changed, "what a weight sync may leave out is what did not change"
     assert len(changed) == LAYERS * (3 if name.startswith("some") else 7)
 
 

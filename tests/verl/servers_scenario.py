@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -26,13 +25,12 @@ PATHS = ("/update_weights_from_tensor", "/generate", "/abort_request", "/release
 
 
 class Gate:
-    """SGLang's tokenizer manager: it ends all requests when it is told to abort them."""
+    """SGLang's tokenizer manager: it ends all requests when it is asked to abort them."""
 
     def __init__(self) -> None:
-        self.opened, self.loop = asyncio.Event(), asyncio.get_running_loop()
+        self.opened = asyncio.Event()
 
     async def pause_generation(self, _: Any) -> None:
-        assert asyncio.get_running_loop() is self.loop, "what belongs to one event loop is used in another"
         self.opened.set()
 
 
@@ -44,7 +42,6 @@ def busy_server(server: type) -> type:
             self.node_rank, self.started, self._polls = 0, 0, []
 
         async def launch_server(self) -> None:
-            self.loop = asyncio.get_running_loop()
             self.tokenizer_manager = Gate()
 
         async def generate(self) -> None:
@@ -76,23 +73,6 @@ def seeds_of(replica: Any) -> list[int]:
     return [each.engine_kwargs["sglang"]["random_seed"] for each in (*(one.config for one in made), shared)]
 
 
-def room_of(replica: Any, config: RlConfig) -> int:
-    """How many requests Ray may hand a server at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.toml").write_text(config.to_toml(), encoding="utf-8")
-        made = object.__new__(replica.MeasuredReplica)
-        made.config = SimpleNamespace(router_config_path=f"{folder}/router.yaml")
-        return made.max_concurrency
-
-
-def behind_requests(module: Any) -> list[str]:
-    """Calls of verl's server that wait in Ray when it has more requests than it may have."""
-    calls = [name for name in dir(module.SGLangHttpServer) if not name.startswith("_")]
-    ours = {name: getattr(module.MeasuredServer, name) for name in calls}
-    calls = [name for name, call in ours.items() if asyncio.iscoroutinefunction(call)]
-    return [name for name in calls if getattr(ours[name], "__ray_concurrency_group__", "") != module.CONTROL]
-
-
 def answers(module: Any) -> dict[str, list[int]]:
     """What SGLang's server says to a request for each path: without the run's key, and with it."""
     from starlette.testclient import TestClient
@@ -110,42 +90,6 @@ def answers(module: Any) -> dict[str, list[int]]:
         client = TestClient(module.app, raise_server_exceptions=False)
         keys = [{}, {"Authorization": "Bearer a guess"}, {"Authorization": f"Bearer {engine_key()}"}]
         return {path: [client.post(path, json={}, headers=key).status_code for key in keys] for path in PATHS}
-
-
-def launched(module: Any, *, adapters: bool) -> list[str]:
-    """What SGLang is asked before verl knows that the server is there."""
-    asked: list[str] = []
-
-    class Manager:
-        async def generate_request(self, request: Any, _: Any) -> Any:
-            asked.append(f"{len(request.input_ids)} tokens")
-            ids = [1] * request.sampling_params["max_new_tokens"]
-            meta = {"id": request.rid, "output_token_logprobs": [(-1.0, each, None) for each in ids]}
-            yield {"output_ids": ids, "meta_info": meta}
-
-        async def flush_cache(self) -> None:
-            asked.append("flush")
-
-    async def launch(self: Any) -> None:
-        self.tokenizer_manager = Manager()
-
-    async def run() -> None:
-        server = object.__new__(module.MeasuredServer)
-        server.node_rank, server.global_steps, server.replica_rank = 0, 0, 0
-        server._disaggregation_role = "null"
-        server.config = SimpleNamespace(max_model_len=320, enable_rollout_routing_replay=False, mtp=None)
-        await server.launch_server()
-        assert (server._in_flight, server._polls, server._cached_tokens) == (0, [], {})
-        server._poller.cancel()
-
-    with (
-        mock.patch.object(module.SGLangHttpServer, "launch_server", launch),
-        mock.patch.object(module.MeasuredServer, "lora_as_adapter", adapters),
-        # SGLang's application is one for the process, has answered, and takes no second key.
-        mock.patch.object(module, "engine_key", return_value=""),
-    ):
-        asyncio.run(run())
-    return asked
 
 
 def loops(folder: str) -> dict[str, Any]:
@@ -189,14 +133,10 @@ def main() -> dict[str, Any]:
     from retool_mcore.verl import sglang_server
 
     busy = busy_server(sglang_server.MeasuredServer)
-    few = sglang_server.actor_class(busy).options(max_concurrency=20).remote()
-    found: dict[str, Any] = {"started of 100 in 20": controlled(few, 100)}
-    paper = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ["train.prompts_per_step=96", "rollout.group_size=16"])
-    many = sglang_server.actor_class(busy).options(max_concurrency=sglang_server.requests_at_once(paper)).remote()
-    found["started of 1536"] = controlled(many, 1536)
-    found |= {"room": room_of(sglang_server, paper), "behind": behind_requests(sglang_server)}
+    room = object.__new__(sglang_server.MeasuredReplica).max_concurrency
+    server: Any = ray.remote(busy).options(max_concurrency=room).remote()
+    found: dict[str, Any] = {"started of 1536": controlled(server, 1536), "room": room}
     found |= {"seeds": seeds_of(sglang_server), "answers": answers(sglang_server)}
-    found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]
     with tempfile.TemporaryDirectory() as folder:
         return {**found, "loops": loops(folder)}
 

@@ -80,28 +80,6 @@ def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.Monke
         assert row["flops"] == flops and row["mfu"] == flops / 4000
 
 
-@pytest.mark.parametrize(("quantization", "told"), [(None, ["once"]), ("fp8", [])])
-def test_engines_of_their_own_get_the_base_once_and_new_ones_again(
-    quantization: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    """Quantized weights are read whole each time."""
-    from verl.experimental.separation.engine_workers import DetachActorWorker
-
-    from retool_mcore.verl.workers import SavingDetachedActorWorker
-
-    monkeypatch.setattr(DetachActorWorker, "init_model", lambda self: None)
-    worker: Any = object.__new__(SavingDetachedActorWorker)
-    found: list[str] = []
-    adapters = SimpleNamespace(send_base_once=lambda: found.append("once"), engines_have_base=True)
-    engine = SimpleNamespace(adapters=adapters, get_per_tensor_param=None)
-    worker.actor, worker.rollout = SimpleNamespace(engine=engine), None
-    worker.config = OmegaConf.create({"rollout": {"quantization": quantization}})
-    worker.init_model()
-    assert found == told
-    worker.forget_engines()
-    assert adapters.engines_have_base is False
-
-
 class Groups:
     """Stands for verl's buffer: which groups its filter has set aside."""
 
@@ -196,6 +174,7 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     trainer._load, trainer._writer = rl_metrics.EngineLoad(lambda: [server, object()]), object()
     trainer.on_validate_begin()
     trainer.on_validate_end()
+    trainer.keep_engine_load()
     row = {"engine/running/mean": 6.0, "engine/running/max": 8.0, "engine/queued/mean": 2.0, "engine/queued/max": 3.0}
     assert trainer._load.metrics() == row
     assert trainer._load.metrics() == {}, "each poll is in one row"
