@@ -36,7 +36,7 @@ from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.trackers import Trackers, check_trackers
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
-from retool_mcore.sandbox.supervisor.state import remove_stale
+from retool_mcore.sandbox.supervisor.slots import remove_stale
 
 __all__ = ["Case", "evaluate_many"]
 

@@ -33,7 +33,7 @@ from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
 from retool_mcore.run.status import notes_on, print_commands, print_text, shown
-from retool_mcore.sandbox.supervisor.state import remove_stale
+from retool_mcore.sandbox.supervisor.slots import remove_stale
 from retool_mcore.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)

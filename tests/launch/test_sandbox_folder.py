@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.sandbox.supervisor.state import remove_stale
+from retool_mcore.sandbox.supervisor.slots import remove_stale
 from tests.scenario import ROOT
 
 # A stand-in answers for `retool get`: level and number of workers.

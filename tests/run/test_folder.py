@@ -14,7 +14,7 @@ import pytest
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.folder import is_locked, lock_run, own_tmpdir, replacing, require_free, write_whole
-from retool_mcore.sandbox.supervisor.state import remove_stale
+from retool_mcore.sandbox.supervisor.slots import remove_stale
 
 
 def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
@@ -96,7 +96,7 @@ def test_what_processes_of_a_run_leave_in_tmpdir_goes_with_it_or_with_its_next_s
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setattr(tempfile, "tempdir", parent)
         killed = "import os; from pathlib import Path; from retool_mcore.run.folder import own_tmpdir\n"
-        killed += "from retool_mcore.sandbox.supervisor.state import StateDirectory\n"
+        killed += "from retool_mcore.sandbox.supervisor.slots import StateDirectory\n"
         killed += f"with own_tmpdir(Path({str(tmp_path)!r})): StateDirectory.create(); os._exit(9)"
         assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
         (folder,) = Path(parent).iterdir()

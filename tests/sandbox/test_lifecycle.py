@@ -128,7 +128,7 @@ async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_p
             await asyncio.sleep(0.05)
     (left,) = tmp_path.glob("retool-sandbox-*")
     os.utime(left, (time.time() - 3600, time.time() - 3600))
-    sweep = "from retool_mcore.sandbox.supervisor.state import remove_stale; from pathlib import Path; "
+    sweep = "from retool_mcore.sandbox.supervisor.slots import remove_stale; from pathlib import Path; "
     subprocess.run([sys.executable, "-c", f"{sweep}remove_stale(Path({str(tmp_path)!r}))"], check=True)
     assert list(tmp_path.glob("retool-sandbox-*")) == []
 

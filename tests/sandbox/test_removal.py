@@ -10,7 +10,7 @@ import pytest
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
-from retool_mcore.sandbox.supervisor.state import remove_stale
+from retool_mcore.sandbox.supervisor.slots import remove_stale
 from tests.sandbox.ordinary import OrdinaryUser
 from tests.sandbox.sandbox_helpers import all_deleted, still_works
 

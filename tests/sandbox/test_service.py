@@ -16,9 +16,8 @@ from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.server.app import create_app
 from retool_mcore.sandbox.server.health import Health
-from retool_mcore.sandbox.supervisor.cgroup import CgroupTree
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from retool_mcore.sandbox.supervisor.state import remove_stale
+from retool_mcore.sandbox.supervisor.slots import CgroupTree, remove_stale
 from tests.sandbox.sandbox_helpers import ROOT, children_of, start
 
 

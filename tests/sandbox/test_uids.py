@@ -10,9 +10,9 @@ import pytest
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.supervisor import uids
+from retool_mcore.sandbox.supervisor.confine import FIRST_UID, NUM_UIDS
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from retool_mcore.sandbox.supervisor.uids import Uids
+from retool_mcore.sandbox.supervisor.slots import Uids
 from tests.sandbox.ordinary import ROOT, OrdinaryUser
 
 NAME = f"tests-{os.getpid()}"  # so that taking all of them harms no sandbox of another test
@@ -30,19 +30,19 @@ def test_no_two_sandboxes_share_a_uid_however_many_workers_they_have(sandboxes: 
     """By pid and number alone, workers from 64 on had the uids of the next pid's first ones."""
     taken = [each.of(number) for each in sandboxes for number in range(-1, 130)]
     assert len(set(taken)) == 3 * 131
-    assert min(taken) >= uids.FIRST and max(taken) < uids.FIRST + uids.COUNT < 65_534
+    assert min(taken) >= FIRST_UID and max(taken) < FIRST_UID + NUM_UIDS < 65_534
     assert [sandboxes[0].of(number) for number in (-1, 5, 129)] == [taken[0], taken[6], taken[130]]
 
 
 def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(sandboxes: list[Uids]):
-    code = f"from retool_mcore.sandbox.supervisor.uids import Uids\nu = Uids({NAME!r})\n"
+    code = f"from retool_mcore.sandbox.supervisor.slots import Uids\nu = Uids({NAME!r})\n"
     code += "print(u.of(-1), flush=True)\nopen(0).read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout is not None
     first = int(other.stdout.readline())
-    num_others = uids.COUNT - 16  # its block is one of 280
+    num_others = NUM_UIDS - 16  # its block is one of 280
     assert first not in [sandboxes[0].of(number) for number in range(-1, num_others - 1)]
     with pytest.raises(SandboxUnavailable, match="hold all 4480 uids"):
         sandboxes[1].of(-1)
@@ -56,11 +56,11 @@ def test_another_user_cannot_take_the_uids(ordinary_user: OrdinaryUser):
     with contextlib.closing(Uids()) as claimed:  # makes the directory, if this is the first sandbox
         claimed.of(0)
     code = (
-        "import socket\nfrom retool_mcore.sandbox.supervisor.uids import FIRST, COUNT, Uids\nkept = []\n"
-        "for start in range(FIRST, FIRST + COUNT, 16):\n"
+        "import socket\nfrom retool_mcore.sandbox.supervisor.slots import FIRST_UID, NUM_UIDS, Uids\nkept = []\n"
+        "for start in range(FIRST_UID, FIRST_UID + NUM_UIDS, 16):\n"
         "  kept.append(socket.socket(socket.AF_UNIX))\n"
         "  kept[-1].bind(f'\\0retool-sandbox-uids-{start}')\n"
-        "try: kept.append(Uids()); kept[-1].of(COUNT - 2)\n"
+        "try: kept.append(Uids()); kept[-1].of(NUM_UIDS - 2)\n"
         "except Exception as error: print(error)\n"
         "print('ready', flush=True)\nopen(0).read()"
     )
@@ -81,7 +81,7 @@ def test_another_user_cannot_take_the_uids(ordinary_user: OrdinaryUser):
 async def test_executions_have_the_uids_that_are_claimed(level: Level):
     async with LocalSandbox(min_level=level, max_level=level, workers=1) as sandbox:
         uid = int((await sandbox.execute("import os; os.getuid()")).stdout)
-        assert uids.FIRST <= uid < uids.FIRST + uids.COUNT
+        assert FIRST_UID <= uid < FIRST_UID + NUM_UIDS
 
 
 WITHOUT_CAPABILITY = """

@@ -25,7 +25,7 @@ from prometheus_client import multiprocess
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.process import die_with_parent
-from retool_mcore.sandbox.supervisor.state import PREFIX, lock_directory
+from retool_mcore.sandbox.supervisor.slots import PREFIX, lock_directory
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from retool_mcore.sandbox.supervisor import kernel, uids
+from retool_mcore.sandbox.supervisor import kernel
 from retool_mcore.sandbox.supervisor.seccomp import for_process
 
 # The C functions behind the ``signal`` module. They do not turn their results into enums, which
@@ -24,6 +24,8 @@ from retool_mcore.sandbox.supervisor.seccomp import for_process
 _signal: Any = sys.modules["_signal"]
 
 NOBODY = 65534
+# Executions of root; above the uids that distributions hand out.
+FIRST_UID, NUM_UIDS = 61_000, 4_480
 MAX_PROCESSES = 64
 MAX_OPEN_FILES = 256  # a pool of 32 workers takes two for each
 MAX_FILE_BYTES = 64 << 20
@@ -91,9 +93,9 @@ def enter_namespaces() -> tuple[bool, bool]:
     (``become_nobody`` must then drop it later), and whether the uids of executions are.
     """
     as_root = _may_map(NOBODY, 1)  # to which uid 0 can be given up
-    own_uids = as_root and _may_map(uids.FIRST, uids.COUNT)
+    own_uids = as_root and _may_map(FIRST_UID, NUM_UIDS)
     uid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.geteuid()} 1"
-    uid_map += f"\n{uids.FIRST} {uids.FIRST} {uids.COUNT}" if own_uids else ""
+    uid_map += f"\n{FIRST_UID} {FIRST_UID} {NUM_UIDS}" if own_uids else ""
     gid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.getegid()} 1"
     read_end, write_end = os.pipe()
     parent = os.getpid()

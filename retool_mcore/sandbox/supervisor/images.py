@@ -19,11 +19,13 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor import kernel, zygote
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
-from retool_mcore.sandbox.supervisor.priority import lower_priority
 from retool_mcore.sandbox.supervisor.seccomp import compile_filter, without_sockets
 
 logger = logging.getLogger(__name__)
 
+# A third of the weight of a process at 0. Not less: rollouts wait for the executions.
+_NICE = 5
+_OOM_SCORE_ADJ = 1000  # the first to be killed when the machine's memory is full
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.supervisor.zygote import main; main({fd})"
@@ -149,7 +151,7 @@ class WarmImage:
                 env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        lower_priority(process.pid)
+        _lower_priority(process.pid)
         ours.setblocking(False)
         try:
             ours.send(config)
@@ -321,3 +323,17 @@ def _retrieve(future: asyncio.Future[Exit] | asyncio.Future[int]) -> None:
     """Mark an exception as seen: whoever waited may have been cancelled meanwhile."""
     if not future.cancelled():
         future.exception()
+
+
+def _lower_priority(pid: int) -> None:
+    """Lower the priority of ``pid`` and of all it will start.
+
+    Nothing of this needs a privilege. It is set from outside, by number, so that ``pid`` need not
+    have run yet. With CAP_SYS_RESOURCE the process cannot take the score back.
+    """
+    with contextlib.suppress(OSError):  # it may have ended already
+        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+    # Where the kernel groups processes by session (sched_autogroup), the group's value counts.
+    for name, value in (("oom_score_adj", _OOM_SCORE_ADJ), ("autogroup", _NICE)):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/{name}").write_text(str(value))

@@ -28,7 +28,7 @@ _MODULES = (
     *(f"sandbox/{name}" for name in (
         "__init__", "child/__init__", "child/habits", "child/imports", "child/packages", "child/paths",
         "child/programs", "child/runner", "child/tracebacks", "supervisor/__init__", "supervisor/confine",
-        "supervisor/guardian", "supervisor/kernel", "supervisor/reach", "supervisor/seccomp", "supervisor/uids",
+        "supervisor/guardian", "supervisor/kernel", "supervisor/reach", "supervisor/seccomp",
         "supervisor/zygote",
     )),
 )  # fmt: skip

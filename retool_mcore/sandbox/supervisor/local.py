@@ -6,9 +6,10 @@ A rollout worker opens it, or ``retool sandbox serve`` does. All state belongs t
 import asyncio
 import logging
 import os
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +18,44 @@ import tenacity
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.supervisor import levels
-from retool_mcore.sandbox.supervisor.guess import ImportGuess
 from retool_mcore.sandbox.supervisor.images import WarmImage
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.process import CellEnd, ChildProcess
 from retool_mcore.sandbox.supervisor.sessions import WAIT_S, Sessions
-from retool_mcore.sandbox.supervisor.slots import WorkerSlot
-from retool_mcore.sandbox.supervisor.state import StateDirectory
+from retool_mcore.sandbox.supervisor.slots import StateDirectory, WorkerSlot
 
 logger = logging.getLogger(__name__)
 
 # One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
 _WORKERS_PER_ZYGOTE = 16
 _LEAST_SECOND_RUN_S = 0.001  # a limit must be positive
+_IMPORT_BEFORE = re.compile(r"(?:^|[\n;:])[ \t]*(?:import|from)[ \t][^\n;]*\Z")
+_GUESSED_CHARS, _GUESSED_NAMES = 32_000, 100
+
+
+class ImportGuess:
+    """Guesses from its text whether code imports a package of the full image.
+
+    Only to start in the right image: this process never parses hostile code. The child reads the
+    AST, and asks for the full image where the guess was wrong.
+    """
+
+    def __init__(self, heavy: Iterable[str]) -> None:
+        self._name = re.compile(r"\b(?:" + "|".join(sorted(heavy)) + r")\b")
+
+    def __call__(self, code: str) -> bool:
+        """Takes time that code cannot stretch.
+
+        Of longer code, and code that names the packages more often, the guess is yes: the full
+        image runs any code.
+        """
+        if len(code) > _GUESSED_CHARS:
+            return True
+        for number, name in enumerate(self._name.finditer(code)):
+            before = code[max(0, name.start() - 200) : name.start()]
+            if number >= _GUESSED_NAMES or _IMPORT_BEFORE.search(before, max(0, before.rfind("\n"))):
+                return True
+        return False
 
 
 class LocalSandbox(Sandbox):

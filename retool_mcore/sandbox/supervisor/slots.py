@@ -1,18 +1,305 @@
-"""A worker slot: the memory cgroup, uid and directory of an execution, besides its process."""
+"""Where executions run: the sandbox's directory, and worker slots with uid, directory and cgroup.
+
+A worker slot is used by one execution at a time. Its memory cgroup bounds an execution that forks
+many processes, which RLIMIT_AS does not. Where no cgroup is writable, the sandbox runs without.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
+import stat
+import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.supervisor.cgroup import MemoryCgroup
+from retool_mcore.sandbox.supervisor.confine import FIRST_UID, NUM_UIDS
 from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
-from retool_mcore.sandbox.supervisor.state import StateDirectory
+
+# ------------------------------------------------------------------- memory cgroups
+
+_MOUNT = Path("/sys/fs/cgroup")
+# Memory that the kernel charges in addition to the code's own: page tables, pipes, and the private
+# copy of the warm image.
+OVERHEAD_MB = 160
+_CPU_WEIGHT = 10  # a tenth of what a cgroup has by default
+
+
+@dataclass(frozen=True)
+class MemoryCgroup:
+    """One directory of the memory controller, used for one execution at a time."""
+
+    directory: Path
+    version: int
+
+    def limit(self, memory_mb: int) -> None:
+        """Bound the execution to come. Raises OSError when the kernel refuses."""
+        limit_bytes = str((memory_mb + OVERHEAD_MB) << 20)
+        if self.version == 2:
+            (self.directory / "memory.max").write_text(limit_bytes)
+            with contextlib.suppress(OSError):  # no swap controller, no swap to bound
+                (self.directory / "memory.swap.max").write_text("0")
+        else:
+            (self.directory / "memory.limit_in_bytes").write_text(limit_bytes)
+
+    def open(self) -> int:
+        """An fd on cgroup.procs: a process that writes "0" to it joins the cgroup."""
+        return os.open(self.directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has ever killed in this cgroup for memory."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        for line in (self.directory / name).read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+        return 0
+
+    def remove(self) -> None:
+        """Remove the (empty) cgroup; one that is still busy is left for ``remove_tree``."""
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+
+class CgroupTree:
+    """The directory under which the slots' cgroups lie; ``open`` finds a place for it."""
+
+    def __init__(self, directory: Path, version: int) -> None:
+        self.directory = directory
+        self._version = version
+
+    @classmethod
+    def open(cls, name: str) -> CgroupTree | None:
+        """Make a tree called ``name``, or None where no memory controller is writable."""
+        for parent, version in _candidates():
+            directory = parent / name
+            with contextlib.suppress(OSError):
+                directory.mkdir()
+                tree = cls(directory, version)
+                if tree._usable():
+                    return tree
+                tree.remove()
+        return None
+
+    def _usable(self) -> bool:
+        try:
+            if self._version == 2:
+                (self.directory / "cgroup.subtree_control").write_text("+memory")
+                if (self.directory / "cpu.weight").exists():  # all executions together, beside the trainer
+                    (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
+            probe = self.slot(-1)
+            try:
+                probe.limit(64)
+                probe.oom_kills()
+                os.close(probe.open())
+            finally:
+                probe.remove()
+        except OSError:
+            return False
+        return True
+
+    def slot(self, number: int) -> MemoryCgroup:
+        """Make the cgroup of one slot. Raises OSError when the kernel refuses."""
+        directory = self.directory / f"slot{number}"
+        directory.mkdir(exist_ok=True)
+        return MemoryCgroup(directory, self._version)
+
+    def remove(self) -> None:
+        """Remove the slots and the tree."""
+        remove_tree(self.directory)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a tree of empty cgroups; one that is still busy, or gone already, is left as it is."""
+    with contextlib.suppress(OSError):
+        for child in directory.iterdir():
+            if child.is_dir():
+                with contextlib.suppress(OSError):
+                    child.rmdir()
+        directory.rmdir()
+
+
+def _candidates() -> list[tuple[Path, int]]:
+    """Where a tree may go: beneath this process's cgroup, else beneath the hierarchy's root."""
+    found: list[tuple[Path, int]] = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mounts, version = [_MOUNT / "memory"], 1
+        elif controllers == "":
+            mounts, version = [_MOUNT, _MOUNT / "unified"], 2
+        else:
+            continue
+        for mount in mounts:
+            for directory in (mount / path.lstrip("/"), mount):
+                if version == 1 or _has_memory(directory):
+                    found.append((directory, version))
+    return found
+
+
+def _has_memory(directory: Path) -> bool:
+    """Version 2: whether children of this cgroup get the memory controller."""
+    try:
+        return "memory" in (directory / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------------------- uids
+
+_BLOCK = 16
+
+
+class Uids:
+    """The uids of one sandbox: a number always has the same one. ``close`` gives them back.
+
+    They are claimed in blocks. A claim is the lock on a file in a directory that only root can
+    enter. The kernel gives it to one process alone, and takes it back when that ends, however it
+    ends. Sandboxes with another ``name`` are not heeded.
+    """
+
+    def __init__(self, name: str = "retool-sandbox-uids") -> None:
+        self._name = name
+        self._directory = ""
+        self._claims: list[int] = []
+        self._starts: list[int] = []
+
+    def of(self, number: int) -> int:
+        """The uid of slot ``number``, from -1 on. Raises SandboxUnavailable where none is left."""
+        block, place = divmod(number + 1, _BLOCK)
+        while len(self._starts) <= block:
+            self._claim()
+        return self._starts[block] + place
+
+    def _claim(self) -> None:
+        self._directory = self._directory or _own_directory(self._name)
+        num_blocks = NUM_UIDS // _BLOCK
+        for number in range(num_blocks):
+            start = FIRST_UID + (os.getpid() + number) % num_blocks * _BLOCK
+            if start in self._starts:
+                continue
+            claim = os.open(f"{self._directory}/{start}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(claim)
+            else:
+                self._claims.append(claim)
+                self._starts.append(start)
+                return
+        raise SandboxUnavailable(
+            f"the sandboxes of this machine hold all {NUM_UIDS} uids of executions. End some, or lower workers or "
+            "sessions."
+        )
+
+    def close(self) -> None:
+        """Give all uids back."""
+        for claim in self._claims:
+            os.close(claim)
+        self._claims.clear()
+        self._starts.clear()
+
+
+def _own_directory(name: str) -> str:
+    """A directory of this user's that others cannot enter. Raises SandboxUnavailable."""
+    for parent in ("/run", "/var/lib", tempfile.gettempdir()):
+        path = os.path.join(parent, name)
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                return path
+    raise SandboxUnavailable(f"no directory {name} can be made in /run, /var/lib or {tempfile.gettempdir()}.")
+
+
+# ------------------------------------------------------------- the state directory
+
+PREFIX = "retool-sandbox-"
+_CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup
+_YOUNG_S = 60.0  # a directory just made is not locked yet
+
+
+class StateDirectory:
+    """The zygotes' mount points and logs, the working directories (weaker levels), the cgroup tree.
+
+    The owner holds a lock for as long as it lives. A rollout worker is often killed without
+    warning: the next sandbox on this machine removes the directories that it finds unlocked.
+    """
+
+    def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
+        self.path = path
+        self.cgroups = cgroups
+        self.uids = Uids()
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls) -> Self:
+        """Make one, after removing what killed owners left.
+
+        Raises OSError when the temporary directory is full.
+        """
+        remove_stale(Path(tempfile.gettempdir()))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        path.chmod(0o711)  # executions under their own uid pass through it
+        lock_fd = lock_directory(path)
+        assert lock_fd is not None, "nobody else knows a directory just made"
+        cgroups = CgroupTree.open(path.name)
+        if cgroups is not None:
+            (path / _CGROUP).write_text(str(cgroups.directory))
+        return cls(path, lock_fd, cgroups)
+
+    def remove(self) -> None:
+        """Delete directory and cgroups, give the uids back."""
+        self.uids.close()
+        if self.cgroups is not None:
+            self.cgroups.remove()
+        for _ in range(3):  # a thread may still be deleting there what an execution left
+            if remove_directory(self.path):
+                break
+        os.close(self._lock_fd)
+
+
+def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
+    """Remove state directories whose owner is gone, with their cgroups.
+
+    Other users' directories are left alone, and those made within ``young_s``.
+    Returns whether none is left.
+    """
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            young = 0 <= time.time() - status.st_mtime < young_s
+            if young or status.st_uid != os.geteuid() or (lock_fd := lock_directory(path)) is None:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                cgroup = Path((path / _CGROUP).read_text())
+                if cgroup.name == path.name:
+                    remove_tree(cgroup)
+            remove_directory(path)
+            os.close(lock_fd)
+    return next(parent.glob(f"{PREFIX}*"), None) is None
+
+
+def lock_directory(path: Path) -> int | None:
+    """Lock a directory for as long as this process lives; None where another one has locked it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+# --------------------------------------------------------------------------- slots
 
 # Entries that are deleted at once; a larger tree is deleted by a thread, so that code which leaves
 # many files delays nobody else.
