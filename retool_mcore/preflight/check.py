@@ -4,7 +4,6 @@
 else.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,6 +85,3 @@ def _machine_checks(config: RunConfig, here: Machine) -> Iterator[tuple[str, Che
     yield "patch", partial(machine.patches, here.platform)
     if config.cluster.nodes > 1:
         yield "network", partial(machine.network, config)
-        yield "clock", machine.clock
-        if os.environ.get("NODE_RANK") == "0":
-            yield "ports", machine.ports

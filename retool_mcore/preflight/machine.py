@@ -1,12 +1,10 @@
-"""Checks of this machine: versions, devices, disk, memory, limits, network, clock and ports."""
+"""Checks of this machine: versions, devices, disk, memory, limits and network."""
 
-import ctypes
 import importlib.metadata
 import os
 import platform as host
 import resource
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +22,9 @@ from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.seams import SEAMS
 
 GIB = 2**30
-HEAD_PORTS = {"RAY_PORT": 6379, "TORCH_PORT": 29500}  # as in launch/nodes.sh
 INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to the user's SOCKET_IFNAME
 PYTHONS = ((3, 11), (3, 12))
 CHECKPOINT_BYTES = 14  # a parameter: bfloat16 weight for export, float32 master weight and two moments
-_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
-_TIMEX_BYTES = 512  # of struct timex, rounded up
 
 
 def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
@@ -213,31 +208,3 @@ def network(config: RunConfig) -> Iterator[Finding]:
             "RAY_AUTH_MODE = disabled: whoever reaches a port of Ray runs code as you. Unset it, and give every node "
             "the same RAY_AUTH_TOKEN_PATH",
         )
-
-
-def clock() -> Iterator[Finding]:
-    """Nodes whose clocks differ write logs and checkpoints that cannot be put in order."""
-    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: read only
-    state = ctypes.CDLL(None).adjtimex(timex)
-    if state == _TIME_ERROR:
-        yield warning("clock", "the kernel says that it is not synchronised. Run an NTP client on each node")
-    elif state < 0:
-        yield warning("clock", "the kernel does not say whether it is synchronised")
-    else:
-        yield ok("clock", "synchronised")
-
-
-def ports() -> Iterator[Finding]:
-    """The ports on which the first of several nodes listens: HEAD_IP, RAY_PORT and TORCH_PORT."""
-    address = os.environ.get("HEAD_IP", "0.0.0.0")
-    for name, usual in HEAD_PORTS.items():
-        number = int(os.environ.get(name, usual))
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, number))
-            except OSError as problem:
-                yield error("ports", f"{name} = {number} on {address}: {problem.strerror}. Set {name} to a free "
-                            "one on every node, and HEAD_IP to an address of node 0.")  # fmt: skip
-            else:
-                yield ok("ports", f"{name} = {number} is free on {address}")

@@ -39,7 +39,8 @@ BLOCK = re.compile(r"(?<=\n\n)(?: {4,6}\S.*\n)(?:(?: {4}.*)?\n)*")
 NO_COMMANDS = {
     "problem ──> model writes code": "a drawing",
     "git clone <this repository>": "the address is the reader's",
-    "@pytest.mark.parametrize": "Python of a commit that CONTRIBUTING names",
+    "def test_a_lowest_rate": "Python of CONTRIBUTING's first change",
+    "if self.min_lr and": "the same",
     "rollout.protocol =": "a setting whose module is the reader's",
     "from retool_mcore.": "Python of the reader's own package; tests/rollout and tests/reward run its like",
 }
@@ -163,7 +164,7 @@ def runnable(line: str) -> bool:
     words = words_of(line)
     told = " ".join(words[1:3])
     here = words[0] == "retool" and words[1] in ("plan", "config", "get", "parse", "data")
-    absent = ("two_tools", "my_", "--like", "data/", "CONFIG", "[", "verl.yaml", "FILE", "DIR", "SOURCE")
+    absent = ("two_tools", "my_", "--like", "data/", "CONFIG", "[", "run.sh", "FILE", "DIR", "SOURCE")
     return here and not told.startswith(SLOW) and not any(part in line for part in absent)
 
 

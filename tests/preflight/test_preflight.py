@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -208,23 +207,6 @@ def test_a_containers_64_mib_of_shared_memory_are_told_in_one_line():
     (line,) = done.stdout.splitlines()
     assert line.startswith("warning shared memory") and "0.1 GiB free in /dev/shm, 16.0 wanted" in line
     assert "--shm-size" in line
-
-
-def test_a_port_in_use_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HEAD_IP", "127.0.0.1")
-    monkeypatch.setenv("TORCH_PORT", "0")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        monkeypatch.setenv("RAY_PORT", str(taken.getsockname()[1]))
-        found = list(machine.ports())
-    assert levels(found) == ["error", "ok"] and "RAY_PORT" in found[0].text
-    monkeypatch.setenv("HEAD_IP", "203.0.113.7")  # not an address of this machine
-    assert levels(list(machine.ports())) == ["error", "error"]
-
-
-def test_the_clock_answers():
-    assert levels(list(machine.clock())) in (["ok"], ["warning"])
 
 
 def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
