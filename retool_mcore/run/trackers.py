@@ -83,7 +83,9 @@ class Library:
         self.folder = start.folder.absolute() / self.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self._memory = self.folder / "retool.json"
-        known = json.loads(self._memory.read_text()) if start.resumed_step and self._memory.exists() else {}
+        known: dict[str, Any] = {}
+        if start.resumed_step and self._memory.exists():
+            known = json.loads(self._memory.read_text(encoding="utf-8"))
         self._step: int = known.get("step", 0)
         self._id = self.open(start, known.get("id", ""))
         self._keep()

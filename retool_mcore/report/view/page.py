@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -243,9 +243,9 @@ def pack(value: Any) -> str:
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in value.items()}
+        return {name: _without_nan(each) for name, each in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
+        return [_without_nan(each) for each in cast("Sequence[Any]", value)]
     return _finite(value) if isinstance(value, float) else value
 
 
