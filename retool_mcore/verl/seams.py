@@ -145,6 +145,12 @@ SEAMS = (
         applies_to=requirement("mbridge"),
         remove_when=_ADAPTERS,
     ),
+    Seam(
+        target="verl.workers.rollout.replica.RolloutReplicaRegistry._registry",
+        reason="a thread imports SGLang, up to 20 s, while the workers build the model; the registry's get would wait",
+        applies_to=requirement("verl"),
+        remove_when="verl's registry of engines returns the loader of an engine",
+    ),
     _verl(
         "verl.experimental.agent_loop.agent_loop.AgentLoopWorker._run_agent_loop",
         ("sampling_params", "trajectory", "agent_name", "trace", "_ray_trace_ctx", "kwargs"),

@@ -49,7 +49,7 @@ from retool_mcore.verl.assign import (
 )
 from retool_mcore.verl.engines import DetachedEngineRestarts
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
-from retool_mcore.verl.mismatch import mismatch_after_update, mismatch_metrics
+from retool_mcore.verl.measure import mismatch_after_update, mismatch_metrics
 from retool_mcore.verl.replay import nothing_left, require_learnable
 from retool_mcore.verl.token_means import mean_of_updates
 from retool_mcore.verl.trainer import RlRun

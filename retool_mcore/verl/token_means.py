@@ -14,7 +14,7 @@ from verl.utils.metric import AggregationType, Metric
 LOSS_TOKENS = "loss_tokens"
 ACTOR_MEANS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/entropy")
 _SUM = "sum_over_tokens/"
-_OF_ENGINES = "rollout_corr/"  # verl/mismatch.py measures these once for a step, over all rows at once
+_OF_ENGINES = "rollout_corr/"  # verl/measure.py measures these once for a step, over all rows at once
 _REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 _CONSTANTS = ("kl_coef",)
 

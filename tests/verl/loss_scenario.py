@@ -165,13 +165,13 @@ class Queue:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
         from verl.trainer.ppo.v1 import trainer_base
 
-        from retool_mcore.verl import advantages, mismatch, replay
+        from retool_mcore.verl import advantages, measure, replay
 
         self.rows: dict[str, dict[str, torch.Tensor]] = {
             key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
             for row, key in enumerate(KEYS)
         }
-        for module in (trainer_base, advantages, mismatch, replay):
+        for module in (trainer_base, advantages, measure, replay):
             monkeypatch.setattr(module, "tq", self)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:

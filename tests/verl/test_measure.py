@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.verl import measure
-from retool_mcore.verl.measure import _rounded, accuracy_interval, write_groups
-from retool_mcore.verl.mismatch import mismatch
+from retool_mcore.verl.measure import _rounded, accuracy_interval, mismatch, write_groups
 
 
 def test_the_mismatch_of_engine_and_actor():

@@ -78,7 +78,7 @@ def test_where_the_loss_rejects_what_it_keeps_is_what_it_counts(ranks: Any):
     assert 0 < int(kept_BT.sum()) < 12
     assert found["loss_tokens"] == int(kept_BT.sum())
     assert found["actor/ppo_kl"] == pytest.approx(float(gap_BT[kept_BT].mean()), abs=1e-6)
-    assert not [name for name in found if "rollout_corr" in name], "of all rows at once: verl/mismatch.py"
+    assert not [name for name in found if "rollout_corr" in name], "of all rows at once: verl/measure.py"
 
 
 def test_the_divergence_in_the_loss_keeps_its_weight():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from retool_mcore.config import Algorithm, RlConfig
-from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, values
+from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, same, values
 
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
@@ -64,13 +64,9 @@ ALGORITHM = (
     Key(
         "algorithm.adv_estimator", "algorithm.name", lambda run: ESTIMATORS.get(run.algorithm.name, run.algorithm.name)
     ),
-    Key(
-        "algorithm.norm_adv_by_std_in_grpo",
-        "algorithm.normalize_by_std",
-        lambda run: run.algorithm.normalize_by_std,
-    ),
-    Key("algorithm.gamma", "algorithm.gamma", lambda run: run.algorithm.gamma),
-    Key("algorithm.lam", "algorithm.lam", lambda run: run.algorithm.lam),
+    same("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std"),
+    same("algorithm.gamma", "algorithm.gamma"),
+    same("algorithm.lam", "algorithm.lam"),
     # It draws rows anew, and verl's trainer stores the result under the names of the old ones.
     Key("algorithm.use_pf_ppo", "algorithm.name"),
     Key("algorithm.pf_ppo", "algorithm.name"),
@@ -94,11 +90,11 @@ ALGORITHM = (
     Key(ACTOR + "clip_ratio_c", "algorithm.clip", lambda run: run.algorithm.clip_c),
     Key(ACTOR + "tau_pos", "algorithm.tau", lambda run: run.algorithm.tau[0]),
     Key(ACTOR + "tau_neg", "algorithm.tau", lambda run: run.algorithm.tau[1]),
-    Key(ACTOR + "loss_agg_mode", "algorithm.loss_agg", lambda run: run.algorithm.loss_agg),
+    same(ACTOR + "loss_agg_mode", "algorithm.loss_agg"),
     Key(ACTOR + "loss_scale_factor", "algorithm.loss_agg", _loss_scale),
     Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _in_reward),
     Key(ACTOR + "use_kl_loss", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef > 0 and not _in_reward(run)),
-    Key(ACTOR + "kl_loss_coef", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef),
+    same(ACTOR + "kl_loss_coef", "algorithm.kl_coef"),
     Key(
         ACTOR + "kl_loss_type",
         "algorithm.kl_type",

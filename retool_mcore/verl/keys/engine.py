@@ -5,7 +5,7 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, values
+from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, same, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 OWN_LORA = "the section [lora], because this trainer's adapters are its own and not verl's,"
@@ -65,32 +65,28 @@ def _in_fp8(run: RunConfig, *_: Any) -> bool:
 # Of verl's McoreEngineConfig; the functions take the run and its platform.
 MEGATRON = (
     Key("_target_", "run.platform"),  # RL names the class in its tree, SFT makes it
-    Key("tensor_model_parallel_size", "parallel.tp", lambda run, _: run.parallel.tp),
-    Key("pipeline_model_parallel_size", "parallel.pp", lambda run, _: run.parallel.pp),
+    same("tensor_model_parallel_size", "parallel.tp"),
+    same("pipeline_model_parallel_size", "parallel.pp"),
     Key(
         "virtual_pipeline_model_parallel_size",
         "parallel.vpp",
         lambda run, _: run.parallel.vpp if run.parallel.vpp > 1 else None,
     ),
-    Key("context_parallel_size", "parallel.cp", lambda run, _: run.parallel.cp),
-    Key("expert_model_parallel_size", "parallel.ep", lambda run, _: run.parallel.ep),
+    same("context_parallel_size", "parallel.cp"),
+    same("expert_model_parallel_size", "parallel.ep"),
     Key("expert_tensor_parallel_size", "parallel.etp", lambda run, _: run.parallel.etp or None),  # None: as tp
     Key("sequence_parallel", "parallel.tp", _sequence_parallel),
     Key("use_distributed_optimizer", None, True),
     Key("use_mbridge", None, True),
     Key("vanilla_mbridge", OWN_PART, True),  # ARCHITECTURE.md, "The bridge"
-    Key("dtype", "model.dtype", lambda run, _: run.model.dtype),
-    Key("seed", "run.seed", lambda run, _: run.run.seed),
-    Key("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable", lambda run, _: run.checkpoint.reshardable),
+    same("dtype", "model.dtype"),
+    same("seed", "run.seed"),
+    same("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),
     # Gather on one host process; Megatron's other way gives every rank all states of its
     # data-parallel group.
-    Key(
-        "distrib_optim_fully_reshardable_mem_efficient",
-        "checkpoint.reshardable",
-        lambda run, _: run.checkpoint.reshardable,
-    ),
-    Key("param_offload", "memory.offload_idle", lambda run, _: run.memory.offload_idle),
-    Key("optimizer_offload", "memory.offload_idle", lambda run, _: run.memory.offload_idle),
+    same("distrib_optim_fully_reshardable_mem_efficient", "checkpoint.reshardable"),
+    same("param_offload", "memory.offload_idle"),
+    same("optimizer_offload", "memory.offload_idle"),
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
     # mbridge takes it from here, and defaults to on
     Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
@@ -163,14 +159,14 @@ def _on_cpu(run: RunConfig, _: int) -> bool:
 # Of verl's McoreOptimizerConfig; the functions take the run and how many updates it makes, which
 # the schedule counts.
 OPTIMIZER = (
-    Key("lr", "optim.lr", lambda run, _: run.optim.lr),
-    Key("min_lr", "optim.min_lr", lambda run, _: run.optim.min_lr),
-    Key("lr_decay_style", "optim.schedule", lambda run, _: run.optim.schedule),
+    same("lr", "optim.lr"),
+    same("min_lr", "optim.min_lr"),
+    same("lr_decay_style", "optim.schedule"),
     Key("lr_decay_steps", "train.steps", lambda _, updates: updates),
     Key("lr_warmup_steps", "optim.warmup_fraction", lambda run, updates: round(run.optim.warmup_fraction * updates)),
     Key("lr_warmup_steps_ratio", "optim.warmup_fraction"),
-    Key("weight_decay", "optim.weight_decay", lambda run, _: run.optim.weight_decay),
-    Key("clip_grad", "optim.clip_grad", lambda run, _: run.optim.clip_grad),
+    same("weight_decay", "optim.weight_decay"),
+    same("clip_grad", "optim.clip_grad"),
     Key("total_training_steps", "train.steps", lambda _, updates: updates),
     # Without this key verl 0.9.1 saves the schedule but does not load it, and a resumed run starts
     # its warm-up again.
@@ -198,11 +194,11 @@ OPTIMIZER = (
 )
 # Of verl's HFModelConfig, for SFT and the actor; the functions take the run and its platform.
 MODEL = (
-    Key("path", "model.path", lambda run, _: run.model.path),
+    same("path", "model.path"),
     Key("custom_chat_template", "model.chat_template", chat_template),
     Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("use_remove_padding", None, True),
-    Key("use_fused_kernels", "memory.fused_cross_entropy", lambda run, _: run.memory.fused_cross_entropy),
+    same("use_fused_kernels", "memory.fused_cross_entropy"),
     # verl's trainer takes from lora_rank that the actor without its adapters is the reference, and
     # from lora.merge that engines get whole weights; verl/lora.py reads the others. lora.rank stays
     # 0: with it verl would call Megatron-Bridge.
@@ -215,6 +211,6 @@ MODEL = (
 # Of SFT's engine alone.
 SFT_BATCHES = (
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
-    Key("max_token_len_per_gpu", "train.micro_batch_tokens", lambda run, _: run.train.micro_batch_tokens),
-    Key("infer_max_token_len_per_gpu", "train.micro_batch_tokens", lambda run, _: run.train.micro_batch_tokens),
+    same("max_token_len_per_gpu", "train.micro_batch_tokens"),
+    same("infer_max_token_len_per_gpu", "train.micro_batch_tokens"),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 NOT_SET: Any = object()
@@ -26,6 +27,12 @@ class Key:
     decided_by: str | None
     value: Any = NOT_SET
     when: Callable[..., bool] | None = None
+
+
+def same(path: str, setting: str) -> Key:
+    """A key of verl that has the value of our ``setting``, "optim.lr" for example."""
+    read = attrgetter(setting)
+    return Key(path, setting, lambda run, *_: read(run))
 
 
 def values(keys: Iterable[Key], *given: Any, under: str = "") -> dict[str, Any]:

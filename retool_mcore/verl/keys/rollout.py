@@ -10,7 +10,7 @@ import yaml
 from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import OWN_PART, Key, values
+from retool_mcore.verl.keys.key import OWN_PART, Key, same, values
 from retool_mcore.verl.run_settings import RUN_CONFIG
 
 VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
@@ -56,23 +56,23 @@ def _validates_by(name: str) -> Any:
 ROLLOUT = (
     Key("name", "run.platform", lambda _, platform: platform.rollout.engine.name),
     Key("mode", None, "async"),
-    Key("n", "rollout.group_size", lambda run, _: run.rollout.group_size),
-    Key("temperature", "rollout.temperature", lambda run, _: run.rollout.temperature),
-    Key("top_p", "rollout.top_p", lambda run, _: run.rollout.top_p),
+    same("n", "rollout.group_size"),
+    same("temperature", "rollout.temperature"),
+    same("top_p", "rollout.top_p"),
     Key("top_k", WHOLE, -1),
     Key("prompt_length", "data.max_prompt_tokens"),  # verl takes both of section [data]
     Key("response_length", LENGTH),
-    Key("dtype", "model.dtype", lambda run, _: run.model.dtype),
+    same("dtype", "model.dtype"),
     Key(
         "quantization",
         "rollout.precision",
         lambda run, _: run.rollout.precision,
         when=lambda run, _: run.rollout.precision != "model",
     ),
-    Key("seed", "run.seed", lambda run, _: run.run.seed),
-    Key("tensor_model_parallel_size", "rollout.engine_tp", lambda run, _: run.rollout.engine_tp),
-    Key("gpu_memory_utilization", "rollout.engine_memory_fraction", lambda run, _: run.rollout.engine_memory_fraction),
-    Key("max_num_seqs", "rollout.max_running_requests", lambda run, _: run.rollout.max_running_requests),
+    same("seed", "run.seed"),
+    same("tensor_model_parallel_size", "rollout.engine_tp"),
+    same("gpu_memory_utilization", "rollout.engine_memory_fraction"),
+    same("max_num_seqs", "rollout.max_running_requests"),
     Key("max_model_len", f"data.max_prompt_tokens and {LENGTH}", lambda run, _: run.max_sequence_tokens),
     Key("load_format", OWN_PART, "dummy"),  # the first weight sync fills it before the first rollout
     Key("calculate_log_probs", OWN_PART, True),
@@ -84,12 +84,12 @@ ROLLOUT = (
     Key("free_cache_engine", None, lambda _, platform: platform.rollout.free_cache_engine),
     Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
     Key("router_config_path", OWN_PART, lambda run, _: str(router_file(run))),
-    Key("agent.num_workers", "rollout.agent_workers", lambda run, _: run.rollout.agent_workers),
+    same("agent.num_workers", "rollout.agent_workers"),
     Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
     Key("agent.agent_loop_manager_class", OWN_PART, "retool_mcore.verl.loop_workers.LoopManager"),
     Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py's own wins
     Key("multi_turn.enable", None, True),
-    Key("multi_turn.max_assistant_turns", "rollout.max_turns", lambda run, _: run.rollout.max_turns),
+    same("multi_turn.max_assistant_turns", "rollout.max_turns"),
     Key("val_kwargs", VALIDATION),
     Key("val_kwargs.n", VALIDATION, _validates_by("n")),
     Key("val_kwargs.do_sample", VALIDATION, lambda run, _: run.validation.temperature > 0),
@@ -195,11 +195,7 @@ SAMPLER = (
     ),
     Key(_SAMPLER + "max_off_policy_threshold", "train.max_staleness", lambda run, _: _age_limit(run.train)),
     Key(_SAMPLER + "max_off_policy_strategy", "train.max_staleness", lambda run, _: run.train.when_stale),
-    Key(
-        "trainer.v1.colocate_async.num_warmup_batches",
-        "train.prefetch_batches",
-        lambda run, _: run.train.prefetch_batches,
-    ),
+    same("trainer.v1.colocate_async.num_warmup_batches", "train.prefetch_batches"),
 )
 # With train.mode = "async" trainer and engines have devices of their own.
 ASYNC = (
@@ -218,11 +214,7 @@ ASYNC = (
     ),
     Key("trainer.nnodes", NODES, _trainer_nodes),
     Key("trainer.n_gpus_per_node", NODES, _trainer_devices),
-    Key(
-        "trainer.v1.separate_async.num_warmup_batches",
-        "train.prefetch_batches",
-        lambda run, _: run.train.prefetch_batches,
-    ),
+    same("trainer.v1.separate_async.num_warmup_batches", "train.prefetch_batches"),
     Key(
         "trainer.v1.separate_async.parameter_sync_step",
         "train.prompts_per_step and train.mini_batch_prompts",

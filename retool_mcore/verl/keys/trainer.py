@@ -6,7 +6,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
-from retool_mcore.verl.keys.key import OWN_PART, Key
+from retool_mcore.verl.keys.key import OWN_PART, Key, same
 from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
 from retool_mcore.verl.run_settings import RUN_CONFIG
 
@@ -46,11 +46,11 @@ def _run_config(run: RlConfig, _: Platform) -> str:
 
 # All functions take the run and its platform. Under "actor_rollout_ref.actor.":
 ACTOR = (
-    Key("ppo_mini_batch_size", "train.mini_batch_prompts", lambda run, _: run.train.mini_batch_prompts),
+    same("ppo_mini_batch_size", "train.mini_batch_prompts"),
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
     Key("ppo_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
     Key("checkpoint.save_contents", None, SAVED),
-    Key("checkpoint.async_save", "checkpoint.asynchronous", lambda run, _: run.checkpoint.asynchronous),
+    same("checkpoint.async_save", "checkpoint.asynchronous"),
     Key("megatron.router_replay", "algorithm.router_replay"),
     Key(
         "megatron.router_replay.mode",
@@ -61,7 +61,7 @@ ACTOR = (
 )
 # Set for PPO, which has a critic, and refused for all.
 CRITIC = (
-    Key("critic.model.path", "model.path", lambda run, _: run.model.path),
+    same("critic.model.path", "model.path"),
     Key("critic.model.custom_chat_template", "model.chat_template", chat_template),
     Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("critic.model.use_remove_padding", None, True),
@@ -70,9 +70,9 @@ CRITIC = (
     # verl 0.9.1's trainer uses this key for training, too.
     Key("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
     Key("critic.checkpoint.save_contents", None, SAVED),
-    Key("critic.checkpoint.async_save", "checkpoint.asynchronous", lambda run, _: run.checkpoint.asynchronous),
+    same("critic.checkpoint.async_save", "checkpoint.asynchronous"),
     # Of the optimizer, whose other keys are the actor's.
-    Key("critic.optim.lr", "critic.lr", lambda run, _: run.critic.lr),
+    same("critic.optim.lr", "critic.lr"),
     Key(
         "critic.optim.min_lr",
         "critic.lr and optim.min_lr",
@@ -81,7 +81,7 @@ CRITIC = (
     Key("trainer.max_critic_ckpt_to_keep", "checkpoint.keep", None),
 )
 REWARD = (
-    Key("reward.num_workers", "reward.workers", lambda run, _: run.reward.workers),
+    same("reward.num_workers", "reward.workers"),
     Key("reward.custom_reward_function", "the section [reward]"),
     Key("reward.custom_reward_function.path", "the section [reward]", str(VERL / "reward.py")),
     Key("reward.custom_reward_function.name", "the section [reward]", "compute_score"),
@@ -102,14 +102,14 @@ DATA = (
         "validation.files",
         lambda run, _: [str(Path(path).absolute()) for path in run.validation.files],
     ),
-    Key("data.train_batch_size", "train.prompts_per_step", lambda run, _: run.train.prompts_per_step),
-    Key("data.max_prompt_length", "data.max_prompt_tokens", lambda run, _: run.data.max_prompt_tokens),
-    Key("data.max_response_length", "rollout.max_response_tokens", lambda run, _: run.rollout.max_response_tokens),
+    same("data.train_batch_size", "train.prompts_per_step"),
+    same("data.max_prompt_length", "data.max_prompt_tokens"),
+    same("data.max_response_length", "rollout.max_response_tokens"),
     Key("data.custom_cls", OWN_PART),
     Key("data.custom_cls.path", OWN_PART, str(VERL / "dataset.py")),
     Key("data.custom_cls.name", OWN_PART, "ReToolDataset"),
     Key("data.return_raw_chat", None, True),
-    Key("data.seed", "run.seed", lambda run, _: run.run.seed),
+    same("data.seed", "run.seed"),
     Key("data.truncation", None, "error"),
     Key("data.dataloader_num_workers", None, 0),  # prompts are a few strings; processes cost more than they bring
 )
@@ -117,10 +117,10 @@ TRAINER = (
     Key("trainer.device", "run.platform", lambda _, platform: platform.device.name),
     Key("trainer.nnodes", NODES, lambda run, _: run.cluster.nodes),
     Key("trainer.n_gpus_per_node", NODES, lambda run, _: run.cluster.gpus_per_node),
-    Key("trainer.total_training_steps", "train.steps", lambda run, _: run.train.steps),
+    same("trainer.total_training_steps", "train.steps"),
     Key("trainer.total_epochs", "train.steps", 1_000_000),  # steps decide, not epochs
     Key("trainer.project_name", None, "retool"),
-    Key("trainer.experiment_name", "run.name", lambda run, _: run.run.name),
+    same("trainer.experiment_name", "run.name"),
     # run/metrics.py writes files: verl's would keep what a resumed run repeats
     Key("trainer.logger", None, ["console"]),
     Key("trainer.default_local_dir", FOLDER, lambda run, _: str(run.run.dir.absolute() / "checkpoints")),
@@ -129,7 +129,7 @@ TRAINER = (
     # run/checkpoint.py deletes old ones, also after a restart
     Key("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", None),
     Key("trainer.test_freq", "validation.every", lambda run, _: run.validation.every or -1),
-    Key("trainer.val_before_train", "validation.before", lambda run, _: run.validation.before),
+    same("trainer.val_before_train", "validation.before"),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
     Key(RUN_CONFIG_KEY, FOLDER, _run_config),
     # The transfer queue where every process counts: verl's 8 are imported while the driver waits.
