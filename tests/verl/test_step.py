@@ -174,7 +174,7 @@ class Run:
 
         self.at = send
         with pytest.raises(Ended) as caught:
-            self.trainer.fit(None)
+            self.trainer.fit(SimpleNamespace(causes=Counter()))
         return caught.value
 
     def saved(self) -> tuple[int, str, int]:
@@ -357,7 +357,7 @@ def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkey
 
     run.at = at
     with pytest.raises(Ended) as caught:
-        run.trainer.fit(None)
+        run.trainer.fit(SimpleNamespace(causes=Counter()))
     assert (caught.value.code, run.saved()[0]) == (143, 3)
 
 

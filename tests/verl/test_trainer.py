@@ -401,7 +401,7 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(told=[])
     trainer.critic_wg.belong_to = trainer.critic_wg.told.append
     trainer._saver, trainer._writer = module.saving.Saver(trainer._run, lambda folder, step: None), None
-    trainer.fit(None)
+    trainer.fit(SimpleNamespace(causes=Counter()))
     assert (trainer._run.run.dir / alive.FILE).is_file()
     assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
 
