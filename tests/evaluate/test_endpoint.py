@@ -359,6 +359,14 @@ def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: StandIn,
     assert report["accuracy"] == 1.0, output
 
 
+def test_a_run_without_the_interpreter_offers_its_own_tools_alone(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print(1)"), chat("\\boxed{579}")]
+    evaluate(server, tmp_path, f'rollout.tools=["{__name__}:Known"]')
+    assert [tool["function"]["name"] for tool in server.asked[0][1]["tools"]] == ["known"]
+    told = server.asked[1][1]["messages"][-1]["content"]
+    assert told == "Error: there is no tool named 'code_interpreter'. The tools are 'known'"
+
+
 def test_without_the_tool_none_is_offered(server: StandIn, tmp_path: Path):
     server.script = [chat("\\boxed{579}")]
     _, _, report = evaluate(server, tmp_path, "--tool", "off")
