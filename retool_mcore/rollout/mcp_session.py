@@ -34,24 +34,15 @@ def _thread() -> asyncio.AbstractEventLoop:
 
 
 class _Connection:
-    """An entered session of the SDK, with the number of calls that wait for an answer on it."""
+    """An entered session of the SDK, held open by a task."""
 
     def __init__(self, client: Any, holder: asyncio.Task[None]) -> None:
-        self._client, self._holder = client, holder
-        self._calls, self._retired = 0, False
-
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        self._calls += 1
-        try:
-            return await self._client.call_tool(tool, dict(arguments))
-        finally:
-            self._calls -= 1
-            self._leave_if_idle()
+        self.client, self.holder = client, holder
 
     async def list(self) -> list[Any]:
         tools, cursor = list[Any](), None
         while True:
-            page = await self._client.list_tools(cursor=cursor, cache_mode="bypass")
+            page = await self.client.list_tools(cursor=cursor, cache_mode="bypass")
             tools += page.tools
             cursor = page.next_cursor
             if not cursor:
@@ -61,23 +52,10 @@ class _Connection:
         """Whether the server is there and knows this session. Newer servers have no ping."""
         try:
             async with asyncio.timeout(PROBE_S):
-                await self._client.list_tools(cache_mode="bypass")
+                await self.client.list_tools(cache_mode="bypass")
         except Exception:  # noqa: BLE001  the protocol's, or whatever its transport raises
             return False
         return True
-
-    def retire(self) -> None:
-        """Leave with the last call: those of other trajectories may yet be answered."""
-        self._retired = True
-        self._leave_if_idle()
-
-    async def leave(self) -> None:
-        self._holder.cancel()
-        await asyncio.wait([self._holder])
-
-    def _leave_if_idle(self) -> None:
-        if self._retired and not self._calls:
-            self._holder.cancel()
 
 
 class McpSession:
@@ -90,7 +68,6 @@ class McpSession:
         self.where = f"rollout.mcp.{name}"
         self._server = server
         self._opening: asyncio.Task[_Connection] | None = None
-        self._probes = set[asyncio.Task[None]]()
         atexit.register(self.close)
 
     def listed(self) -> list[Any]:
@@ -133,9 +110,9 @@ class McpSession:
             raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
         try:
             async with asyncio.timeout(self._server.timeout_s):
-                return await connection.call(tool, arguments)
+                return await connection.client.call_tool(tool, dict(arguments))
         except TimeoutError:
-            self._probe(connection)  # the next call shall not wait for a server that hangs
+            await self._kept(connection)  # the next call shall not wait for a server that hangs
             raise
         except Exception as error:
             # An error's code does not tell the server's word on this call from a lost session: SDKs
@@ -147,21 +124,14 @@ class McpSession:
             raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
 
     async def _kept(self, connection: _Connection) -> bool:
-        """Whether ``connection`` still serves. One that does not gets no new call."""
+        """Whether ``connection`` still serves. One that does not is left, and its calls fail."""
         if await connection.answers():
             return True
-        connection.retire()
         opening = self._opening
         if opening is not None and opening.done() and not opening.exception() and opening.result() is connection:
             self._opening = None
+            connection.holder.cancel()
         return False
-
-    def _probe(self, connection: _Connection) -> None:
-        async def probe() -> None:
-            await self._kept(connection)
-
-        self._probes.add(task := asyncio.ensure_future(probe()))
-        task.add_done_callback(self._probes.discard)
 
     async def _opened(self) -> _Connection:
         """The connection; calls that come while it is opened wait for the same one."""
@@ -218,7 +188,9 @@ class McpSession:
 
     async def _leave(self) -> None:
         if self._opening is not None:
-            await (await self._opening).leave()
+            holder = (await self._opening).holder
+            holder.cancel()
+            await asyncio.wait([holder])
 
     @asynccontextmanager
     async def _limit(self, what: str) -> AsyncGenerator[None]:
