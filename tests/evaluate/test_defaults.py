@@ -43,9 +43,7 @@ def test_the_papers_rollout_is_as_long_as_the_model_allows(model: Path, tokens: 
 def test_settings_can_be_changed_and_mistakes_are_named(model: Path):
     run = default_config(str(model), ["rollout.protocol=retool", "validation.top_p=0.9"])
     assert (run.rollout.protocol, run.validation.top_p) == ("retool", 0.9)
-    with pytest.raises(
-        ConfigError, match=r"defaults of `retool eval` with rollout.topp=1: rollout.topp is not a setting"
-    ):
+    with pytest.raises(ConfigError, match=r"rollout\.topp is not a setting.*\(command line\)"):
         default_config(str(model), ["rollout.topp=1"])
     with pytest.raises(CheckpointError, match="does not exist"):
         default_config("./nowhere", [])
