@@ -21,6 +21,7 @@ RECOMPUTE = ("none", "selective", "full", "auto")
 CONFIG_FILE = "config.toml"  # of a run's folder
 FORMAT_FILE = "prompt_format.json"  # how the run put problems to the model; an export has it, too
 END_OF_TURN = "end_of_turn"  # in it: the token that ends the model's turns, {token, id}
+DATE = "date"  # in it: the day that templates with today's date write, as 2026-11-29
 
 
 class Run(Section):

@@ -4,6 +4,9 @@ A model answers well when it is asked as it was trained. So a run records its fo
 checkpoints, an export carries it, and a file of bare problems is put to the model in that format.
 Where a file has prompts of its own, a difference from the model's format is one warning.
 
+The record also has the day of the run's first start. Templates with today's date write this day in
+the run, when it is resumed, and where its export is evaluated.
+
 Public data puts instructions of its own around problems. Each is a record: known texts before or
 behind a problem, whatever their spacing and case. They are taken off, and nothing else is.
 """
@@ -12,12 +15,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
+from functools import lru_cache
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config.base import is_tables
-from retool_mcore.config.shared import END_OF_TURN, FORMAT_FILE
+from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.shared import DATE, END_OF_TURN, FORMAT_FILE
 from retool_mcore.data.files import column_names, read_rows, replacing
 from retool_mcore.errors import DataError
 
@@ -206,15 +211,15 @@ class PromptFormat:
         return ", ".join((system, instruction, *([f"protocol {self.protocol}"] if self.protocol else [])))
 
     def write(self, folder: Path, end_of_turn: tuple[str, int] | None = None) -> None:
-        """Write the record into a run's folder, whole or not at all.
+        """Write the record into a run's folder, whole or not at all. A day in it stays.
 
         ``end_of_turn``: the token that ends the model's turns, and its id. An export makes it eos.
         """
         values: dict[str, Any] = asdict(self)
         if end_of_turn is not None:
             values[END_OF_TURN] = {"token": end_of_turn[0], "id": end_of_turn[1]}
-        with replacing(folder / FORMAT_FILE) as draft:
-            draft.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        known = _record(folder)
+        _write(folder, values | ({DATE: known[DATE]} if DATE in known else {}))
 
 
 def recorded_format(folder: str | Path) -> PromptFormat | None:
@@ -222,18 +227,67 @@ def recorded_format(folder: str | Path) -> PromptFormat | None:
 
     Raises DataError for a record that cannot be read.
     """
-    path = Path(folder) / FORMAT_FILE
-    if not path.is_file():
+    values, path = _record(folder), Path(folder) / FORMAT_FILE
+    if not values:
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values.pop(END_OF_TURN, None)
-        found = PromptFormat(**values)
-    except (ValueError, TypeError, AttributeError) as error:
+        found = PromptFormat(**{name: value for name, value in values.items() if name not in (DATE, END_OF_TURN)})
+    except TypeError as error:
         raise DataError(f"{path} is no record of a prompt format: {error}. Export the model again.") from error
     if wrong := [name for name, value in asdict(found).items() if not isinstance(value, str)]:
         raise DataError(f"{path}: {wrong[0]} is not a text. Export the model again.")
     return found
+
+
+def date_of(*folders: str | Path) -> date:
+    """The day in the record of the first of ``folders`` that has one; today where none has.
+
+    Today stays the same day in a process that runs over midnight. Raises DataError.
+    """
+    for folder in folders:
+        if (found := _record(folder).get(DATE)) is not None:
+            try:
+                return date.fromisoformat(found)
+            except (ValueError, TypeError) as error:
+                raise DataError(
+                    f"{Path(folder) / FORMAT_FILE}: {DATE} = {found!r} is no day as 2026-11-29. Correct it."
+                ) from error
+    return _today()
+
+
+@lru_cache(maxsize=1)
+def _today() -> date:
+    return date.today()
+
+
+def pin_date(folder: Path, model: str) -> date:
+    """Record the day of a run or an evaluation in its folder, unless it has one; return it.
+
+    It is the day of the ``model``, if that is an export, else today.
+    """
+    day = date_of(folder, model)
+    _write(folder, _record(folder) | {DATE: day.isoformat()})
+    return day
+
+
+def _record(folder: str | Path) -> dict[str, Any]:
+    """What a folder's record has; {} where there is none."""
+    path = Path(folder) / FORMAT_FILE
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not is_table(values):
+            raise ValueError("it is no table of names and values")
+    except ValueError as error:
+        raise DataError(f"{path} is no record of a prompt format: {error}. Export the model again.") from error
+    return values
+
+
+def _write(folder: Path, values: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / FORMAT_FILE) as draft:
+        draft.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: str = "") -> PromptFormat:

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from retool_mcore.config.model import BUILT_IN, Model
+from retool_mcore.data.prompt_format import date_of
 from retool_mcore.data.tool import CALL_END, CALL_START
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.model.files import fetch_config, is_hub_name, read_config, require_regular_files
@@ -34,12 +36,13 @@ _FOLDER = Path(__file__).parent / "built_in_templates"
 
 
 def load_tokenizer(
-    path: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None
+    path: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None, day: date | None = None
 ) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a local model directory or hub name.
 
-    ``chat_template`` and ``template_args`` are as in [model]. Raises CheckpointError naming the
-    path, and ConfigError for a template that is not there.
+    ``chat_template`` and ``template_args`` are as in [model]. ``day``: what templates with today's
+    date write; None: the day that the model's run has recorded, else today. Raises CheckpointError
+    naming the path, and ConfigError for a template that is not there.
     """
     if (folder := Path(path)).is_dir() and not any(found for name in VOCABULARIES for found in folder.glob(name)):
         raise CheckpointError(
@@ -73,6 +76,7 @@ def load_tokenizer(
         if own is None:
             raise CheckpointError(f"the tokenizer in {path} has several templates. Set model.chat_template to a file")
         tokenizer.chat_template = with_args(own, template_args)
+    set_date(tokenizer, day or date_of(path))
     return tokenizer
 
 
@@ -128,9 +132,12 @@ def _broken(folder: Path) -> str:
     return ""
 
 
-def tokenizer_of(model: Model, path: str = "") -> PreTrainedTokenizerBase:
-    """The tokenizer that a run renders with; ``path``: of another model, with the same template."""
-    return load_tokenizer(path or model.path, model.chat_template, model.template_args)
+def tokenizer_of(model: Model, path: str = "", *, day: date | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer that a run renders with; ``path``: of another model, with the same template.
+
+    ``day``: of the run or evaluation, for templates with today's date; see ``pin_date``.
+    """
+    return load_tokenizer(path or model.path, model.chat_template, model.template_args, day)
 
 
 def template_of(model: Model) -> str | None:
@@ -183,6 +190,21 @@ def from_pretrained(path: str) -> PreTrainedTokenizerBase:
 def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """Where the tokenizer came from: a directory or a hub name; "" if it was made in memory."""
     return cast("str", tokenizer.name_or_path)
+
+
+def set_date(tokenizer: PreTrainedTokenizerBase, day: date) -> None:
+    """Let templates with today's date write ``day``."""
+    cast("Any", tokenizer).prompt_date = day
+
+
+def _strftime(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    day: date | None = getattr(tokenizer, "prompt_date", None)
+    return {} if day is None else {"strftime_now": strftime_on(day)}
+
+
+def strftime_on(day: date) -> Callable[[str], str]:
+    """What a template calls as ``strftime_now``, for the beginning of a day."""
+    return datetime.combine(day, time()).strftime
 
 
 def has_several_templates(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -241,12 +263,16 @@ def apply_template(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """One conversation as text. Raises jinja2.TemplateError when the template refuses it."""
+    """One conversation as text, on the day of ``set_date``.
+
+    Raises jinja2.TemplateError when the template refuses it.
+    """
     text = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
         tools=[dict(tool) for tool in tools] if tools else None,
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
+        **_strftime(tokenizer),
     )
     assert isinstance(text, str), "apply_chat_template(tokenize=False) of one conversation gives one string"
     return text

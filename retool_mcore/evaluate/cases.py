@@ -19,7 +19,7 @@ from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.rl import Reward
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
-from retool_mcore.data.prompt_format import recorded_format
+from retool_mcore.data.prompt_format import pin_date, recorded_format
 from retool_mcore.data.tokenizer import template_of
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.compare import REPORT
@@ -106,7 +106,11 @@ def evaluate_many(
                 on_start(work.case.name, total - len(work.missing()), total)
             if todo := [work for work in works if work.missing()]:
                 models.begin(model)
-                jobs = [(work, models.sampler(work.case, work.settings, problems)) for work in todo]
+                days = [pin_date(work.samples.path.parent, model) for work in todo]
+                jobs = [
+                    (work, models.sampler(work.case, work.settings, problems, day))
+                    for work, day in zip(todo, days, strict=True)
+                ]
                 for work, sampler in jobs:
                     for note in sampler.notes(work.case, problems):
                         on_note(note)

@@ -16,6 +16,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any, cast
 
 import httpx
@@ -23,7 +24,7 @@ import httpx
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.prompt_format import retool_messages, shown_prompt
-from retool_mcore.data.tokenizer import read_template, with_args
+from retool_mcore.data.tokenizer import read_template, strftime_on, with_args
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
@@ -273,8 +274,8 @@ class Api:
     def urls_of(self, model: str) -> list[str]:
         return [self._url]
 
-    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem]) -> TextSampler:
-        return TextSampler(self._config, case, settings)
+    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem], day: date) -> TextSampler:
+        return TextSampler(self._config, case, settings, day)
 
 
 async def _check(url: str, model: str) -> None:
@@ -287,8 +288,8 @@ class TextSampler:
 
     _endpoint: Endpoint
 
-    def __init__(self, config: EvaluationConfig, case: Case, settings: Settings) -> None:
-        self._config, self._case, self._limits = config, case, settings.limits
+    def __init__(self, config: EvaluationConfig, case: Case, settings: Settings, day: date) -> None:
+        self._config, self._case, self._limits, self._day = config, case, settings.limits, day
         rollout = config.rollout.calling(case.tool)
         protocol_class(rollout.protocol)
         tools = tools_of(rollout) if case.tool else ()
@@ -307,7 +308,7 @@ class TextSampler:
     async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
         asked = (self._endpoint, sampling, self._limits)
         model = (
-            Inline(prompt_text(self._config, problem.messages), *asked)
+            Inline(prompt_text(self._config, problem.messages, self._day), *asked)
             if self._inline
             else Chat(problem.messages, self._tools if self._case.tool else None, *asked)
         )
@@ -318,7 +319,7 @@ class TextSampler:
         return "\n".join(said)
 
 
-def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]]) -> str:
+def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]], day: date) -> str:
     """The prompt of protocol "retool": by model.chat_template, or "chatml" where it is not set."""
     from transformers.utils import chat_template_utils
 
@@ -328,5 +329,6 @@ def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]])
         conversations=[[dict(message) for message in retool_messages(messages)]],
         chat_template=template,
         add_generation_prompt=True,
+        strftime_now=strftime_on(day),
     )
     return rendered[0]

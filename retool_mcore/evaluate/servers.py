@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,9 +106,10 @@ class Servers:
             self._replace(model)
         return [server.url for server in self._running]
 
-    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem]) -> TokenSampler:
+    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem], day: date) -> TokenSampler:
         """Raises ReToolError for a protocol or a prompt that cannot be sampled."""
-        protocol = protocol_of(self._config.rollout.calling(case.tool), tokenizer_of(self._config.model, case.model))
+        tokenizer = tokenizer_of(self._config.model, case.model, day=day)
+        protocol = protocol_of(self._config.rollout.calling(case.tool), tokenizer)
         return TokenSampler(protocol, settings, problems)
 
     def _replace(self, model: str) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import tokenizer_of
-from retool_mcore.data.prompt_format import format_of_file
+from retool_mcore.data.prompt_format import format_of_file, pin_date
 from retool_mcore.data.tokenizer import end_of_turn
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
@@ -103,8 +103,9 @@ def _run(config: RlConfig, platform: Platform, console: Console, notes: Sequence
 
 
 def record_prompt_format(config: RlConfig) -> None:
-    """Write into the run's folder how the run puts problems to the model, for its exports."""
-    protocol = protocol_of(config.rollout, tokenizer_of(config.model))
+    """Write into the run's folder how, and on which day, the run puts problems to the model."""
+    day = pin_date(config.run.dir, config.model.path)
+    protocol = protocol_of(config.rollout, tokenizer_of(config.model, day=day))
     asked = format_of_file(parquet_files(config.data.train_file)[0], protocol.name if config.rollout.tool else "")
     recorded = replace(asked, protocol=config.rollout.protocol)
     recorded.write(config.run.dir, end_of_turn(protocol.tokenizer))

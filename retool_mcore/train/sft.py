@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from retool_mcore.config import SftConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import Rendered, tokenizer_of
-from retool_mcore.data.prompt_format import format_of_file
+from retool_mcore.data.prompt_format import date_of, format_of_file, pin_date
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.data.tokenizer import end_of_turn
 from retool_mcore.errors import ConfigError, DataError
@@ -97,7 +97,9 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     told = start.early_told()
     _begins(config, rank, "data")
     notes = checkpoint.require_whole(config) if rank == 0 else []
-    dist.barrier()  # nobody reads a checkpoint before it was looked at
+    if rank == 0:
+        pin_date(config.run.dir, config.model.path)
+    dist.barrier()  # nobody reads a checkpoint before it was looked at, or another day than rank 0
     _require_equal_nodes(config)
     if rank == 0:
         write_environment(config.run.dir, platform)  # before the model fills the devices
@@ -220,7 +222,7 @@ def _set_up(
     """The model on its engine, and this rank's part of the data; ``console``: rank 0's."""
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
-    tokenizer = tokenizer_of(config.model)
+    tokenizer = tokenizer_of(config.model, day=date_of(config.run.dir, config.model.path))
     check_protocols(config, tokenizer)
     if console is not None:
         asked = format_of_file(parquet_files(config.data.train_file)[0])

@@ -27,6 +27,8 @@ import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import Algorithm, RlConfig
+from retool_mcore.data.prompt_format import date_of
+from retool_mcore.data.tokenizer import set_date
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.rollout.engine import (
     TRAINING,
@@ -129,6 +131,7 @@ class _Shared:
 def _shared(run_config: str, tokenizer: Any) -> _Shared:
     config = settings_of_run(run_config)
     alive.belong_to(Path(run_config).parent)
+    set_date(tokenizer, date_of(Path(run_config).parent))
     protocol = protocol_of(config.rollout, tokenizer)
     return _Shared(config, protocol, sandbox_of(run_config), Limits.of(config.rollout, config.sandbox))
 

@@ -1,5 +1,6 @@
 """Running the project's own commands as a user does, and finding whatever they leave behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,13 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import date
 from functools import partial
 from pathlib import Path
 
+from retool_mcore.config.shared import FORMAT_FILE
+from retool_mcore.data.task_model import CHAT_TEMPLATE
 from retool_mcore.run.metrics import read_metrics
 from tests.sockets import listening, reachable_from_elsewhere
 
 ROOT = Path(__file__).parents[2]
+WEST, EAST = "Etc/GMT+12", "Pacific/Kiritimati"  # values of TZ: 26 hours apart, so never on one day
 MARK = "RETOOL_TEST_MARK"  # in the environment of every process that a test starts, directly or not
 
 
@@ -35,6 +40,20 @@ def sft_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
     files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
     steps = ("train.steps=8", "validation.every=4", "checkpoint.every_steps=4", "train.global_batch=16")
     return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
+
+
+def dated(folder: Path) -> str:
+    """The setting of a chat template of the tiny task that writes today's date."""
+    day = '{{- strftime_now("%Y-%m-%d") -}}'
+    system = "{%- if first.role == 'system' -%}"
+    assert CHAT_TEMPLATE.count(system) == 1
+    (folder / "dated.jinja").write_text(CHAT_TEMPLATE.replace(system, day + system))
+    return f"model.chat_template={folder}/dated.jinja"
+
+
+def day_of(run_dir: Path) -> str:
+    """The day that a run has recorded."""
+    return str(date.fromisoformat(json.loads((run_dir / FORMAT_FILE).read_text())["date"]))
 
 
 def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:

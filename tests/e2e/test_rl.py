@@ -16,10 +16,14 @@ from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.start import STAGES, begun
 from tests import forked
 from tests.e2e.commands import (
+    EAST,
+    WEST,
     argv_rl,
     assert_nothing_left,
     assert_one_error,
     assert_only_loopback_listens,
+    dated,
+    day_of,
     kill,
     last_step,
     marked_processes,
@@ -50,9 +54,16 @@ def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
     return (f"run.root={root}", f"model.path={task}/model", *files, *size, *steps, *more)
 
 
-def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Path, mark: str):
-    """One run, killed in its engine, in its driver, and by Ctrl-C, ends as if it had not been."""
+def test_a_killed_rl_run_continues_and_nothing_is_left(
+    task: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+):
+    """One run, killed in its engine, in its driver, and by Ctrl-C, ends as if it had not been.
+
+    It is resumed on another day than it was started on, and asks as on the first.
+    """
+    monkeypatch.setenv("TZ", WEST)
     own = (
+        dated(tmp_path),
         "run.name=rl",
         "validation.before=true",
         "train.max_engine_restarts=0",
@@ -67,6 +78,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         kill(scheduler[0])
         assert driver.wait(timeout=240) != 0, "a dead engine must end the run with an error, not hang it"
         assert_nothing_left(mark)
+    monkeypatch.setenv("TZ", EAST)
     with started(argv, mark) as driver:
         wait_until(lambda: (run_dir / "tensorboard").exists() and len(marked_processes(mark)) > 3, "Ray is up", START_S)
         kill(driver.pid)
@@ -92,6 +104,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     first = [row for row in rows if "time_start_s" in row][-1]  # of the last start
     assert 0 < first["time_start/engines_s"] < first["time_start_s"]
     assert_written_once(run_dir, [before, *rows])
+    assert day_of(run_dir / "export") == day_of(run_dir)
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 
 
@@ -122,7 +135,7 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
         ("train", step): 2 for step in (1, 2, 3, 4)
     }
     for row in trajectories:
-        assert row["prompt"].startswith("<|im_start|>system") and row["truth"]
+        assert row["prompt"].startswith(f"<|im_start|>system\n{day_of(run_dir)}") and row["truth"]
         if row["partition"] == "val":
             assert (row["actor_logprobs"], row["advantage"]) == (None, None)
             continue

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from retool_mcore.config import load_evaluation
-from retool_mcore.data.task_model import build_tokenizer
+from retool_mcore.config.shared import FORMAT_FILE
+from retool_mcore.data import prompt_format
+from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
 from retool_mcore.evaluate.cases import Case, EventLoop, evaluate_many
@@ -175,6 +178,42 @@ def test_a_second_evaluation_into_the_same_folder_waits_for_the_first(tmp_path: 
             url="http://127.0.0.1:9",
         )
     assert not (tmp_path / "out" / "base").exists()
+
+
+@pytest.mark.parametrize("recorded", ["2024-02-03", None])
+def test_an_evaluation_asks_on_the_day_of_the_models_run_or_of_its_own_start(
+    tmp_path: Path, tokenizer, monkeypatch: pytest.MonkeyPatch, recorded: str | None
+):
+    problems, model, notes = tmp_path / "problems.jsonl", tmp_path / "model", list[str]()
+    problems.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    write_model(model, tokenizer, seed=0)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text('{{ strftime_now("%d.%m.%Y") }}' + template)
+    if recorded is not None:
+        (model / FORMAT_FILE).write_text(json.dumps({"date": recorded}))
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if "sees it:" in text:
+            raise InterruptedError("before a server is asked")
+
+    for zone in ("Etc/GMT+12", "Pacific/Kiritimati"):  # never on one day
+        with monkeypatch.context() as clock, pytest.raises(InterruptedError):
+            clock.setenv("TZ", zone)
+            time.tzset()
+            prompt_format._today.cache_clear()
+            evaluate_many(
+                load_evaluation(ROOT / "configs/rl_tiny_cpu.toml"),
+                [Case(name="model", model=str(model), tool=False)],
+                data=[problems],
+                out=tmp_path / "out",
+                url="http://127.0.0.1:9",
+                on_note=note,
+            )
+    time.tzset()
+    prompt_format._today.cache_clear()
+    first, second = (note.partition("sees it:\n")[2] for note in notes if "sees it:" in note)
+    assert first == second and (recorded is None) != first.startswith("03.02.2024")
 
 
 def test_other_settings_are_not_mixed_in(settings, tmp_path: Path):

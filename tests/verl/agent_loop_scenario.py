@@ -20,6 +20,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config.shared import FORMAT_FILE
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.verl.reward import compute_score
@@ -135,6 +136,13 @@ async def main(folder: Path) -> None:
     except ValueError as error:
         out["long"] = f"{type(error).__name__}: {error}"
     out["text"] = await run(Client(tokenizer, [call("print(1)") + ANSWER]), tokenizer, text)
+    dated = load_config(RlConfig, file, [*own, "run.name=dated", "rollout.tools=[]"])
+    written(dated)
+    (dated.run.dir / FORMAT_FILE).write_text('{"date": "2024-02-03"}')
+    calendar = build_tokenizer(tokenizer_rows())
+    calendar.chat_template = f'{{{{ strftime_now("%d %b %Y") }}}}{calendar.chat_template}'
+    asked = await run(Client(calendar, [ANSWER]), calendar, dated)
+    out["dated"] = calendar.decode(asked["prompts"])
     for name, row in SEEDED.items():
         out[name] = await run(Client(tokenizer, said), tokenizer, tool, **row)
     replayed = load_config(RlConfig, file, [*own, "run.name=r3", "algorithm.router_replay=R3"])

@@ -40,6 +40,10 @@ def test_what_is_written_down_travels_with_a_candidate_only(outputs: dict[str, A
     assert outputs["text"]["extra_fields"]["record"] is None, "rollout.record_groups = 0"
 
 
+def test_a_template_with_todays_date_writes_the_day_of_the_run(outputs: dict[str, Any]):
+    assert outputs["dated"].startswith("03 Feb 2024<|im_start|>")
+
+
 def test_calls_and_the_cache_are_measured_where_they_happen(outputs: dict[str, Any]):
     behavior = outputs["tool"]["extra_fields"]["behavior"]
     [call_s], [queue_s], [run_s] = behavior["call_s"], behavior["call_queue_s"], behavior["call_run_s"]
