@@ -11,34 +11,29 @@ import atexit
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.clean import MAX_ANSWER_CHARS
 from retool_mcore.reward.said import MAX_WORDS, choice, number_of, quick_verdict, said, words
 
-__all__ = ["Checkers", "Verdict", "is_equivalent", "judge", "judge_many", "judgeable"]
+__all__ = ["Checkers", "Verdict", "judge", "judge_many", "judgeable"]
 DEFAULT_TIMEOUT_S: float = Reward.model_fields["timeout_s"].default
 NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
-START_TIMEOUT_S = 120.0  # importing SymPy on a busy machine
 NO_ANSWERS = frozenset((
     "proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound",
 ))  # fmt: skip
-# Wall time after which a checker is killed and replaced: so long that only a checker that waits for
-# nothing gets there, not one on a busy machine.
-GRACE_S, GRACE_FACTOR = 60.0, 20.0
 
 How = Literal["exact", "values", "timeout", "crash", "too long"]
 
@@ -56,21 +51,13 @@ class Verdict:
     how: How
 
 
-def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """Whether the answer equals the truth mathematically.
-
-    Examples: "034" and 34, 1/2 and 0.5, (x+1)^2 and x^2+2x+1.
-    """
-    return judge(answer, truth, timeout_s=timeout_s).equivalent
-
-
 def judge(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
-    """Like ``is_equivalent``, but also says how the result was found.
+    """Whether the answer equals the truth mathematically, and how that was found.
 
     Thread-safe. A check takes at most ``timeout_s`` of CPU time, however busy the machine is.
     Raises RewardError when no checker process can be started, but never because of the answer.
     """
-    return _judge(_checkers, answer, truth, timeout_s)
+    return _judge(_checkers(), answer, truth, timeout_s)
 
 
 def judge_many(
@@ -83,16 +70,13 @@ def judge_many(
     """
     if processes < 1:
         raise ConfigError(f"processes = {processes}: at least one must compare.")
-    checkers = Checkers(processes)
 
     def judge_pair(pair: tuple[str, str]) -> Verdict:
-        return _judge(lambda: checkers, *pair, timeout_s)
+        return _judge(checkers, *pair, timeout_s)
 
-    try:
-        with ThreadPoolExecutor(2 * processes) as pool:  # some read answers while others wait for a process
-            return list(pool.map(judge_pair, pairs))
-    finally:
-        checkers.close()
+    # Some threads read answers while others wait for a process.
+    with closing(Checkers(processes)) as checkers, ThreadPoolExecutor(2 * processes) as pool:
+        return list(pool.map(judge_pair, pairs))
 
 
 def judgeable(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str | None:
@@ -130,16 +114,15 @@ def _problem(truth: str, timeout_s: float) -> str | None:
     return "it takes too long to read" if "failed" in reply else reply["problem"] or None
 
 
-def _judge(checkers: Callable[[], Checkers], answer: str, truth: str, timeout_s: float) -> Verdict:
+def _judge(checkers: Checkers, answer: str, truth: str, timeout_s: float) -> Verdict:
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
     verdict = Verdict(False, "exact")
     for each in accepted_truths(truth):
-        known = quick_verdict(answer, each)
-        if known is not None:
+        if (known := quick_verdict(answer, each)) is not None:
             verdict = Verdict(known, "exact")
         else:
-            reply = checkers().ask({"answer": answer, "truth": each, "timeout_s": timeout_s})
+            reply = checkers.ask({"answer": answer, "truth": each, "timeout_s": timeout_s})
             verdict = Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
         if verdict.equivalent:
             break
@@ -150,106 +133,90 @@ class Checkers:
     """A pool of ``count`` checker processes, started when needed and replaced when they die."""
 
     def __init__(self, count: int) -> None:
-        self._idle: queue.LifoQueue[_Checker | None] = queue.LifoQueue()
-        self._all: set[_Checker] = set()
-        for _ in range(count):
-            self._idle.put(None)  # a slot whose process has not started yet
+        self._all = [_Checker() for _ in range(count)]
+        self._idle: queue.LifoQueue[_Checker] = queue.LifoQueue()  # the one that was used last comes first
+        for checker in self._all:
+            self._idle.put(checker)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Reply to one request: {"failed": "timeout" | "crash"} if the checker hung or died."""
+        """Reply to one request: {"failed": "timeout" | "crash"} if its check was ended."""
         checker = self._idle.get()
         try:
-            if checker is None:
-                checker = _Checker()
-                self._all.add(checker)
-            reply = checker.ask(request)
-        except BaseException:
-            self._discard(checker)
-            self._idle.put(None)
-            raise
-        if checker.gone:
-            self._discard(checker)
-            checker = None
-        self._idle.put(checker)
-        return reply
+            return checker.ask(request)
+        finally:
+            self._idle.put(checker)
 
     def close(self) -> None:
-        for checker in list(self._all):
-            self._discard(checker)
-
-    def _discard(self, checker: _Checker | None) -> None:
-        if checker is not None:
+        for checker in self._all:
             checker.close()
-            self._all.discard(checker)
 
 
 class _Checker:
-    """One checker process and its pipes."""
+    """One checker process, which starts with the first request after ``close``."""
 
-    def __init__(self) -> None:
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "retool_mcore.reward.checker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # killpg ends its forks too; Ctrl-C ends us, and its closed pipe then ends it
-            )
-        except OSError as error:
-            raise RewardError(f"no process for answer checks can be started: {error}") from error
-        assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
-        self._requests: IO[bytes] = self._process.stdin
-        self._replies: IO[bytes] = self._process.stdout
-        self.gone = False
-        if "ready" not in self._read(START_TIMEOUT_S):
-            self.close()
-            raise RewardError(
-                f"the process for answer checks did not start within {START_TIMEOUT_S:.0f} s (exit code "
-                f"{self._process.returncode}). Try `{sys.executable} -m retool_mcore.reward.checker`: are sympy and "
-                "latex2sympy2_extended installed, is there memory?"
-            )
+    process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        with suppress(BrokenPipeError):  # it died while idle: the read below reports it
-            self._requests.write(json.dumps(request).encode() + b"\n")
-            self._requests.flush()
-        return self._read(GRACE_S + GRACE_FACTOR * request["timeout_s"])
-
-    def _read(self, timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        poll = select.poll()  # not select(): a trainer has more than 1024 files open
-        poll.register(self._replies, select.POLLIN)
-        line = b""
-        while not line.endswith(b"\n"):
-            left_ms = (deadline - time.monotonic()) * 1000
-            part = os.read(self._replies.fileno(), 65536) if left_ms > 0 and poll.poll(left_ms) else None
-            if not part:
-                self.gone = True
-                return {"failed": "timeout" if part is None else "crash"}
-            line += part
-        return json.loads(line)
+        try:
+            self.process = self.process or _started()
+            line = _said(self.process, json.dumps(request).encode() + b"\n")
+        except BaseException:
+            self.close()  # or the next request would get this one's reply
+            raise
+        if not line:
+            self.close()
+        return json.loads(line or '{"failed": "crash"}')
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._replies.close()
-        with suppress(BrokenPipeError):
-            self._requests.close()
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def _said(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """A checker's reply; b"" if it died. The kernel ends a check that takes long."""
+    assert process.stdin is not None and process.stdout is not None, "pipes were asked for"
+    with suppress(BrokenPipeError):  # it died while idle
+        process.stdin.write(request)
+        process.stdin.flush()
+    return process.stdout.readline()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "retool_mcore.reward.checker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # killpg ends its forks too; Ctrl-C ends us, and its closed pipe then ends it
+        )
+    except OSError as error:
+        raise RewardError(f"no process for answer checks can be started: {error}") from error
+    if not _said(process, b""):
+        raise RewardError(
+            f"the process for answer checks did not start (exit code {process.wait()}). Try `{sys.executable} -m "
+            "retool_mcore.reward.checker`: are sympy and latex2sympy2_extended installed, is there memory?"
+        )
+    return process
 
 
 _lock = threading.Lock()
-_shared: tuple[int, Checkers] | None = None
 
 
 def _checkers() -> Checkers:
     """This process's checkers. A forked child gets its own, or the two would mix up replies."""
-    global _shared  # noqa: PLW0603  one pool per process, behind a lock
     with _lock:
-        if _shared is None or _shared[0] != os.getpid():
-            _shared = (os.getpid(), Checkers(NUM_CHECKERS))
-            atexit.register(_shared[1].close)
-        return _shared[1]
+        return _checkers_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _checkers_of(pid: int) -> Checkers:
+    checkers = Checkers(NUM_CHECKERS)
+    atexit.register(checkers.close)
+    return checkers

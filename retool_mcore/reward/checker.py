@@ -12,11 +12,9 @@ import os
 import resource
 import signal
 import sys
-from functools import lru_cache
 from typing import Any
 
 from retool_mcore.reward.forms import compared, unreadable
-from retool_mcore.reward.said import said
 
 MEMORY_LIMIT_BYTES = 2 << 30
 # SymPy and the LaTeX parser fill caches on first use, not within an answer's limit.
@@ -39,7 +37,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for answer, truth in WARM_UP:
-        _compared(answer, truth)
+        compared(answer, truth)
     replies = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not look like a reply
     _say(replies, {"ready": True})
@@ -60,7 +58,7 @@ def _serve(replies: int) -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["timeout_s"])
         if "answer" in request:
-            reply = {"equal": _compared(request["answer"], request["truth"])}
+            reply = {"equal": compared(request["answer"], request["truth"])}
         else:
             reply = {"problem": unreadable(request["truth"])}
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -69,15 +67,6 @@ def _serve(replies: int) -> None:
 
 def _say(replies: int, reply: dict[str, Any]) -> None:
     os.write(replies, json.dumps(reply).encode() + b"\n")
-
-
-@lru_cache(maxsize=4096)
-def _compared(answer: str, truth: str) -> bool:
-    """Whether two answers that ``quick_verdict`` leaves open are equal; False on an error."""
-    try:
-        return compared(said(answer), said(truth))
-    except Exception:  # noqa: BLE001  SymPy raises whatever it likes on hostile input
-        return False
 
 
 if __name__ == "__main__":

@@ -69,8 +69,6 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _in_ascii(char: str) -> str:
-    if char.isascii():
-        return char
     if known := _SPELLINGS.get(char):
         return known
     kind, name = unicodedata.category(char), unicodedata.name(char, "")
@@ -78,8 +76,6 @@ def _in_ascii(char: str) -> str:
         return ""
     if kind == "Nd":
         return str(unicodedata.decimal(char))
-    if kind == "Zs":
-        return " "
     if name.startswith("SUPERSCRIPT ") and (plain := unicodedata.normalize("NFKC", char)).isalnum():
         return f"^{{{plain}}}"
     if name.startswith("GREEK SMALL LETTER ") and name.count(" ") == 3:
@@ -92,8 +88,6 @@ def _thousands(text: str) -> str:
     r"""Remove separators of thousands (``1,234``, ``1{,}234``, ``1,\!234``), but not in a pair."""
     if _SPACED_THOUSANDS.fullmatch(text):
         return text.replace(" ", "").replace(r"\,", "")
-    if "," not in text:
-        return text
     # (1,234) may be a pair, unlike 1{,}234
     pattern = _THOUSANDS if not _IN_BRACKETS.search(text.replace("{,}", "")[:1]) else _MARKED_THOUSANDS
     return pattern.sub(lambda match: re.sub(r"\D", "", match[0]), text)

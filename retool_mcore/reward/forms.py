@@ -8,8 +8,8 @@ This runs in a checker process.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from math import gcd
-from typing import Any
 
 import sympy
 from sympy import Rational
@@ -19,16 +19,7 @@ from retool_mcore.reward.leaves import MAX_LETTERS, Unreadable, value
 from retool_mcore.reward.numbers import number, same_numbers
 from retool_mcore.reward.parse import AnswerForm, parse
 from retool_mcore.reward.regions import same_regions
-from retool_mcore.reward.said import (
-    Said,
-    choice,
-    is_name,
-    is_plain_name,
-    quick_verdict,
-    said,
-    spelling,
-    words,
-)  # fmt: skip
+from retool_mcore.reward.said import choice, is_name, is_plain_name, quick_verdict, said, spelling, words
 from retool_mcore.reward.values import is_constant, proportional
 from retool_mcore.reward.values import same as same_value
 
@@ -38,16 +29,18 @@ _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
 def equivalent(answer: str, truth: str) -> bool:
     """Whether an answer is shown to equal a truth, by ``quick_verdict`` or else by values."""
     known = quick_verdict(answer, truth)
-    return compared(said(answer), said(truth)) if known is None else known
+    return compared(answer, truth) if known is None else known
 
 
-def compared(answer: Said, truth: Said) -> bool:
-    """Whether two answers that ``quick_verdict`` leaves open are equal."""
-    if answer.label and truth.label and answer.label != truth.label:
+@lru_cache(maxsize=4096)
+def compared(answer: str, truth: str) -> bool:
+    """Whether two answers that ``quick_verdict`` leaves open are equal; False on an error."""
+    (mine, label), (theirs, expected) = said(answer), said(truth)
+    if label and expected and label != expected:
         return False
     try:
-        return same(parse(answer.text), parse(truth.text))
-    except (Unreadable, RecursionError):
+        return same(parse(mine), parse(theirs))
+    except Exception:  # noqa: BLE001  SymPy raises whatever it likes on hostile input
         return False
 
 
@@ -84,17 +77,13 @@ def same(answer: AnswerForm, truth: AnswerForm) -> bool:
     kinds = {answer.kind, truth.kind}
     if kinds <= {"list", "set"} or (answer.text == "[]" and truth.kind in ("list", "set")):
         return _same_elements(answer, truth)
-    if kinds == {"tuple", "matrix"}:
-        return _same_matrix(*(answer, truth) if truth.kind == "matrix" else (truth, answer))
+    if kinds == {"tuple", "matrix"}:  # a tuple beside a row or a column
+        shape = (answer if answer.kind == "matrix" else truth).text
+        return "1" in shape.split("x") and _same_parts(answer, truth)
     if kinds == {"value"}:
         return same_values(answer.text, truth.text)
     alike = answer.text == truth.text or (answer.text == "[]" and truth.text == "()" and len(truth.parts) != 2)
     return answer.kind == truth.kind and alike and _same_parts(answer, truth)
-
-
-def _same_matrix(rows: AnswerForm, matrix: AnswerForm) -> bool:
-    """A tuple beside a row or a column."""
-    return "1" in matrix.text.split("x") and _same_parts(rows, matrix)
 
 
 def _same_parts(answer: AnswerForm, truth: AnswerForm, alike: Callable[[AnswerForm, AnswerForm], bool] = same) -> bool:
@@ -107,8 +96,6 @@ def same_values(answer: str, truth: str) -> bool:
         return True
     if (known := same_numbers(answer, truth)) is not None:
         return known
-    if (letter := choice(truth)) is not None and letter == choice(answer):
-        return True
     spoken = [words(each) for each in (answer, truth)]
     if any(spoken) and (all(spoken) or max(map(len, filter(None, spoken))) > MAX_LETTERS or "no" in spoken):
         return spoken[0] == spoken[1]
@@ -122,8 +109,6 @@ def same_values(answer: str, truth: str) -> bool:
     degree = sympy.pi / 180
     if (unit == "deg") != (expected == "deg"):
         return same_value(a * degree, b) if unit == "deg" else same_value(a, b * degree)
-    if (unit == "%") != (expected == "%"):
-        return same_value(a, b * 100) if unit == "%" else same_value(a * 100, b)
     return False
 
 
@@ -221,15 +206,10 @@ def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
     )
     if answer.kind != "relation":
         return expected is not None and same(answer, expected)
-    stated = _stated(answer)
-    if (
-        stated is not None
-        and expected is not None
-        and _name(answer) == _name(truth)
-        and _quietly_same(stated, expected)
-    ):
-        return True
-    return _same_equations(answer, truth)
+    if {answer.text, truth.text} != {"="}:
+        return False
+    mine, theirs = (value(form.parts[0].text) - value(form.parts[1].text) for form in (answer, truth))
+    return proportional(mine, theirs)
 
 
 def _stated(relation: AnswerForm) -> AnswerForm | None:
@@ -250,9 +230,8 @@ def _stated(relation: AnswerForm) -> AnswerForm | None:
         exact = exact[1:]
     if len(exact) == 1 and is_name(exact[0].text) and len(rough) == 1 and not _is_constant(exact[0]):
         return rough[0]
-    if not all(_quietly_same(each, exact[-1]) for each in exact[:-1]):
-        return None
-    return exact[-1] if all(_is_close(each, exact[-1]) for each in rough) else None
+    equal = all(_quietly_same(each, exact[-1]) for each in exact[:-1])
+    return exact[-1] if equal and all(_is_close(each, exact[-1]) for each in rough) else None
 
 
 def _is_constant(form: AnswerForm) -> bool:
@@ -290,21 +269,3 @@ def _same_ratio(answer: AnswerForm, truth: AnswerForm) -> bool:
         return False
     stated = [value(part.text) for part in answer.parts]
     return all(same_value(x * expected[0], y * stated[0]) for x, y in zip(stated[1:], expected[1:], strict=True))
-
-
-def _same_equations(answer: AnswerForm, truth: AnswerForm) -> bool:
-    """Two equations or inequalities in letters that are one but for a factor."""
-    pairs = _directed(answer), _directed(truth)
-    if pairs[0] is None or pairs[1] is None or pairs[0][0] != pairs[1][0]:
-        return False
-    return proportional(pairs[0][1], pairs[1][1], positive=pairs[0][0] != "=")
-
-
-def _directed(relation: AnswerForm) -> tuple[str, Any] | None:
-    """The sign and the difference of both sides: ``2 > x`` as ("<", x - 2)."""
-    if len(relation.parts) != 2 or relation.text not in ("=", r"\ne", "<", ">", r"\le", r"\ge"):
-        return None
-    left, right = (value(part.text) for part in relation.parts)
-    if relation.text in (">", r"\ge"):
-        return {">": "<", r"\ge": r"\le"}[relation.text], right - left
-    return relation.text, left - right

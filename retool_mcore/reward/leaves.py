@@ -196,6 +196,4 @@ def _evaluated(tree: Any) -> Any:
     if tree.is_Symbol:
         return {"i": I, "e": E}.get(tree.name, tree)
     args = [_evaluated(each) for each in tree.args]
-    if isinstance(tree, sympy.UnevaluatedExpr):
-        return args[0]
     return _power(*args) if tree.is_Pow else tree.func(*args) if args else tree

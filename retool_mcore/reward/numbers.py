@@ -136,10 +136,7 @@ def is_printed(decimal: str, value: Fraction) -> bool:
 
 def is_near(decimal: str, value: Fraction) -> bool:
     """Whether a decimal is within one unit of its last digit of a value, or a float's error."""
-    said = number(decimal)
-    if said is None:
-        return False
     unit = Fraction(1, 10 ** len(decimal.partition(".")[2])) / 2
     if significant(decimal) >= FLOAT_DIGITS:
         unit = max(2 * unit, abs(value) * FLOAT_ERROR)
-    return abs(said - value) <= unit
+    return abs((number(decimal) or 0) - value) <= unit

@@ -18,7 +18,6 @@ from typing import Any, cast
 from retool_mcore.config.named import load_named
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.response import Response
-from retool_mcore.reward.said import vote
 
 RewardFunction = Callable[[Response], "float | Mapping[str, float]"]
 RESERVED = frozenset({"pred", "extracted", "has_answer", "check_failed"})  # names that a scored response has already
@@ -60,15 +59,7 @@ class OwnReward:
         parts = self._checked(where, dict(result) if isinstance(result, Mapping) else {"score": result})
         score = parts.pop("score")
         acc = parts.pop("acc") if "acc" in parts else float(response.right)
-        return {
-            "score": score,
-            "acc": acc,
-            "pred": vote(response.answer),
-            "extracted": response.answer or "",
-            "has_answer": float(response.answer is not None),
-            "check_failed": float(response.check_failed),
-            **{f"reward_{name}": value for name, value in parts.items()},
-        }
+        return response.result(score, acc) | {f"reward_{name}": value for name, value in parts.items()}
 
     def _checked(self, where: str, parts: Mapping[str, Any]) -> dict[str, float]:
         if "score" not in parts:

@@ -13,9 +13,6 @@ from typing import Literal
 from retool_mcore.reward.clean import split_unit
 from retool_mcore.reward.leaves import Unreadable
 
-MAX_PARTS = 64
-MAX_DEPTH = 12
-
 Kind = Literal["value", "list", "set", "tuple", "union", "without", "matrix", "relation"]
 
 
@@ -55,29 +52,25 @@ _LOOSEST_FIRST: tuple[tuple[Kind, str], ...] = (
 
 
 @lru_cache(maxsize=4096)
-def parse(text: str, depth: int = 0) -> AnswerForm:
+def parse(text: str) -> AnswerForm:
     """The form of a cleaned text. Raises Unreadable for empty parts and for too many."""
     text = text.strip()
-    if depth > MAX_DEPTH:
-        raise Unreadable("its brackets are nested too deeply")
     for kind, pattern in _LOOSEST_FIRST:
         parts, signs = _split(text, pattern)
         if kind == "list":
             parts = [part for at, part in enumerate(parts) if part or at == 0 or at == len(parts) - 1]
-        if len(parts) > MAX_PARTS:
-            raise Unreadable(f"it has {len(parts)} parts")
         if len(parts) > 1:
             if kind == "list":
-                return AnswerForm("list", "or" if any("or" in sign for sign in signs) else "", _parsed(parts, depth))
+                return AnswerForm("list", "or" if any("or" in sign for sign in signs) else "", _parsed(parts))
             said_signs = " ".join(_SIGNS.get(sign.strip(), sign.strip()) for sign in signs)
-            return AnswerForm(kind, said_signs, _parsed(parts, depth))
-    return _bracketed(text, depth)
+            return AnswerForm(kind, said_signs, _parsed(parts))
+    return _bracketed(text)
 
 
-def _parsed(parts: Sequence[str], depth: int) -> tuple[AnswerForm, ...]:
+def _parsed(parts: Sequence[str]) -> tuple[AnswerForm, ...]:
     if not all(part.strip() for part in parts):
         raise Unreadable("a part of it is empty")
-    return tuple(parse(part.strip(), depth + 1) for part in parts)
+    return tuple(parse(part.strip()) for part in parts)
 
 
 def _split(text: str, pattern: str) -> tuple[list[str], list[str]]:
@@ -97,25 +90,23 @@ def _split(text: str, pattern: str) -> tuple[list[str], list[str]]:
     return [*parts, text[start:].strip()], signs
 
 
-def _bracketed(text: str, depth: int) -> AnswerForm:
+def _bracketed(text: str) -> AnswerForm:
     """A tuple, interval or set; a value where nothing stands between the brackets but one value."""
     if match := _MATRIX.fullmatch(text):
-        return _matrix(match, depth)
+        return _matrix(match)
     opening = next((sign for sign in (r"\{", r"\langle", "(", "[", "{") if text.startswith(sign)), "")
     closing = next((sign for sign in (r"\}", r"\rangle", ")", "]", "}") if text.endswith(sign)), "")
     if opening and closing and _closes_at_end(text):
         inside = text[len(opening) : -len(closing)].strip()
         kind = "set" if opening in (r"\{", "{") else "tuple"
         if kind == "set" and (condition := _CONDITION.fullmatch(inside)):
-            return parse(condition[1], depth + 1)
-        if kind == "set" and not inside:
-            return AnswerForm("set")
+            return parse(condition[1])
         parts, _ = _split(inside, ",|;")
         if kind == "set" or len(parts) > 1 or opening == "[":
             brackets = "()" if opening == r"\langle" else opening[-1] + closing[-1]
-            return AnswerForm(kind, brackets, _parsed([part for part in parts if part], depth))
+            return AnswerForm(kind, brackets, _parsed([part for part in parts if part]))
         if opening == "(" and closing == ")" and inside:
-            return parse(inside, depth + 1) if not split_unit(text)[1] else AnswerForm("value", text)
+            return parse(inside) if not split_unit(text)[1] else AnswerForm("value", text)
     return AnswerForm("set") if text in (r"\emptyset", r"\varnothing") else AnswerForm("value", text)
 
 
@@ -128,7 +119,7 @@ def _closes_at_end(text: str) -> bool:
     return False
 
 
-def _matrix(match: re.Match[str], depth: int) -> AnswerForm:
+def _matrix(match: re.Match[str]) -> AnswerForm:
     """A matrix, row by row; a factor before it is a factor of every entry."""
     factor = match[1].strip().removesuffix(r"\cdot").strip()
     rows = [
@@ -139,4 +130,4 @@ def _matrix(match: re.Match[str], depth: int) -> AnswerForm:
     if len({len(row) for row in rows}) != 1:
         raise Unreadable("the rows of a matrix differ in length")
     entries = [entry if not factor else f"({factor})({entry})" for row in rows for entry in row]
-    return AnswerForm("matrix", f"{len(rows)}x{len(rows[0])}", _parsed(entries, depth))
+    return AnswerForm("matrix", f"{len(rows)}x{len(rows[0])}", _parsed(entries))

@@ -8,6 +8,7 @@ from typing import Any
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, Verdict, judge
 from retool_mcore.reward.extract import extract_answer
+from retool_mcore.reward.said import vote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,21 @@ class Response:
     def check_failed(self) -> bool:
         """Whether the judgement was asked for and given up; the answer then counts as wrong."""
         return "verdict" in vars(self) and self.verdict.how in ("timeout", "crash")
+
+    def result(self, score: float, acc: float) -> dict[str, Any]:
+        """What a reward function returns to verl: the same keys for every response.
+
+        ``pred`` is verl's name for the answer as maj@k counts it. ``check_failed`` is 1.0 when the
+        check timed out or crashed, which counts as wrong.
+        """
+        return {
+            "score": score,
+            "acc": acc,
+            "pred": vote(self.answer),
+            "extracted": self.answer or "",
+            "has_answer": float(self.answer is not None),
+            "check_failed": float(self.check_failed),
+        }
 
 
 def read_response(

@@ -85,10 +85,8 @@ def _after_hashes(text: str) -> str:
     """``40`` of ``40 songs. #### 40``, as GSM8K ends its solutions; both must say the same."""
     before, _, behind = text.rpartition("####")
     behind = clean(behind)
-    if not before.strip(" #"):
-        return behind
     value = number(one_number(clean(before)) or "")
-    return behind if value is not None and value == number(behind) else text
+    return behind if not before.strip(" #") or (value is not None and value == number(behind)) else text
 
 
 def _only_formula(text: str) -> str | None:
@@ -158,9 +156,8 @@ def one_number(text: str) -> str | None:
         or len(runs) > MAX_SENTENCE_WORDS
         or _HEDGES & set(runs)
         or re.search(r"[\\=<>+*^_{}\[\]|~]", text.replace("\\%", ""))
+        or (before and before[-1].strip(",") in _COMPARES)
     ):
-        return None
-    if before and before[-1].strip(",") in _COMPARES:
         return None
     following = _RUN.match(behind.strip(" -"))
     if following and following[0] not in _BENIGN and changes_value(following[0]):

@@ -34,8 +34,6 @@ def same(a: Any, b: Any, text: str = "", other: str = "") -> bool:
     """
     if a == b:
         return True
-    if a.is_Rational and b.is_Rational:
-        return False
     exactly = _same_remainders(a, b)
     if exactly or (exactly is False and a.free_symbols | b.free_symbols):
         return bool(exactly)
@@ -44,15 +42,13 @@ def same(a: Any, b: Any, text: str = "", other: str = "") -> bool:
     return (exactly is None and _same_constants(a, b)) or _rounds_to(text, b) or _rounds_to(other, a)
 
 
-def proportional(a: Any, b: Any, *, positive: bool) -> bool:
+def proportional(a: Any, b: Any) -> bool:
     """Whether one expression in letters is the other times a number: ``2x-4`` and ``x-2``."""
     if not a.free_symbols or a.free_symbols != b.free_symbols:
         return False
     at = dict.fromkeys(a.free_symbols, Rational(1)) | _point(a.free_symbols, POINTS[0])
     ratio = sympy.nsimplify(a.subs(at) / b.subs(at)) if b.subs(at) != 0 else sympy.S.Zero
-    return (
-        ratio.is_Rational and (ratio > 0 if positive else ratio != 0) and same(sympy.expand(a), sympy.expand(ratio * b))
-    )
+    return ratio.is_Rational and ratio != 0 and same(sympy.expand(a), sympy.expand(ratio * b))
 
 
 def is_constant(tree: Any) -> bool:

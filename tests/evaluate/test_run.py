@@ -20,7 +20,7 @@ from retool_mcore.evaluate.cases import Case, EventLoop, evaluate_many
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import CaseSamples, SampleFile, Settings, make_report, sample_all, seeded
 from retool_mcore.evaluate.servers import SpreadEngine, TokenSampler
-from retool_mcore.reward.answer import is_equivalent
+from retool_mcore.reward.answer import judge as compare
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest, trajectory_seed
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import TextOnly
@@ -64,7 +64,7 @@ class Says:
 
 async def judge(trajectory: Trajectory, problem: Problem, text: str) -> bool:
     answer = trajectory.answer
-    return answer is not None and await asyncio.to_thread(is_equivalent, answer, problem.truth)
+    return answer is not None and (await asyncio.to_thread(compare, answer, problem.truth)).equivalent
 
 
 def job_of(engine: Any, settings: Settings, samples: SampleFile, problems=PROBLEMS, name="m"):

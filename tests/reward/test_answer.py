@@ -14,7 +14,7 @@ import pytest
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.reward import answer
-from retool_mcore.reward.answer import Checkers, Verdict, is_equivalent, judge, judge_many, judgeable
+from retool_mcore.reward.answer import Checkers, Verdict, judge, judge_many, judgeable
 from retool_mcore.reward.said import said
 from tests.reward.slow import SLOW
 
@@ -45,12 +45,12 @@ def test_numbers_and_words_are_compared_at_once(answer, truth, equal):
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_answer_is_wrong_in_time(answer):
-    is_equivalent(r"\ln 8", r"3\ln 2", timeout_s=60)  # the checker is running
+    judge(r"\ln 8", r"3\ln 2", timeout_s=60)  # the checker is running
     started = time.monotonic()
     verdict = judge(answer, r"\frac{355}{113}", timeout_s=0.3)
     assert not verdict.equivalent
     assert time.monotonic() - started < 5
-    assert is_equivalent(r"\ln 9", r"2\ln 3", timeout_s=60)  # and the next answer is judged as ever
+    assert judge(r"\ln 9", r"2\ln 3", timeout_s=60).equivalent  # and the next answer is judged as ever
 
 
 def test_an_answer_of_a_megabyte_is_wrong_at_once():
@@ -104,8 +104,8 @@ def test_a_killed_checker_is_replaced():
 def test_checks_from_many_threads_do_not_mix():
     pairs = [(rf"{n}\ln 8", rf"{3 * n + (n + 1) % 2}\ln 2") for n in range(1, 41)]
     with ThreadPoolExecutor(16) as pool:
-        verdicts = list(pool.map(lambda pair: is_equivalent(*pair, timeout_s=60), pairs))
-    assert verdicts == [n % 2 == 1 for n in range(1, 41)]
+        verdicts = list(pool.map(lambda pair: judge(*pair, timeout_s=60), pairs))
+    assert [verdict.equivalent for verdict in verdicts] == [n % 2 == 1 for n in range(1, 41)]
     assert threading.active_count() < 30
 
 
@@ -135,7 +135,7 @@ def test_checkers_end_with_their_parent(tmp_path):
     script = (
         "import os, signal\n"
         "from retool_mcore.reward import answer\n"
-        "assert answer.is_equivalent(r'\\ln 8', r'3\\ln 2', timeout_s=60)\n"
+        "assert answer.judge(r'\\ln 8', r'3\\ln 2', timeout_s=60).equivalent\n"
         "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -186,7 +186,8 @@ def test_normalising_takes_no_time_to_speak_of(text):
 def test_a_checker_may_use_2_gib_and_no_more():
     """The kernel's own word of the processes that compare values."""
     assert judge(r"\ln 8", r"3\ln 2") == Verdict(True, "values")
-    limits = [Path(f"/proc/{checker._process.pid}/limits").read_text() for checker in answer._checkers()._all]
+    running = [checker.process for checker in answer._checkers()._all if checker.process]
+    limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in running]
     assert limits
     for text in limits:
         line = next(line for line in text.splitlines() if line.startswith("Max address space"))

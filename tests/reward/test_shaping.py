@@ -18,7 +18,7 @@ def score(answer: str, shaping=None, **behavior):
 
 
 def test_by_default_nothing_is_added():
-    parts = {"score": -1.0, "acc": 0.0, "pred": "35", "answer": "35", "has_answer": 1.0, "check_failed": 0.0}
+    parts = {"score": -1.0, "acc": 0.0, "pred": "35", "extracted": "35", "has_answer": 1.0, "check_failed": 0.0}
     assert score("35", calls=5) == parts
     assert score("35", {"call_bonus": [0.0, -0.6]}, calls=5)["score"] == -1.0
 
@@ -106,11 +106,6 @@ def test_all_responses_of_a_run_have_the_same_parts():
 def test_shaping_without_the_loops_counts_is_an_error():
     with pytest.raises(RewardError, match="needs the counts of our agent loop"):
         compute_score("math", r"\boxed{34}", "34", {}, reward=Reward(call_bonus=[0.1, -0.6]))
-
-
-def test_impossible_options_are_errors():
-    with pytest.raises(RewardError, match="not within overlong_limit_tokens"):
-        score("34", {"overlong_buffer_tokens": 200, "overlong_limit_tokens": 100})
 
 
 def test_each_part_is_logged_by_its_mean():

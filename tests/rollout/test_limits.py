@@ -13,7 +13,6 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.evaluate.run import Settings
-from retool_mcore.reward.shaping import Shaping
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory
@@ -52,7 +51,7 @@ async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Seque
     return await roll_out(protocol.prompt_ids(QUESTION), ScriptedEngine(tokenizer, script), sandbox, protocol, limits)
 
 
-@pytest.mark.parametrize("made_of_settings", [Limits, Settings, Shaping, BestStep])
+@pytest.mark.parametrize("made_of_settings", [Limits, Settings, BestStep])
 def test_what_the_configuration_sets_has_no_second_default(made_of_settings: type):
     """Once `retool rollout` bounded the tool's time otherwise than a run that left it out."""
     own = {field.name for field in fields(made_of_settings) if (field.default, field.default_factory) != (MISSING,) * 2}
