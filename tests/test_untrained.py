@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.data.tool import CALL_END, CALL_START
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.untrained import never_trained
+from retool_mcore.model.tensors import never_trained
 
 ROWS, WIDTH = 600, 16
 

@@ -103,7 +103,7 @@ def protocol(
     from retool_mcore.data.chat import load_tokenizer
     from retool_mcore.data.tokenizer import encode
     from retool_mcore.data.tool import CALL_END, CALL_START
-    from retool_mcore.model.untrained import never_trained
+    from retool_mcore.model.tensors import never_trained
     from retool_mcore.rollout.protocol import Retool, serving_protocol
 
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args))
@@ -111,7 +111,7 @@ def protocol(
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
     untrained = never_trained(model, tags) if found == "hermes" else []
     if untrained is None:
-        tell(f"note: {model} has no weights, so whether it ever met {CALL_START} is not known", err=True)
+        tell(f"note: {model} has no weights here, so whether it ever met {CALL_START} is not known", err=True)
     elif untrained:
         Retool(tokenizer)  # its own error where the other one is not served either
         found = "retool"

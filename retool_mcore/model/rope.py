@@ -1,23 +1,18 @@
-"""Rotary positions as a config.json has them: their frequencies, and what scales attention.
+"""Rotary positions as a config.json has them, and which of them training takes.
 
-The reference is transformers' modeling_rope_utils.py. The frequencies are computed in its order, in
-float32, so that they are the same bits: at position 100,000 one bit of a frequency turns a head by
-thousandths of a radian.
+transformers' modeling_rope_utils.py computes their frequencies, which a patch gives to Megatron
+(platforms/patches_mbridge.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, floor, log, pi
-from typing import TYPE_CHECKING, Any
+from math import log
+from typing import Any
 
 from retool_mcore.errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-DEFAULT_THETA = 10_000.0  # transformers', where the file names none
 NEEDED = {  # rope type -> what its settings must have
     "default": (),
     "linear": ("factor",),
@@ -41,51 +36,14 @@ class Rope:
     """Rotary positions. A field that its kind does not use keeps its default."""
 
     kind: str = "default"
-    theta: float = DEFAULT_THETA
     factor: float = 1.0
-    original_positions: int = 0  # llama3, yarn: the context before the scaling
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn
+    original_positions: int = 0  # yarn: the context before the scaling
     attention_factor: float = 1.0  # yarn: of cosines and sines, so of the scores its square
 
     @property
     def reach(self) -> int:
         """Positions that yarn's scaling is made for, 0 for other kinds."""
         return round(self.factor * self.original_positions) if self.kind == "yarn" else 0
-
-    def frequencies(self, width: int) -> Tensor:
-        """Radians [width / 2] that each pair of a head's ``width`` values turns by a position."""
-        import torch
-
-        periods: Tensor = self.theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-        plain = 1.0 / periods
-        if self.kind == "linear":
-            return plain / self.factor
-        if self.kind == "llama3":
-            turns = self.original_positions / (2 * pi / plain)  # within the original context
-            kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
-            return (1 - kept) * plain / self.factor + kept * plain
-        if self.kind == "yarn":
-            low, high = self._ramp(width)
-            kept = 1 - ((torch.arange(width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-            return 1.0 / (self.factor * periods) * (1 - kept) + plain * kept
-        return plain
-
-    def _ramp(self, width: int) -> tuple[float, float]:
-        """Yarn keeps the pairs below the first as they are, and scales those above the second."""
-
-        def pair(turns: float) -> float:
-            """The pair that turns so often within the original context."""
-            return width * log(self.original_positions / (turns * 2 * pi)) / (2 * log(self.theta))
-
-        low, high = pair(self.beta_fast), pair(self.beta_slow)
-        if self.truncate:
-            low, high = floor(low), ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
-        return low, high + (0.001 if low == high else 0)
 
 
 def rope_of_config(values: Mapping[str, Any]) -> Rope:
@@ -102,21 +60,14 @@ def rope_of_config(values: Mapping[str, Any]) -> Rope:
     if kind not in NEEDED:
         raise ConfigError(f'{key} has type "{kind}", and training takes {", ".join(NEEDED)}')
     _check_keys(key, kind, found)
-    theta = found.get("rope_theta") or values.get("rope_theta") or DEFAULT_THETA
+    if kind != "yarn":
+        return Rope(kind=kind)
     original = found.get("original_max_position_embeddings") or values.get("max_position_embeddings")
-    if kind == "yarn" and not original:
+    if not original:
         raise ConfigError(f"{key} of type yarn lacks original_max_position_embeddings")
-    given: dict[str, Any] = {"kind": kind, "theta": float(theta)}
-    if kind != "default":
-        given["factor"] = found["factor"]
-    if kind in {"llama3", "yarn"}:
-        given["original_positions"] = original
-    if kind == "llama3":
-        given |= {name: found[name] for name in ("low_freq_factor", "high_freq_factor")}
-    if kind == "yarn":
-        given |= {name: found[name] for name in ("beta_fast", "beta_slow") if found.get(name)}
-        given |= {"truncate": bool(found.get("truncate", True)), "attention_factor": _attention_factor(found)}
-    return Rope(**given)
+    return Rope(
+        kind=kind, factor=found["factor"], original_positions=original, attention_factor=_attention_factor(found)
+    )
 
 
 def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:

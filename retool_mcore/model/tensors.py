@@ -5,7 +5,7 @@ model.
 """
 
 import re
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -18,8 +18,9 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
 DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
-CHUNK_ROWS = 4096
 SAMPLED_ROWS = 64  # of a matrix, at its beginning and in its middle
+ALIKE = 0.999  # cosine of two rows that no training has told apart
+MANY = 100  # so many other rows are like a row that was never trained
 MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # of layers that were added to a model and not trained yet
 
 
@@ -146,10 +147,30 @@ def same_tensor(folder: Path, files: Mapping[str, str], one: str, other: str) ->
 
     opened = safe_open()
     with opened(folder / files[one], "pt") as first, opened(folder / files[other], "pt") as second:
-        a, b = first.get_slice(one), second.get_slice(other)
-        if a.get_shape() != b.get_shape():
-            return False
-        return all(
-            torch.equal(a[row : row + CHUNK_ROWS], b[row : row + CHUNK_ROWS])
-            for row in range(0, a.get_shape()[0], CHUNK_ROWS)
-        )
+        return torch.equal(first.get_tensor(one), second.get_tensor(other))
+
+
+def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
+    """Those of ``token_ids`` whose row [H] of the output matrix [V, H] is like many others.
+
+    Such a token is as likely as each of the others until training tells them apart. In
+    Qwen2.5-Coder-0.5B-Instruct the rows of <tool_call> and </tool_call> are like 6,088 others.
+    ``model``: a folder or hub name. None: its weights are not here. Raises CheckpointError when
+    they cannot be read.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    try:
+        found = tensor_files(model)
+        if found is None:
+            return None
+        folder, files = found
+        name = HEAD if HEAD in files else EMBEDDING
+        with safe_open()(folder / files[name], "pt") as file:
+            rows_VH: torch.Tensor = torch.nn.functional.normalize(file.get_tensor(name).float(), dim=-1)
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"the weights of {model} cannot be read: {error}") from error
+    return [each for each in token_ids if int((rows_VH @ rows_VH[each] > ALIKE).sum()) > MANY]

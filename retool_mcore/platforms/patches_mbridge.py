@@ -2,7 +2,7 @@
 
 Megatron-core 0.16.1 has parts of two scalings of positions: llama3 with 1, 4 and 8192 written in,
 and yarn without attention_factor, whose factor its fused kernel for packed sequences drops. So
-model/rope.py computes the frequencies, which replace Megatron's, and yarn's factor goes into the
+transformers computes the frequencies, which replace Megatron's, and yarn's factor goes into the
 scale of the scores, which every kernel heeds.
 
 mbridge exports experts by one gather for each. Here each layer's experts are stacked and gathered
@@ -37,18 +37,20 @@ def _apply_rope_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def _model_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
         build = original(self, *args, **kwargs)
-        rope = rope_of_config(self.hf_config.to_dict())
-        if rope.kind == "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        kind = rope_of_config(self.hf_config.to_dict()).kind
+        if kind == "default":
             return build
-        width = self.config.kv_channels
-        if rope.attention_factor != 1:  # cosines and sines turn query and key alike, so a score has its square
-            self.config.softmax_scale = rope.attention_factor**2 * width**-0.5
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](self.hf_config, torch.device("cpu"))
+        if factor != 1:  # cosines and sines turn query and key alike, so a score has its square
+            self.config.softmax_scale = factor**2 * self.config.kv_channels**-0.5
 
         @wraps(build)
         def provider(*args: Any, **kwargs: Any) -> Any:
             model = build(*args, **kwargs)
             rotary = model.rotary_pos_emb
-            rotary.inv_freq = rope.frequencies(width).to(rotary.inv_freq)
+            rotary.inv_freq = frequencies.to(rotary.inv_freq)
             rotary.seq_len_interpolation_factor = None  # mbridge's Llama sets it for any type of scaling
             return model
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("sglang", reason="sglang is not installed")
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.rope import check_engine_rope, rope_of_config
+from retool_mcore.model.rope import check_engine_rope
 from retool_mcore.platforms import get_platform
 from tests.model_parity import LONGEST, ROPES, SAMPLED, THETA
 
@@ -20,15 +20,18 @@ def test_its_cosines_and_sines_are_ours_where_rl_takes_them(name: str, monkeypat
     get_platform("cpu").activate()
     from sglang.srt import server_args
     from sglang.srt.layers.rotary_embedding import get_rope
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     here = server_args.ServerArgs(model_path="none", device="cpu")
     monkeypatch.setattr(server_args, "_global_server_args", here, raising=True)
     settings = ROPES[name] | {"rope_theta": THETA}
     values = {"rope_parameters": settings, "max_position_embeddings": LONGEST}
     theirs = get_rope(WIDTH, WIDTH, LONGEST, int(THETA), True, settings, torch.float32).cos_sin_cache[:LONGEST]
-    rope = rope_of_config(values)
-    angles = torch.outer(torch.arange(LONGEST, dtype=torch.float32), rope.frequencies(WIDTH))
-    ours = torch.cat([angles.cos(), angles.sin()], dim=-1) * rope.attention_factor
+    config = LlamaConfig(**values, hidden_size=4 * WIDTH, num_attention_heads=4)
+    trained = LlamaRotaryEmbedding(config)  # whose frequencies Megatron gets
+    angles = torch.outer(torch.arange(LONGEST, dtype=torch.float32), trained.inv_freq)
+    ours = torch.cat([angles.cos(), angles.sin()], dim=-1) * trained.attention_scaling
     assert torch.allclose(theirs, ours, atol=1e-5) == (name in SAMPLED)
     with nullcontext() if name in SAMPLED else pytest.raises(ConfigError, match="SGLang samples with"):
         check_engine_rope(values)
