@@ -74,8 +74,8 @@ def mix(
     schema = _schema(opened)
     draw = np.random.RandomState(seed)
     streams = [_rows_of(source, draw, schema.names) for source in opened]
-    order = draw.permutation(np.repeat(np.arange(len(opened)), [source.taken for source in opened]))
-    rows_in_order = _of_one_split(next(streams[i]) for i in order.tolist())
+    order: np.ndarray = draw.permutation(np.repeat(np.arange(len(opened)), [source.taken for source in opened]))
+    rows_in_order = _of_one_split(next(streams[int(i)]) for i in order)
     with replacing(out) as draft, pq.ParquetWriter(draft, schema) as writer:
         while batch := list(islice(rows_in_order, ROWS_AT_ONCE)):
             writer.write_table(table_of(batch, schema))
