@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow.parquet as pq
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 import tomli_w
 
 from retool_mcore.cli.verl_script import TRAINER, Script, read_script
@@ -270,7 +270,7 @@ def _count_steps(made: Converted, get: Get) -> None:
     epochs, batch, files = get("trainer.total_epochs"), get("data.train_batch_size"), _list(get("data.train_files"))
     origin = f"trainer.total_epochs = {epochs} * rows of data.train_files / data.train_batch_size = {batch}"
     try:
-        rows = sum(pq.read_metadata(file).num_rows for file in files)
+        rows = sum(cast("Any", pq).read_metadata(file).num_rows for file in files)
     except (OSError, TypeError):
         made.complaints.append(f"train.steps = {origin}")
     else:

@@ -3,6 +3,7 @@
 import ast
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import ConfigError
@@ -29,7 +30,12 @@ EXPANSION = re.compile(
     r"\$\(\((?P<sum>.*?)\)\)|\$\((?P<pwd>pwd)\)|\$\{(?P<array>\w+)\[@\]\}|\$\{(?P<name>\w+)(?::?[-=](?P<default>[^}]*))?\}"
     r"|\$(?P<plain>[A-Za-z_]\w*)|\$(?P<arguments>[@*\d])"
 )
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: a // b,
+}
 
 
 @dataclass

@@ -34,6 +34,7 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The tables of a run file. Raises ConfigError."""
+    content = b""
     try:
         content = Path(path).read_bytes()
         return tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark before the first letter

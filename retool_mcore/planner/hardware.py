@@ -131,7 +131,7 @@ def of_run(config: RunConfig) -> Hardware:
             continue
         if hardware.count == config.cluster.num_gpus and hardware.device.platform == config.run.platform:
             return hardware
-    if config.run.platform == "cuda" and (device := _device_here()):
+    if (device := _device_here()) and device.platform == config.run.platform:
         return Hardware(device, config.cluster.num_gpus)
     raise ConfigError(
         f"{config.source}: neither its name nor run.name says which GPU to plan for, and [cluster] only "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig
+from retool_mcore.config.base import is_table
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import chat_format, tokenizer_of
 from retool_mcore.data.files import column_names, read_rows
@@ -103,7 +104,7 @@ def reward(config: RunConfig) -> Iterator[Finding]:
         truth=truth_of(row["reward_model"]),
         answer="0",
         text="The answer is \\boxed{0}.",
-        extra_info=extra if isinstance(extra, dict) else {},
+        extra_info=extra if is_table(extra) else {},
     )
     try:
         yield ok("reward", f"{config.reward.function} scores a response: {score(response)['score']:g}")
