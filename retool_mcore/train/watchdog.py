@@ -140,10 +140,11 @@ class Watchdog:
 def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
     """Remove what CUDA and loky leave in shared memory of processes that have ended."""
     gone = {pid for pid in pids if not psutil.pid_exists(pid)}
-    for path in (*folder.glob("cuda.shm.*.*.*"), *folder.glob("sem.loky-*-*")):
-        pid = path.name.split(".")[3] if path.name.startswith("cuda") else path.name.split("-")[1]
+    found = [(path, path.name.split(".")[3], 16) for path in folder.glob("*.shm.*.*.*")]  # a driver's, pid in hex
+    found += [(path, path.name.split("-")[1], 10) for path in folder.glob("sem.loky-*-*")]
+    for path, pid, base in found:
         with suppress(ValueError, OSError):
-            if int(pid, 16 if path.name.startswith("cuda") else 10) in gone:
+            if int(pid, base) in gone:
                 path.unlink()
 
 
