@@ -141,7 +141,7 @@ def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path
     reasons = dict(line[2:].split(": ", 1) for line in text.partition("# To do:\n")[2].splitlines() if ": " in line)
     assert "rollout.max_turns" in reasons["actor_rollout_ref.rollout.multi_turn.max_user_turns = 8"]
     assert "train.steps" in reasons["trainer.total_epochs = 1"]
-    assert "def score(response)" in reasons["custom_reward_function.name = compute_score"]
+    assert "write score(response)" in reasons["custom_reward_function.name = compute_score"]
     assert all(reasons.values())
 
 
