@@ -173,11 +173,22 @@ def test_a_ray_that_does_not_start_is_one_error(task: Path, tmp_path: Path, mark
     [
         (("data.train_file=absent.parquet",), "absent.parquet"),
         (("train.prompts_per_step=400", "train.mini_batch_prompts=400"), "fewer than train.prompts_per_step = 400"),
-        (("cluster.gpus_per_node=8", "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 key-value heads"),
     ],
 )
-def test_other_mistakes_are_told_as_early(task: Path, tmp_path: Path, more: tuple[str, ...], message: str):
+def test_mistakes_in_data_and_batches_are_found_before_the_run(
+    task: Path, tmp_path: Path, more: tuple[str, ...], message: str
+):
     done = forked.run(*argv_rl(*settings(task, tmp_path, *more))[1:])
     assert_one_error(done, message)
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("verl.yaml"))
+
+
+def test_all_mistakes_are_reported_at_once(task: Path, tmp_path: Path):
+    words = ("cluster.gpus_per_node=8", "parallel.tp=8", "data.train_file=absent.parquet")
+    done = forked.run(*argv_rl(*settings(task, tmp_path, *words))[1:])
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    for message in ("parallel.tp = 8 does not divide the 4 key-value heads", "absent.parquet"):
+        assert sum(message in line for line in errors) == 1, done.stderr[-3000:]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("verl.yaml"))

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import SYSTEM_PROMPT
 from retool_mcore.run.metrics import read_metrics
-from tests import forked
 from tests.e2e.commands import (
     ROOT,
     argv_retool,
@@ -99,10 +99,10 @@ def test_a_mistake_of_two_ranks_is_one_line_and_nothing_is_written(
         (("model.path=absent/model",), "absent/model"),
     ],
 )
-def test_a_mistake_is_found_before_the_ranks_meet(task: Path, tmp_path: Path, more: tuple[str, ...], message: str):
-    """So one process without torchrun tells it, too."""
-    words = sft_settings(task, tmp_path, *more)
-    done = forked.run("launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words)
+def test_a_mistake_is_found_before_the_ranks_start(
+    task: Path, tmp_path: Path, mark: str, more: tuple[str, ...], message: str
+):
+    done = run(argv_retool("sft", "configs/sft_tiny_cpu.toml", *sft_settings(task, tmp_path, *more)), mark)
     assert_one_error(done, message)
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
@@ -121,8 +121,8 @@ def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark:
     form.
     """
     built, rejects = tmp_path / "gsm8k.parquet", tmp_path / "rejects.jsonl"
-    words = ("data", "build", "gsm8k", str(gsm8k), "--out", str(built), "--rejects", str(rejects), "--limit", "600")
-    succeed(argv_retool(*words), mark)
+    words = (str(gsm8k), "--out", str(built), "--rejects", str(rejects), "--limit", "600")
+    succeed([sys.executable, str(ROOT / "launch" / "gsm8k" / "traces.py"), *words], mark)
     rows = [row for _, row in read_rows(built, ("messages", "tools"))]
     given = min(600, sum(1 for _ in gsm8k.open()))
     assert len(rows) >= 0.95 * given
