@@ -1,7 +1,7 @@
-"""The schema of a run: one complete TOML file, strict, read once, written back beside the run.
+"""The schema of a run file. A run writes its resolved settings to its folder.
 
-Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. The TOML file that sets a value,
-not this schema, says whether it comes from the paper or from a measurement.
+Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. The run files, not
+this schema, say whether a value comes from the paper or from a measurement.
 """
 
 from retool_mcore.config.algorithm import Algorithm

@@ -1,4 +1,4 @@
-"""What RL learns from its responses by: advantages, the loss, its corrections, and the critic."""
+"""The RL algorithm: advantages, the policy loss, off-policy corrections and the critic."""
 
 from __future__ import annotations
 
@@ -11,153 +11,159 @@ from retool_mcore.config.base import LearningRate, Pair, Section
 
 NonNegative = Annotated[float, Field(ge=0)]
 Discount = Annotated[float, Field(ge=0, le=1)]
-# A default that is also the value of "not set": another one is refused where nothing reads it.
+# Defaults that also mean "not set". Any other value is an error if nothing reads it.
 CLIP_C, TAU, ANY_WEIGHT, ANY_GAP = 10.0, [1.0, 1.05], [0.0, 2.0], [0.0, 0.0]
-REFILL_BATCHES = 10  # of failed or stale prompts, in a run that filters none
-IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # names that compare a prompt's responses
+REFILL_BATCHES = 10  # for failed and stale prompts, without filter_groups
+IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # estimators that compare the responses to a prompt
 
 
 class Algorithm(Section):
-    """Where advantages come from, the loss, and what is masked or weighted in it.
+    """Advantages, the policy loss, and what the loss masks or reweights.
 
-    All in verl's own implementations. DAPO is GRPO with clip = [0.2, 0.28], loss_agg
-    "token-mean", filter_groups and reward.overlong_buffer_tokens. Dr. GRPO is GRPO with loss_agg
-    "seq-mean-token-sum-norm" and normalize_by_std false. verl/README.md has a table of all losses.
+    verl implements all of them. DAPO is GRPO with clip = [0.2, 0.28], loss_agg "token-mean",
+    filter_groups and reward.overlong_buffer_tokens. Dr. GRPO is GRPO with loss_agg
+    "seq-mean-token-sum-norm" and normalize_by_std = false. verl/README.md has a table of all
+    losses.
     """
 
     name: Literal["grpo", "ppo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"] = "grpo"
-    """Where advantages come from: "ppo" trains a critic, the others use rewards alone.
+    """The advantage estimator. "ppo" trains a critic; the others use rewards alone.
 
-    "grpo": the reward minus the group's mean; "rloo": minus the mean of the group's others; "opo":
-    minus the group's mean weighted by tokens in the loss, so a response left out has no weight.
-    "reinforce_plus_plus": the discounted reward, normalized over the batch;
-    "reinforce_plus_plus_baseline": GRPO's difference, normalized so.
+    "grpo" subtracts the group's mean reward. "rloo" subtracts the mean reward of the group's other
+    responses. "opo" subtracts the group's mean reward weighted by tokens in the loss, so a response
+    outside the loss has no weight. "reinforce_plus_plus" normalizes the discounted reward over the
+    batch. "reinforce_plus_plus_baseline" subtracts the group's mean reward and normalizes over the
+    batch.
     """
 
     loss: Literal["ppo", "gspo", "cispo", "sapo"] = "ppo"
-    """What is made of a token's advantage and its probability ratio to the old weights.
+    """The policy loss of a token, from its advantage and its probability ratio new / old.
 
-    "ppo": the ratio, clipped; a clipped token has no gradient. "gspo": one ratio for a response,
-    the geometric mean of its tokens'; its paper clips at 3e-4 and 4e-4. "cispo": the clipped ratio
-    is a constant weight of the log-probability, so every token keeps a gradient; a lower
-    bound of 1 leaves that side open, as in its paper. "sapo": a smooth gate, tau, in place of the
-    clip.
+    "ppo" clips the ratio; a clipped token has no gradient. "gspo" uses one ratio per response, the
+    geometric mean of its tokens' ratios; its paper clips at 3e-4 and 4e-4. "cispo" uses the clipped
+    ratio as a constant weight of the log-probability, so every token keeps a gradient. With clip[0]
+    = 1 its lower side is open, as in its paper. "sapo" replaces the clip by a smooth gate; see tau.
     """
 
     clip: list[float] = Field(default=[0.2, 0.28], min_length=2, max_length=3)
-    """The probability ratio of a token is clipped below 1 - the first and above 1 + the second.
+    """Clip range of a token's probability ratio: from 1 - clip[0] to 1 + clip[1].
 
-    A third, above 1, bounds the ratio in loss "ppo" of a token with a negative advantage (dual
-    clip); 10 where it is left out. Not in loss "sapo". verl's clip_ratio_low, _high and _c.
+    An optional third number, above 1, is the dual clip of loss "ppo": it bounds the ratio of tokens
+    with a negative advantage. Its default is 10. Loss "sapo" does not clip. In verl:
+    clip_ratio_low, _high and _c.
     """
 
     tau: Pair = Field(default=TAU)
-    """Loss "sapo": how steeply a token fades as its ratio leaves 1.
+    """Loss "sapo": how steeply a token's weight falls as its ratio moves away from 1.
 
-    The first is of tokens with a positive advantage, the second of the others; larger in its paper.
+    The first number applies to tokens with a positive advantage, the second to all others. In the
+    paper the second is larger.
     """
 
     loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )
-    """How an update's loss is made of its tokens'.
+    """How token losses are aggregated into the loss of an update.
 
-    "token-mean": the mean over all tokens; the others: the mean over the responses of each one's
-    mean or sum, or of its sum over rollout.max_response_tokens ("seq-mean-token-sum-norm": a token
-    counts the same in a response of any length).
+    "token-mean" is the mean over all tokens. The others average one number per response:
+    "seq-mean-token-mean" the mean over its tokens, "seq-mean-token-sum" their sum.
+    "seq-mean-token-sum-norm" divides that sum by rollout.max_response_tokens, so a token counts the
+    same in a response of any length.
     """
 
     normalize_by_std: bool = True
     """GRPO: divide a group's advantages by the standard deviation of its rewards."""
 
     gamma: Discount = 1.0
-    """Discount of the reward for each token before it; names "ppo" and "reinforce_plus_plus"."""
+    """Discount of the reward per preceding token; names "ppo" and "reinforce_plus_plus" only."""
 
     lam: Discount = 1.0
-    """PPO's lambda: 1 trusts the rewards alone, less than 1 the critic's values as well."""
+    """PPO's lambda (GAE). 1 relies on rewards alone; a lower value also on the critic's values."""
 
     filter_groups: Annotated[int, Field(ge=0)] = 0
-    """Replace a prompt whose answers are all right or all wrong by another one; 0: off.
+    """Replace prompts whose responses are all right or all wrong; 0: off.
 
-    The number is the most prompts in place of others, filtered, failed or stale ones, per step, in
-    batches of prompts, verl's max_num_gen_batches; 10, where it is 0, of those that failed.
+    The number limits the replacements per step, in batches of prompts, for filtered, failed and
+    stale prompts together (verl's max_num_gen_batches). With 0, the limit for failed and stale
+    prompts is 10.
     """
 
     @property
     def max_refill_batches(self) -> int:
-        """The most prompts in place of others, per step, in batches of prompts."""
+        """The most replacement prompts per step, in batches of prompts."""
         return self.filter_groups or REFILL_BATCHES
 
     mask: list[Literal["truncated", "void_turns"]] = Field(default=[])
-    """Responses that are left out of the loss. Their rewards still count in their group's mean.
+    """Responses to leave out of the loss. Their rewards still count in their group's mean.
 
-    "truncated": those that rollout.max_response_tokens cut off; DAPO calls it overlong filtering.
-    "void_turns": those with a turn that has neither a call that can be read nor an answer, as
-    SimpleTIR does. Under "opo" their rewards do not count either.
+    "truncated": responses cut off at rollout.max_response_tokens (DAPO's overlong filtering).
+    "void_turns": responses with a turn that has neither a readable call nor an answer, as in
+    SimpleTIR. With name "opo" their rewards do not count either.
     """
 
     importance_sampling: Literal["off", "token", "sequence"] = "off"
-    """Weight a token's loss by its probability under the trained weights over the engine's.
+    """Weight each token's loss by p_actor / p_engine.
 
-    The engine is the one that sampled it. "token": by its own ratio; "sequence": by the product of
-    the ratios over its response.
+    p_actor is the token's probability under the trained weights, p_engine its probability in the
+    engine that sampled it. "token" uses the token's ratio. "sequence" uses the product of the
+    ratios over the response.
     """
 
     importance_bounds: Pair = Field(default=ANY_WEIGHT)
-    """Bounds of the weight of importance_sampling: at most 1, and at least 1.
+    """Bounds of the importance_sampling weight: the lower at most 1, the upper at least 1.
 
-    The lower one 0: a weight above the upper one becomes the upper one. Above 0: a weight outside
-    the two becomes 0 (IcePop, which has 0.5 and 5). The token then adds nothing to the loss, and
-    still counts in its mean.
+    With a lower bound of 0, a weight above the upper bound is truncated to it. With a lower bound
+    above 0, a weight outside the bounds becomes 0 (IcePop, which uses 0.5 and 5). Such a token adds
+    nothing to the loss but still counts in the mean.
     """
 
     rejection: Literal[
         "off", "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
         "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3",
     ] = "off"  # fmt: skip
-    """Leave out of the loss tokens or whole responses on which engine and actor differ too much.
+    """Leave tokens or responses out of the loss where engine and actor differ too much.
 
-    With r the engine's probability of a token over the trained weights', k1 is log r, k2 is (log
-    r)^2 / 2, k3 is 1/r - 1 + log r. "token_*" judges each token; "seq_*" a response by the sum,
-    mean or maximum over its tokens. "seq_mean_k1" is geometric rejection (Geo-RS). What is left out
-    still counts in the means of loss_agg, so "token_*" does not go with "seq-mean-token-mean".
+    With r = p_engine / p_actor of a token, k1 is log r, k2 is (log r)^2 / 2, and k3 is 1/r - 1 +
+    log r. "token_*" judges each token. "seq_*" judges a response by the sum, mean or maximum over
+    its tokens. "seq_mean_k1" is geometric rejection (Geo-RS). Rejected tokens still count in the
+    means of loss_agg, so "token_*" cannot be combined with "seq-mean-token-mean".
     """
 
     rejection_bounds: Pair = Field(default=ANY_GAP)
-    """The least and the most that rejection keeps.
+    """Lower and upper bound of what rejection keeps.
 
-    Of k1: of the ratio exp(k1), in Geo-RS 0.999 and 1.001. Of k2 and k3: of the value; the first is
-    0 then.
+    For k1 they bound the ratio exp(k1); Geo-RS uses 0.999 and 1.001. For k2 and k3 they bound the
+    value, and the lower bound is 0.
     """
 
     old_log_prob: Literal["actor", "rollout"] = "actor"
-    """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
+    """Source of the old log-probabilities. See rollout/README.md, "Old log-probabilities".
 
-    "actor": the trained weights compute it in a pass of its own before they change; "rollout": the
-    engine gave it while sampling, which saves that pass.
+    "actor": the actor computes them in a separate pass before the updates. "rollout": the engine
+    returns them while it samples, which saves that pass.
     """
 
     router_replay: Literal["off", "R2", "R3"] = "off"
-    """Of a model with experts: the experts that the updates of a step send its tokens to.
+    """MoE models: the experts that the updates of a step route its tokens to.
 
-    "off": those that the weights choose as they are; "R2": those of the pass before the updates,
-    which computes the old log-probabilities; "R3": those that the engine sampled with, in that pass
-    and in the updates. See verl/README.md, "Experts".
+    "off": the experts that the current weights choose. "R2": the experts of the pass before the
+    updates, which computes the old log-probabilities. "R3": the experts that the engine sampled
+    with, in that pass and in the updates. See verl/README.md, "Experts".
     """
 
     kl_coef: NonNegative = 0.0
-    """Weight of the divergence from the initial weights; 0: none, as in the paper."""
+    """Weight of the KL divergence from the initial weights; 0: none, as in the paper."""
 
     kl_type: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
-    """The estimate of that divergence from a token's log-probabilities, d = log p - log p_initial.
+    """Estimator of that divergence per token, from d = log p - log p_initial.
 
-    "k1": d; "k2": d^2 / 2; "k3": exp(-d) - 1 + d; "abs": |d|. In the loss k1 pulls on average
-    nowhere, and k2's gradient is the divergence's. "k1+" and "k3+" are k1 and k3 with k2's
-    gradient.
+    "k1": d; "k2": d^2 / 2; "k3": exp(-d) - 1 + d; "abs": |d|. In the loss, the gradient of k1 is 0
+    on average and the gradient of k2 is that of the divergence. "k1+" and "k3+" are k1 and k3 with
+    the gradient of k2.
     """
 
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the divergence goes: into the loss, or off each token's reward (PPO, REINFORCE++)."""
+    """Add the divergence to the loss, or subtract it from token rewards (PPO, REINFORCE++)."""
 
     @property
     def clip_c(self) -> float:
@@ -293,11 +299,11 @@ class Algorithm(Section):
 class Critic(Section):
     """PPO's value model: model.path with a new head, in the actor's layout.
 
-    It uses the settings of [optim], except for its own lr.
+    It uses the settings of [optim] except lr.
     """
 
     lr: LearningRate = 1e-5
-    """The critic's highest learning rate, in place of optim.lr."""
+    """Peak learning rate of the critic, instead of optim.lr."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """The first so many steps train the critic alone; the actor's schedule starts after them."""
+    """First steps that train only the critic. The actor's schedule starts after them."""

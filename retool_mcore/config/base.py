@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-LearningRate = Annotated[float, Field(gt=0, le=1)]  # of Adam, whose updates are about as large as it
+LearningRate = Annotated[float, Field(gt=0, le=1)]  # Adam's updates are about this large
 StepInterval = Annotated[int, Field(ge=0)]  # an interval in steps
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Pair = Annotated[list[float], Field(min_length=2, max_length=2)]  # a lower and an upper one, or two of a kind
+Pair = Annotated[list[float], Field(min_length=2, max_length=2)]  # lower and upper bound, or two numbers of one kind
 
 
 def is_table(value: object) -> TypeGuard[dict[str, Any]]:
@@ -34,7 +34,7 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class Section(BaseModel):
     """A frozen table of the TOML file; unknown keys and coerced types are errors.
 
-    A section's docstring and the text under each key are what `retool config --explain` prints.
+    `retool config --explain` prints a section's docstring and the text under each key.
     """
 
     model_config = ConfigDict(
@@ -42,5 +42,5 @@ class Section(BaseModel):
         extra="forbid",
         strict=True,
         use_attribute_docstrings=True,
-        allow_inf_nan=False,  # TOML has both as words, and no setting is endless
+        allow_inf_nan=False,  # TOML has inf and nan; no setting may use them
     )

@@ -1,4 +1,4 @@
-"""What `retool eval` needs to know: a machine, the loop, the problems; nothing of training."""
+"""Settings of `retool eval`: the machine, the tool loop and the problems, without training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from retool_mcore.config.shared import JobConfig
 
 
 class EvaluationConfig(JobConfig):
-    """Of [reward] an evaluation uses timeout_s."""
+    """The settings of an evaluation. It reads only timeout_s of [reward]."""
 
     data: Prompts
     rollout: ToolLoop
@@ -18,5 +18,5 @@ class EvaluationConfig(JobConfig):
 
     @classmethod
     def of(cls, run: RlConfig) -> EvaluationConfig:
-        """As the run's own validation samples and judges."""
+        """The evaluation that samples and scores as the run's validation does."""
         return cls(**{name: getattr(run, name) for name in cls.model_fields})

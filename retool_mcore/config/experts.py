@@ -1,4 +1,4 @@
-"""How training treats the experts of a mixture-of-experts model."""
+"""[experts]: how training routes tokens to the experts of an MoE model."""
 
 from typing import Literal
 
@@ -8,19 +8,19 @@ from retool_mcore.config.base import PositiveFloat, Section
 
 
 class Experts(Section):
-    """How a model with experts sends its tokens to them in training; a dense model has none.
+    """How training routes tokens to the experts of an MoE model. Dense models ignore it.
 
-    parallel.ep spreads the experts over ranks. Transformer Engine multiplies those of a rank in one
-    grouped product; a CPU goes through them one by one.
+    parallel.ep distributes the experts over ranks. Transformer Engine computes the experts of a
+    rank in one grouped GEMM. A CPU computes them one by one.
     """
 
     load_balancing: dict[Literal["aux_loss", "global_aux_loss"], PositiveFloat] = Field(default={}, max_length=1)
-    """A loss that rewards even use of a layer's experts, and its weight: { aux_loss = 0.001 }.
+    """Auxiliary load-balancing loss and its weight, such as { aux_loss = 0.001 }.
 
-    Added to SFT's loss, the actor's, the critic's; it is 1 a layer where the use is even, and has a
-    weight of 0.001 in Qwen3's files. "aux_loss": of Switch Transformer, over each micro-batch;
-    "global_aux_loss": the experts' use is counted over all data-parallel ranks and the update's
-    micro-batches so far. {}, none, by default: a published model is balanced already, and in RL the
-    loss moves the router by what no reward asked for, away from the routes that the responses were
-    sampled on.
+    It is added to the losses of SFT, the actor and the critic. Its value is 1 per layer if the
+    experts are used evenly. Qwen3's files give it a weight of 0.001. "aux_loss" is that of Switch
+    Transformer, over each micro-batch. "global_aux_loss" counts the use of experts over all
+    data-parallel ranks and the update's micro-batches so far. The default {} adds none: a published
+    model is already balanced, and in RL this loss moves the router without a reward for it, away
+    from the routes that the engine sampled with.
     """

@@ -1,4 +1,4 @@
-"""[lora]: small matrices beside the model's weights, which are trained in their place."""
+"""[lora]: low-rank adapters, trained instead of the model's weights."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ GROUPS: dict[str, tuple[str, ...]] = {"attention": ATTENTION, "mlp": MLP}
 
 
 class Lora(Section):
-    """Low-rank adapters: the model's weights stay as they are, and two small matrices are trained.
+    """Low-rank adapters: the model's weights stay frozen, and two small matrices are trained.
 
-    A matrix W counts as W + alpha / rank * B A. See train/README.md, "LoRA".
+    A matrix W becomes W + alpha / rank * B A. See train/README.md, "LoRA".
     """
 
     rank: Annotated[int, Field(ge=0)] = 0
-    """Rows of A and columns of B; 0: no adapters, all weights are trained."""
+    """Rows of A and columns of B. 0: no adapters; all weights are trained."""
 
     alpha: PositiveInt = 32
-    """The product of an adapter's two matrices is scaled by alpha / rank."""
+    """alpha / rank scales the product of an adapter's two matrices."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability with which a value that enters an adapter is left out, in SFT's training only."""
+    """Dropout probability of an adapter's input, only in SFT training."""
 
     targets: list[
         Literal["attention", "mlp", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     ] = Field(default=["attention", "mlp"], min_length=1)
-    """The matrices of each layer that get an adapter, by name or as a group."""
+    """Matrices of each layer that get an adapter, by name or by group."""
 
     base_precision: Literal["model", "fp8"] = "model"
-    """Numbers that the frozen matrices of the layers are kept in; "model": those of model.dtype.
+    """Precision of the frozen matrices of the layers. "model": that of model.dtype.
 
-    "fp8" rounds them to a byte each, for training, engines and export alike.
+    "fp8" rounds each number to one byte, in training, engines and export.
     """
 
     @model_validator(mode="after")
@@ -54,6 +54,6 @@ class Lora(Section):
 
     @property
     def matrices(self) -> list[str]:
-        """The targets by name, each once, in the order of a layer."""
+        """The names of the targets, each once, in the order of a layer."""
         named = {name for target in self.targets for name in GROUPS.get(target, (target,))}
         return [name for name in (*ATTENTION, *MLP) if name in named]

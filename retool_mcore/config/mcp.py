@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol whose tools the model may call."""
+"""MCP (Model Context Protocol) servers whose tools the model may call."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from retool_mcore.config.base import PositiveFloat, Section
 
 
 class McpServer(Section):
-    """One server of rollout.mcp: a command that speaks over stdio, or the URL of one over HTTP."""
+    """One server of rollout.mcp: a command that speaks MCP over stdio, or an HTTP URL."""
 
     command: str = ""
-    """The program, started in each process that runs trajectories; or url."""
+    """The program, started in each process that runs trajectories. Set this or url."""
 
     args: list[str] = Field(default=[])
     """The program's arguments."""
 
     env: dict[str, str] = Field(default={})
-    """Its environment beside the few variables that the SDK hands on, PATH and HOME among them."""
+    """Environment variables, added to the few that the SDK passes on, such as PATH and HOME."""
 
     inherit: list[str] = Field(default=[])
-    """Variables of the run's own environment to hand on, such as one that holds a key."""
+    """Variables to pass on from the run's environment, such as one that holds a key."""
 
     url: str = ""
-    """Where a server answers over streamable HTTP; or command."""
+    """Address of a server that speaks streamable HTTP. Set this or command."""
 
     token_env: str = ""
-    """With url: the environment variable whose value is the bearer token."""
+    """With url: the environment variable that holds the bearer token."""
 
     headers_env: dict[str, str] = Field(default={})
     """With url: more headers, each with the environment variable that holds its value."""
 
     tools: list[str] = Field(default=[])
-    """Those to offer, by the server's names; none named: all."""
+    """Tools to offer, by the server's names; []: all."""
 
     max_calls: Annotated[int, Field(ge=0)] = 0
-    """Calls of each tool in one trajectory; 0: as many as [rollout] allows."""
+    """Most calls of each tool per trajectory; 0: only the limits of [rollout] apply."""
 
     timeout_s: PositiveFloat = 30.0
-    """Seconds for one call, and for the first answer of a server that is started or reached."""
+    """Seconds for one call, and for the server's first answer."""
 
     @model_validator(mode="after")
     def _check_one_transport(self) -> McpServer:

@@ -1,4 +1,4 @@
-"""[model]: the weights that training starts from, and how conversations are written for them."""
+"""[model]: the initial weights, their precision and the chat template."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Section
 
-BUILT_IN = ("chatml", "plain")  # templates of ours, in data/built_in_templates
-GIVEN = ("messages", "tools", "add_generation_prompt")  # of a template, by whoever renders
+BUILT_IN = ("chatml", "plain")  # templates in data/built_in_templates
+GIVEN = ("messages", "tools", "add_generation_prompt")  # arguments that the renderer itself passes
 
 
 class Model(Section):
-    """The model that training starts from, and the numbers that it is computed in."""
+    """The initial model, its precision and its chat template."""
 
     path: str
-    """A local Hugging Face directory, or a hub name."""
+    """A local Hugging Face directory or a Hub name."""
 
     dtype: Literal["bfloat16", "float32"]
-    """Number type of the weights, in training and in the engines; float32 on platform cpu only."""
+    """Data type of the weights in training and in the engines. float32: platform cpu only."""
 
     chat_template: str = ""
-    """A template's file, or "chatml" or "plain", ours for base models; "": the tokenizer's own.
+    """A template file, or "chatml" or "plain"; "": the tokenizer's template.
 
-    The exported model has it, too.
+    "chatml" and "plain" are built in, for base models. The exported model has the template, too.
     """
 
     template_args: dict[str, bool | int | float | str | list[Any]] = Field(default={})
-    """Arguments of the template, as { enable_thinking = false }, wherever a run renders."""
+    """Arguments of the template, such as { enable_thinking = false }, wherever a run renders."""
 
     fp8: Literal["off", "tensorwise", "blockwise"] = "off"
-    """Transformer Engine's FP8 recipe for training's matrix products; "off": they are in dtype."""
+    """Transformer Engine's FP8 recipe for the GEMMs of training. "off": they use dtype."""
 
     @model_validator(mode="after")
     def _check_args(self) -> Model:

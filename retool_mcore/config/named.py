@@ -1,4 +1,4 @@
-"""Objects of a user's own that a setting names: "module:name"."""
+"""User objects that a setting names as "module:name"."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""What there is to know of every key of a run file, read off the schema itself."""
+"""The reference of all keys of a run file, generated from the schema."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from retool_mcore.config.sft import SftConfig
 from retool_mcore.config.shared import RunConfig
 
 RUNS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
-NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A key, or with ``kind`` "" a section, and what it means in the runs that have it alike."""
+    """A key, or a section if ``kind`` is "", and its meaning in the kinds of run that share it."""
 
     section: str
-    key: str  # "train.steps"; of a section, and of the one key that is a section, its name
-    kind: str  # the type in words
+    key: str  # "train.steps"; for sections and verl_overrides, the section's name
+    kind: str  # the type in plain English
     default: str  # as TOML, "rollout.top_p" for another key's value, or "required"
     explanation: str
     runs: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Entry:
 def reference(runs: Sequence[str] = tuple(RUNS)) -> list[Entry]:
     """All sections of the given runs in the order of a run file, each followed by its keys.
 
-    An entry that reads alike in several runs stands there once.
+    Kinds of run with identical entries share one.
     """
     found: dict[Entry, tuple[str, ...]] = {}
     for run in runs:
@@ -71,11 +71,11 @@ def default_of(field: FieldInfo) -> str:
 
 
 def kind_of(field: FieldInfo) -> str:
-    """The field's type and bounds in words."""
+    """Describe the field's type and bounds."""
     of, arguments = get_origin(field.annotation), get_args(field.annotation)
     if of is Literal:
         return f"one of {', '.join(map(json.dumps, arguments))}"
-    if isinstance(field.annotation, UnionType) or of is Union:  # a word, or a number
+    if isinstance(field.annotation, UnionType) or of is Union:  # a literal or a number
         return f"one of {', '.join(map(json.dumps, get_args(arguments[0])))}, or {NAMES[arguments[1]]}"
     if of is dict:
         return "a table"
@@ -87,7 +87,7 @@ def kind_of(field: FieldInfo) -> str:
         if least and least == most:
             return f"a list of {least} {plural}"
         return f"a list of {plural}" + (f", at least {least}" if least else "")
-    return NAMES[field.annotation] + _range(field)  # a pattern stands in the explanation, in words
+    return NAMES[field.annotation] + _range(field)  # the explanation describes a pattern
 
 
 def _range(field: FieldInfo) -> str:

@@ -1,4 +1,4 @@
-"""Reinforcement learning: its sections (data, training, reward) and the rules between them."""
+"""Reinforcement learning: the sections [data], [train] and [reward], and rules between sections."""
 
 from __future__ import annotations
 
@@ -30,70 +30,72 @@ SOURCE_ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<n>\d+)")
 
 
 class RlData(Prompts):
-    """The problems that RL samples answers to."""
+    """The problems that RL samples responses for."""
 
     train_file: str
     """Parquet in verl's schema: prompt, data_source, reward_model, extra_info.
 
-    One file, a folder of them, or a pattern such as "data/part-*.parquet".
+    A file, a folder of files, or a pattern such as "data/part-*.parquet".
     """
 
     allow_overlap: bool = False
-    """True: over a tenth of the problems of a file of validation.files may be trained on."""
+    """Allow training on more than a tenth of the problems of a file in validation.files."""
 
     curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1: prompts that are solved always or never are sampled less; 1: all alike.
+    """Below 1: sample a prompt less often if it is always or never solved. 1: sample all alike.
 
-    Each group in a row that is all right, or all wrong, halves the share of epochs that take its
-    prompt, down to this one: 0.125 is at least every eighth. A group that is mixed brings it back
-    to all. See rollout/README.md, "Curriculum".
+    Each group in a row that is all right or all wrong halves the share of epochs that sample its
+    prompt. This setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
+    A mixed group resets the share to 1. See rollout/README.md, "Curriculum".
     """
 
 
 class RlTrain(Section):
-    """How long RL trains, on how much at once, and how sampling and learning take turns."""
+    """How long RL trains, its batch sizes, and how sampling and training alternate or overlap."""
 
     steps: PositiveInt
-    """Steps of the whole run; each learns from prompts_per_step prompts."""
+    """Steps of the whole run. Each step trains on prompts_per_step prompts."""
 
     prompts_per_step: PositiveInt
-    """Prompts that a step learns from; in mode "async": between two weight syncs."""
+    """Prompts that a step trains on; in mode "async", those between two weight syncs."""
 
     mini_batch_prompts: PositiveInt
-    """Prompts per optimizer update; prompts_per_step / this = updates per step."""
+    """Prompts per optimizer update. A step has prompts_per_step / this updates."""
 
     micro_batch_tokens: PositiveInt
-    """Budget in tokens of a packed micro-batch on one rank, with a backward pass or without."""
+    """Token budget of a packed micro-batch on one rank, with or without a backward pass."""
 
     mode: Literal["sync", "partial_rollout", "async"] = "sync"
-    """When a step starts to learn, and on whose devices. See rollout/README.md, "Scheduling".
+    """When a step starts to train, and on which devices. See rollout/README.md, "Scheduling".
 
-    "sync": it waits for all of its responses; "partial_rollout": it takes those that are ready, and
-    the others go on with the new weights; "async": as that, and the engines have GPUs of their own.
+    "sync" waits for all responses of the step. "partial_rollout" trains on the responses that are
+    ready; the others continue with the new weights. "async" does the same, but the engines have
+    separate GPUs.
     """
 
     prefetch_batches: PositiveFloat = 1.0
     """Batches of prompts in flight beyond the one that the step waits for; not in mode "sync"."""
 
     max_staleness: dict[Literal["drop", "wait"], PositiveInt] = Field(default={"drop": 7}, min_length=1, max_length=1)
-    """Most weight syncs between a prompt's start and the step that trains on it; not in "sync".
+    """Most weight syncs between a prompt's start and its training step; not in mode "sync".
 
-    { drop = 7 } samples another prompt in place of an older one, { wait = 7 } delays the step until
-    the prompt is finished.
+    { drop = 7 } replaces an older prompt by another one. { wait = 7 } delays the step until the
+    prompt is finished.
     """
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
-    """Seconds without any sign of life after which the run ends; 0: never.
+    """Seconds without progress after which the run ends; 0: never.
 
-    Signs: a sampled turn, an ended trajectory, a pass over a batch, an update, a step, a stage of
-    the start, a checkpoint. The stacks of its processes are then in logs/. `retool plan` and
-    `retool preflight` compare it with the longest of these that is planned.
+    Progress is a sampled turn, a finished trajectory, a pass over a batch, an update, a step, a
+    stage of the start, or a checkpoint. Before it ends, the run writes the stacks of its processes
+    to logs/. `retool plan` and `retool preflight` compare this limit with the longest of these in
+    the plan.
     """
 
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3
-    """Dead SGLang engines that one start of the run replaces; the next death ends it. 0: none.
+    """Dead SGLang engines that one start of the run replaces; 0: none. The next death ends it.
 
-    The step goes on: requests wait or go to other engines, and the new engine gets the actor's
+    The step continues: requests wait or move to other engines, and the new engine gets the actor's
     weights before it samples. See verl/README.md, "Engines that die".
     """
 
@@ -103,7 +105,7 @@ class RlTrain(Section):
 
     @property
     def when_stale(self) -> str:
-        """What is done about prompts that become older: "drop" or "wait"."""
+        """What happens to prompts that become older: "drop" or "wait"."""
         return next(iter(self.max_staleness))
 
     @property
@@ -113,37 +115,38 @@ class RlTrain(Section):
 
 
 class Reward(Section):
-    """The paper's +1 and -1, and what shapes them: call_bonus and the settings after it.
+    """The paper's rewards of +1 and -1, and the settings that shape them.
 
-    Shaping is off by default, and each part of it is logged separately.
+    call_bonus and the settings after it shape the reward. They are off by default, and each part is
+    logged separately.
     """
 
     function: str = ""
-    """A function of your own that scores responses instead, "module:name"; see reward/README.md."""
+    """Your own scoring function, "module:name", instead of these; see reward/README.md."""
 
     answer: Pair = Field(default=[1.0, -1.0])
-    """Reward of a response whose answer is equivalent to the truth, and of any other; less."""
+    """Reward if the answer is equivalent to the truth, and a lower one for any other response."""
 
     timeout_s: PositiveFloat = 5.0
-    """Seconds of CPU time per equivalence check; a check that takes longer counts as wrong."""
+    """CPU seconds per equivalence check. A check that takes longer counts as wrong."""
 
     workers: PositiveInt = 1
-    """Processes that score responses, each with two checkers of its own."""
+    """Processes that score responses. Each has two checkers."""
 
     call_bonus: Pair = Field(default=[0.0, -0.6])
-    """Added for each call of a wrong response, and the highest reward that it then has.
+    """Bonus per call of a wrong response, and the highest reward of a response with it.
 
-    0.1 and -0.6 in the public recipe; 0 for a call: off.
+    The public recipe uses 0.1 and -0.6. A bonus of 0 turns it off.
     """
 
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
-    """The last so many tokens of rollout.max_response_tokens cost up to 1, linearly; 0: off."""
+    """Tokens at the end of rollout.max_response_tokens that cost up to 1, linearly; 0: off."""
 
     require: list[Literal["format", "simplified"]] = Field(default=[])
-    """What a right answer needs, too, to be paid as one.
+    """What a right answer also needs to get its reward.
 
-    "format": no call of its response was malformed; "simplified": it is worked out, a number for a
-    number and no copy; see reward/README.md.
+    "format": the response has no malformed call. "simplified": the answer is worked out, a number
+    where the truth is a number, and not a copy. See reward/README.md.
     """
 
     @model_validator(mode="after")

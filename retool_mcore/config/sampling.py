@@ -1,4 +1,4 @@
-"""How responses are sampled, in training and on held-out problems: prompts, tool loop, sandbox."""
+"""How training and validation sample responses: prompts, tool loop, engines and sandbox."""
 
 from __future__ import annotations
 
@@ -10,77 +10,79 @@ from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Secti
 from retool_mcore.config.mcp import McpServer
 
 INTERPRETER = "code_interpreter"
-# Settings of [validation] -> those of [rollout] that they are when left out.
+# Settings of [validation] -> settings of [rollout] that are their defaults.
 SAME_AS_ROLLOUT = {"n": "group_size", "temperature": "temperature"}
 
 
 class Prompts(Section):
-    """The problems that answers are sampled to."""
+    """The problems that responses are sampled for."""
 
     max_prompt_tokens: PositiveInt
-    """Longest prompt in tokens, as the model's chat template renders it; more is an error."""
+    """Longest prompt in tokens, rendered with the chat template. A longer one is an error."""
 
 
 class ToolLoop(Section):
-    """The loop of one response, and the engines that serve it.
+    """The tool loop of a response, and the engines that serve it.
 
-    Training, its validation and `retool eval` have it in common.
+    Training, its validation and `retool eval` share these settings.
     """
 
     protocol: str = "hermes"
-    """How calls and results are written: "hermes", "retool", or "module:Name", a class of your own.
+    """Format of calls and results: "hermes", "retool", or your own class, "module:Name".
 
-    Native forms of other models are "qwen3_coder", "llama3" and "mistral". See rollout/protocol.py.
+    Native formats of other models are "qwen3_coder", "llama3" and "mistral". See
+    rollout/protocol.py.
     """
 
     tools: list[str] = Field(default=[INTERPRETER])
-    """What may be called: the interpreter, and tools of your own, "module:Name".
+    """Tools that the model may call: the interpreter and your own, "module:Name".
 
-    Without "code_interpreter" your own tools alone, and those of mcp; [] without mcp: text only,
-    the baseline of the paper's comparison. See rollout/tools.py.
+    Without "code_interpreter" it has only your own tools and those of mcp. [] without mcp: text
+    only, the baseline of the paper's comparison. See rollout/tools.py.
     """
 
     mcp: dict[str, McpServer] = Field(default={})
-    """Servers of the Model Context Protocol whose tools may be called, too, by names of yours.
+    """MCP servers whose tools the model may call as well, under names that you choose.
 
     See rollout/mcp.py.
     """
 
     max_turns: PositiveInt = 8
-    """Turns of the model in one trajectory; the last one's call is not run."""
+    """Most model turns in a trajectory. A call in the last turn does not run."""
 
     max_response_tokens: PositiveInt
-    """Longest response in tokens, interpreter output included."""
+    """Longest response in tokens, including interpreter output."""
 
     calls_per_turn: Literal["first", "all"] = "first"
     """Cut a turn at its first call, or run all of its calls."""
 
     max_tool_output_tokens: PositiveInt = 512
-    """Tokens shown of one result; a longer one is cut in the middle, and the model is told."""
+    """Most tokens of one result. A longer one is cut in the middle; a note shows the cut."""
 
     max_outage_s: PositiveFloat = 60.0
-    """Seconds to retry a call while the sandbox is away; then the trajectory is dropped."""
+    """Seconds to retry a call while the sandbox is down. Then the trajectory is dropped."""
 
     engine_tp: PositiveInt = 1
-    """GPUs that share one engine, by tensor parallelism."""
+    """Tensor parallel size of one engine, in GPUs."""
 
     engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    """Share of a device's memory for the engine.
+    """Fraction of device memory for the engine.
 
-    SGLang: for weights and cache, of what is free when it starts; vLLM: for everything, of all.
+    SGLang: for weights and KV cache, of the memory free at engine start. vLLM: for everything, of
+    all memory.
     """
 
     max_running_requests: PositiveInt = 64
-    """Requests that one engine samples at the same time; others wait."""
+    """Requests that one engine samples at the same time. Others wait."""
 
     batch_prefills: bool = True
-    """While many requests decode, prefill new ones together: a few wait for at most 16 steps.
+    """Batch the prefills of new requests while many decode. A few wait for at most 16 steps.
 
     This patches SGLang (platforms/patches_sglang.py). When false, each step waits for a prefill.
     """
 
     engine_args: dict[str, Any] = Field(default={})
-    """The engine's own settings, by its names for them: attention_backend = "triton"."""
+    """More options of the engine, under its names: { attention_backend = "triton" }."""
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -90,71 +92,71 @@ class ToolLoop(Section):
 
     @property
     def tool(self) -> bool:
-        """Whether anything may be called."""
+        """Whether the model may call anything."""
         return bool(self.tools or self.mcp)
 
     def calling(self, tool: bool) -> Self:
-        """The loop with its tools, or the interpreter where it has none; or without any."""
+        """The loop with its tools (the interpreter if it has none), or the loop without tools."""
         if not tool:
             return self.model_copy(update={"tools": [], "mcp": {}})
         return self if self.tool else self.model_copy(update={"tools": [INTERPRETER]})
 
 
 class Rollout(ToolLoop):
-    """How training samples its groups of responses: the loop of one, and the engines for it.
+    """How training samples its groups of responses, with the tool loop and the engines.
 
-    Its validation and `retool eval` have that loop in common.
+    Validation and `retool eval` share the tool loop.
     """
 
     group_size: PositiveInt
-    """Responses per prompt, GRPO's G."""
+    """Responses per prompt (G in GRPO)."""
 
     temperature: PositiveFloat = 1.0
-    """Sampling temperature; 1 samples from the model's own probabilities."""
+    """Sampling temperature. 1 samples from the model's own distribution."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """1: sample from all tokens. Training refuses less; set validation.top_p instead."""
+    """1: sample from all tokens. Training refuses a lower value; set validation.top_p instead."""
 
     max_dropped_fraction: Fraction = 0.02
-    """Fraction of a batch that sandbox or engine outages may cost; above it the run stops."""
+    """Fraction of a batch that sandbox or engine outages may cost. Above it the run stops."""
 
     record_groups: Annotated[int, Field(ge=0)] = 2
-    """Groups per step, and per validation, that are written to trajectories/; 0: none.
+    """Groups that each step and each validation writes to trajectories/; 0: none.
 
-    Of validations the same problems each time.
+    Each validation records the same problems.
     """
 
     tracked_trajectories: Annotated[int, Field(ge=0)] = 0
-    """Trajectories of these groups that a step, and a validation, gives to run.trackers; 0: none.
+    """Recorded trajectories that each step and validation sends to run.trackers; 0: none.
 
-    A wrong and a right one in turns, as a table (TensorBoard: texts). A tracker's server then has
-    the prompts and answers.
+    Wrong and right ones alternate. They appear as a table (in TensorBoard as text). A tracker's
+    server then has the prompts and answers.
     """
 
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of [cluster] that serve rollouts and do not train, in train.mode "async"; else 0.
 
-    Of several nodes they are whole ones. With 0, the engines share all GPUs with the trainer.
+    On several nodes they must be whole nodes. With 0, the engines share all GPUs with the trainer.
     """
 
     precision: Literal["model", "fp8"] = "model"
-    """Of the engines' matrix products: as model.dtype, or FP8, its weights in blocks of 128 x 128.
+    """Precision of the engines' GEMMs: model.dtype, or FP8 with weights in blocks of 128 x 128.
 
-    Quantised in each weight sync; the actor and what is exported stay as model.dtype. Needs
-    algorithm.importance_sampling, as engine and actor then differ more. Faster with DeepGEMM
-    (sgl-deep-gemm), not without. Platform cuda only.
+    Each weight sync quantizes the weights. The actor and the export keep model.dtype. FP8 needs
+    algorithm.importance_sampling, because engine and actor then differ more. It is faster with
+    DeepGEMM (sgl-deep-gemm), not without it. Platform cuda only.
     """
 
     kv_cache: Literal["model", "fp8"] = "model"
-    """Of the engines' cache of keys and values: as model.dtype, or FP8 (e4m3), in half the memory.
+    """Precision of the engines' KV cache: model.dtype, or FP8 (e4m3), in half the memory.
 
-    With a scale of 1, so nothing beyond 448 can be told in it. More responses fit at once; with
-    Triton's attention none is sampled faster. Needs algorithm.importance_sampling, as
-    rollout.precision does. Validation samples with it, `retool eval` does not. Platform cuda only.
+    The scale is 1, so the cache cannot represent values beyond 448. More responses fit at once, but
+    with Triton's attention none is sampled faster. FP8 needs algorithm.importance_sampling, as
+    rollout.precision does. Validation uses it; `retool eval` does not. Platform cuda only.
     """
 
     agent_workers: PositiveInt = 1
-    """Processes that run the loops of trajectories, over all nodes."""
+    """Processes that run the tool loops, over all nodes."""
 
     @model_validator(mode="after")
     def _check_whole_distribution(self) -> Self:
@@ -168,39 +170,39 @@ class Rollout(ToolLoop):
 
 
 class HeldOut(Section):
-    """How a policy is scored on held-out problems."""
+    """How a policy is sampled on held-out problems."""
 
     files: list[str] = Field(default=[])
-    """As in Validation; none where `retool eval` is told its problems by --data."""
+    """As in Validation; [] if `retool eval` gets its problems through --data."""
 
     n: PositiveInt
     """Samples per problem."""
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    """Sampling temperature; 0: always the likeliest token."""
+    """Sampling temperature; 0: greedy decoding."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the likeliest tokens that have this probability together; 1: from all."""
+    """Sample from the likeliest tokens that together have this probability; 1: from all tokens."""
 
 
 class Validation(HeldOut):
-    """When and how a run's own validation and `retool eval` score the policy on held-out problems.
+    """When and how the run's validation and `retool eval` score held-out problems.
 
-    When n or temperature is left out, it is group_size or temperature of [rollout].
+    n and temperature default to rollout.group_size and rollout.temperature.
     """
 
     files: list[str] = Field(min_length=1)
-    """Parquet, as data.train_file; problems are numbered across all files."""
+    """Parquet, as in data.train_file. Problems are numbered across all files."""
 
     every: StepInterval
-    """Steps between two validations, and one after the last step; 0: never."""
+    """Steps between two validations; one more follows the last step. 0: never."""
 
     before: bool = False
-    """Also validate the model that training starts from, as step 0 of metrics.jsonl."""
+    """Also validate the initial model, as step 0 of metrics.jsonl."""
 
 
 def sampled_as_rollout(tree: Any) -> Any:
-    """Fill the sampling settings that [validation] leaves out from [rollout], in a run's tree."""
+    """Fill in the sampling settings that [validation] omits from [rollout], in a run's tree."""
     if not isinstance(tree, dict):
         return tree
     sections = cast("dict[str, Any]", tree)
@@ -213,45 +215,47 @@ def sampled_as_rollout(tree: Any) -> Any:
 
 
 class SandboxSettings(Section):
-    """Where the model's code runs, and what one execution may use."""
+    """Where the model's code runs, and the limits of one execution."""
 
     where: list[str] = Field(default=["local"], min_length=1)
-    """["local"]: in processes of the run; or URLs that speak SandboxFusion's protocol."""
+    """["local"]: in processes of the run. Else URLs of servers with SandboxFusion's protocol."""
 
     min_level: Literal["namespaces", "landlock", "rlimits"] = "namespaces"
-    """The weakest isolation to accept, strongest first here; see sandbox/README.md.
+    """Weakest isolation to accept; the choices go from strong to weak. See sandbox/README.md.
 
-    Less is an error at start. The strongest that works is taken.
+    The run uses the strongest level that works. It does not start if that is weaker than this one.
     """
 
     python: str = ""
-    """The interpreter that runs the model's code: an absolute path; "": the one of the run.
+    """Absolute path of the interpreter that runs the model's code; "": the run's interpreter.
 
-    CPython 3.11 or newer, with packages of its own: of the trainer's it sees none. For where =
-    ["local"] and for the service that the launch scripts start; another server has its own.
+    It is CPython 3.11 or newer with its own packages, and does not see the trainer's. This applies
+    to where = ["local"] and to the service that the launch scripts start. Any other server has its
+    own interpreter.
     """
 
     preload: list[str] = Field(default=[])
-    """Modules that are imported once, for all executions, beyond those for mathematics.
+    """Modules to import once for all executions, in addition to those for mathematics.
 
-    By their import names: ["pandas", "sklearn.linear_model"]. For the same servers as python.
+    Use import names: ["pandas", "sklearn.linear_model"]. This applies to the same servers as
+    python.
     """
 
     workers: PositiveInt = 2
     """Concurrent executions per node."""
 
     sessions: Annotated[int, Field(ge=0)] = 0
-    """Interpreters per node that live on between a trajectory's calls; 0: each call has a new one.
+    """Interpreters per node that persist between a trajectory's calls; 0: a new one per call.
 
-    What a call defines is then there in the next ones. At least workers, and as many as
-    trajectories can be at work on a node: each keeps its own to its end, and others wait.
+    Later calls see what earlier calls defined. Set at least workers, and at least the trajectories
+    that can be in flight on a node: each keeps its interpreter to its end, and others wait.
     """
 
     run_timeout_s: PositiveFloat = 10.0
-    """Seconds that one execution may run before it is killed."""
+    """Seconds after which an execution is killed."""
 
     memory_limit_mb: PositiveInt = 1024
-    """Memory of one execution, in MB."""
+    """Memory limit of one execution, in MB."""
 
     @model_validator(mode="after")
     def _check_sessions_of_workers(self) -> SandboxSettings:

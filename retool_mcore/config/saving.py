@@ -1,4 +1,4 @@
-"""What a run saves, what it resumes from, and which of its checkpoints is the best."""
+"""What a run saves, what it resumes from, and which checkpoint is the best."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from retool_mcore.config.base import Pair, PositiveInt, Section, StepInterval
 class Checkpoint(Section):
     """When checkpoints are saved, and in which form.
 
-    The settings reshardable and asynchronous cost host memory, so they are off by default.
+    reshardable and asynchronous cost host memory, so they are off by default.
     """
 
     every_steps: StepInterval
-    """Steps between two checkpoints, and one after the last step; 0: that one alone, for export."""
+    """Steps between two checkpoints; one more follows the last step. 0: only that, for export."""
 
     keep: PositiveInt = 2
-    """How many of the newest are kept; older ones are deleted after a newer one is complete."""
+    """Newest checkpoints to keep. Older ones are deleted once a newer one is complete."""
 
     resume: str = "auto"
-    """What the run continues from: "auto", the newest complete one; "never"; or one's path."""
+    """Resume from the newest complete checkpoint ("auto"), from none ("never"), or from a path."""
 
     export: bool = True
-    """When the run ends, also write the last checkpoint's weights as a model, <run>/export.
+    """At the end of the run, also write the last checkpoint's weights as a model, <run>/export.
 
     With every_steps = 0 and export = false a run keeps nothing.
     """
 
     reshardable: bool = False
-    """Save the optimizer's states as whole tensors.
+    """Save the optimizer states as whole tensors.
 
-    A run can then resume on another layout with the same parallel.ep. Each save gathers them, 12
-    bytes per parameter, on the host in one process of every data-parallel group. Without it each
-    rank writes what it holds, and only the number of data-parallel ranks may change.
+    A run can then resume on another layout with the same parallel.ep. Each save gathers the states,
+    12 bytes per parameter, in host memory, in one process of every data-parallel group. Without it
+    each rank writes its shard, and only the number of data-parallel ranks may change.
     """
 
     grace_s: Annotated[float, Field(ge=0)] = 25.0
-    """Seconds to save and end after SIGTERM, SIGUSR1 or Ctrl-C; a second signal ends it at once.
+    """Seconds to save and exit after SIGTERM, SIGUSR1 or Ctrl-C. A second signal exits at once.
 
-    SFT finishes its step. RL breaks off a step that has not come to its update. Kubernetes and
-    Slurm kill after 30 s by default: give them more, and this as much, where saving takes longer.
+    SFT finishes its step. RL abandons a step that has not reached its update. Kubernetes and Slurm
+    kill after 30 s by default. If saving takes longer, raise their limit and this one.
     """
 
     asynchronous: bool = False
-    """A process beside each rank writes the files from a copy in host memory.
+    """A writer process per rank writes the files from a copy in host memory.
 
-    Training goes on meanwhile; the checkpoint is complete once all of them have ended.
+    Training continues meanwhile. The checkpoint is complete once all writers have finished.
     """
 
 
 class Best(Section):
-    """Which checkpoint is the best, and when a run no longer waits for a better one.
+    """Which checkpoint is the best, and when a run stops early.
 
-    The best one outlives checkpoint.keep, stands in <run>/best.json, and is what a run exports at
-    its end. Every validated step has to be saved: see run/best.py.
+    The best checkpoint is exempt from checkpoint.keep, is named in <run>/best.json, and is exported
+    at the end. Every validated step must be saved: see run/best.py.
     """
 
     metric: str = ""
-    """The metric of validation that decides; "": none does. SFT has "val_loss".
+    """The validation metric that decides; "": none. SFT has "val_loss".
 
-    The name implies whether the highest or the lowest value is best; "max NAME" or "min NAME" says
-    it. RL: "val/accuracy", or "val-core/SOURCE/acc/mean@N", the accuracy on the validation problems
-    whose data_source is SOURCE, with N = validation.n. A wrong name's error lists all there are.
+    The name implies whether high or low is better; "max NAME" or "min NAME" states it. RL has
+    "val/accuracy" and "val-core/SOURCE/acc/mean@N", the accuracy on the validation problems whose
+    data_source is SOURCE, with N = validation.n. An unknown name's error lists all metrics.
     """
 
     patience: Pair = Field(default=[0, 0.0])
-    """The run ends after so many validations in a row without a better value; 0: never.
+    """Stop after this many validations in a row without improvement; 0: never.
 
-    The second: by how much a value must be better for that, in units of the metric.
+    The second number is the smallest improvement that counts, in units of the metric.
     """
 
     @property
     def name(self) -> str:
-        """The metric, without what says whether it is best high or low."""
+        """The metric, without "max" or "min"."""
         return self.metric.removeprefix("min ").removeprefix("max ")
 
     @property
     def mode(self) -> str:
-        """What metric says of it: "min", "max" or ""."""
+        """The direction that metric states: "min", "max" or ""."""
         return self.metric[:3] if self.name != self.metric else ""
 
     @property

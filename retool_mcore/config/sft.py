@@ -12,23 +12,23 @@ from retool_mcore.config.shared import RunConfig
 
 
 class SftData(Section):
-    """The conversations that SFT learns from."""
+    """The conversations that SFT trains on."""
 
     train_file: str
     """Parquet with rows {messages, tools}, as `retool data sft` writes them.
 
-    One file, a folder of them, or a pattern such as "data/part-*.parquet".
+    A file, a folder of files, or a pattern such as "data/part-*.parquet".
     """
 
     max_length_tokens: PositiveInt
-    """Longest row in tokens, rendered with the model's chat template; longer ones are left out."""
+    """Longest row in tokens, rendered with the chat template. Longer rows are left out."""
 
     allow_overlap: bool = False
-    """True: over a tenth of the problems of a file of validation.files may be trained on."""
+    """Allow training on more than a tenth of the problems of a file in validation.files."""
 
 
 class SftTrain(Section):
-    """How long SFT trains, and on how much at once."""
+    """How long SFT trains, and its batch sizes."""
 
     steps: PositiveInt
     """Optimizer steps of the whole run."""
@@ -37,24 +37,25 @@ class SftTrain(Section):
     """Sequences per optimizer step, over all data-parallel ranks."""
 
     micro_batch_tokens: PositiveInt
-    """Budget in tokens of a packed micro-batch on one rank, forward and backward."""
+    """Token budget of a packed micro-batch on one rank, forward and backward."""
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
-    """Seconds without any sign of life after which the run ends; 0: never.
+    """Seconds without progress after which the run ends; 0: never.
 
-    Signs: an update, a batch of a validation, a step, a checkpoint. The stacks of its processes are
-    then in logs/. `retool plan` and `retool preflight` compare it with the update that is planned.
+    Progress is an update, a validation batch, a step or a checkpoint. Before it ends, the run
+    writes the stacks of its processes to logs/. `retool plan` and `retool preflight` compare this
+    limit with the planned update.
     """
 
 
 class SftValidation(Section):
-    """What the loss is measured on beside training, and when."""
+    """The data of the validation loss, and when it is computed."""
 
     files: list[str] = Field(min_length=1)
-    """Parquet, as data.train_file; the loss is that of all their rows."""
+    """Parquet, as in data.train_file. The loss covers all rows of all files."""
 
     every: StepInterval
-    """Steps between two validations, and one after the last step; 0: never."""
+    """Steps between two validations; one more follows the last step. 0: never."""
 
 
 class SftConfig(RunConfig):

@@ -18,35 +18,35 @@ from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
 MAX_VERL_OVERRIDES = 10
 RECOMPUTE = ("none", "selective", "full", "auto")
-CONFIG_FILE = "config.toml"  # of a run's folder
-FORMAT_FILE = "prompt_format.json"  # how the run put problems to the model; an export has it, too
-END_OF_TURN = "end_of_turn"  # in it: the token that ends the model's turns, {token, id}
-DATE = "date"  # in it: the day that templates with today's date write, as 2026-11-29
+CONFIG_FILE = "config.toml"  # in a run's folder
+FORMAT_FILE = "prompt_format.json"  # how the run renders problems; in an export, too
+END_OF_TURN = "end_of_turn"  # its key for the token that ends a model turn, {token, id}
+DATE = "date"  # its key for the date that templates insert, such as 2026-11-29
 
 
 class Run(Section):
-    """What the run is called, where its files go, and the kind of machine that it needs."""
+    """The run's name, its folder, and the kind of machine that it needs."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    """The run's name and its folder's: letters, digits, ".", "_", "-"; a letter or digit first."""
+    """The run's and its folder's name: letters, digits, ".", "_", "-", a letter or digit first."""
 
     root: str = "runs"
     """The run's folder is root/name."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Fixes the order of the data and the random numbers of trainer and engines.
+    """Seeds the order of the data and the random numbers of trainer and engines.
 
-    What is then the same twice: rollout/README.md, "Seeds".
+    rollout/README.md, "Seeds", lists what is then reproducible.
     """
 
     platform: Literal["cpu", "cuda", "ascend"]
     """The kind of machine: a CPU, NVIDIA GPUs or Ascend NPUs."""
 
     trackers: list[Literal["tensorboard", "wandb", "swanlab", "mlflow"]] = Field(default=["tensorboard"])
-    """Where the metrics go beside metrics.jsonl: libraries, each with a folder in the run's.
+    """Trackers that get the metrics in addition to metrics.jsonl, each in a folder of the run.
 
-    "wandb", "swanlab" and "mlflow" are extras of the package, and take their servers and keys from
-    their own environment variables. [] is none.
+    "wandb", "swanlab" and "mlflow" are extras of the package. They read servers and keys from their
+    own environment variables. []: none.
     """
 
     @property
@@ -55,18 +55,18 @@ class Run(Section):
 
     @property
     def config_file(self) -> Path:
-        """Where the run's resolved settings are written, as an absolute path."""
+        """Absolute path of the run's resolved settings."""
         return self.dir.absolute() / CONFIG_FILE
 
 
 class Cluster(Section):
-    """The machines of the run, all alike."""
+    """The machines of the run. All are alike."""
 
     nodes: PositiveInt = 1
-    """How many machines."""
+    """Number of machines."""
 
     gpus_per_node: PositiveInt
-    """GPUs or NPUs of each node, with one process each; on platform cpu: processes per node."""
+    """GPUs or NPUs per node, one process each. On platform cpu: processes per node."""
 
     @property
     def num_gpus(self) -> int:
@@ -74,30 +74,30 @@ class Cluster(Section):
 
 
 class Parallel(Section):
-    """How one model is spread over devices.
+    """How one model is distributed over devices.
 
-    The devices that train, divided by tp * pp * cp, are the data-parallel ranks.
+    The number of training devices divided by tp * pp * cp is the number of data-parallel ranks.
     """
 
     tp: PositiveInt = 1
-    """Tensor parallelism: ranks that share every layer's matrices, and split norms and dropout."""
+    """Tensor parallel size: ranks that split each layer's matrices, norms and dropout."""
 
     pp: PositiveInt = 1
-    """Pipeline parallelism: stages that the layers are divided into."""
+    """Pipeline parallel size: stages that the layers are divided into."""
 
     vpp: PositiveInt = 1
-    """Interleaved model chunks per pipeline stage: a smaller bubble, more messages."""
+    """Model chunks per pipeline stage, interleaved: a smaller bubble, more messages."""
 
     cp: PositiveInt = 1
-    """Context parallelism: ranks that share the tokens of every sequence."""
+    """Context parallel size: ranks that split the tokens of each sequence."""
 
     ep: PositiveInt = 1
-    """Ranks that share the experts of a mixture-of-experts model, each with some of them."""
+    """Expert parallel size: ranks that split the experts of an MoE model."""
 
     etp: Annotated[int, Field(ge=0)] = 0
-    """Tensor parallelism within an expert; 0: as tp. etp * ep divides a pipeline stage's ranks.
+    """Tensor parallel size of an expert; 0: as tp. etp * ep divides the ranks of a stage.
 
-    1 keeps small experts whole under tp, and leaves more ranks to ep.
+    1 keeps small experts whole when tp is larger, and leaves more ranks to ep.
     """
 
     @property
@@ -117,38 +117,38 @@ def _level_or_layers(value: Any) -> Any:
 
 
 class Memory(Section):
-    """What is kept, recomputed, shrunk or moved to the host so that a model fits.
+    """What is kept, recomputed, compressed or offloaded so that the model fits.
 
     Each setting costs time: see perf/LOG.md.
     """
 
     recompute: Annotated[Literal["none", "selective", "full", "auto"] | int, BeforeValidator(_level_or_layers)] = "none"
-    """Activations computed again in the backward pass instead of kept.
+    """Activations to recompute in the backward pass instead of keeping them.
 
-    "selective": norms and what Megatron finds cheap; "full": whole layers; a number: so many layers
-    of each pipeline stage; "auto": whole layers, but only in micro-batches that are longer than
-    train.micro_batch_tokens because of one long sequence, and only as many layers as it takes to
-    use no more memory than at that length.
+    "selective": norms and what Megatron considers cheap. "full": whole layers. A number: that many
+    layers of each pipeline stage. "auto": whole layers, but only in micro-batches that one long
+    sequence makes longer than train.micro_batch_tokens, and only as many layers as it takes to use
+    no more memory than at that length.
     """
 
     fused_cross_entropy: bool = False
-    """Make no float32 copies of the logits.
+    """Avoid float32 copies of the logits.
 
     There are several, and each takes 10 GB for 16 k tokens of a 152 k vocabulary.
     """
 
     adam_states: Literal["float32", "compact", "bfloat16"] = "float32"
-    """Bytes per parameter for Adam's master weight and two moments.
+    """Storage of Adam's master weight and two moments, in bytes per parameter.
 
-    "float32": 12; "compact": 10, the master weight is the bfloat16 weight plus its 16 missing bits,
-    which is exact; "bfloat16": 6, with bfloat16 moments.
+    "float32": 12. "compact": 10; the master weight is the bfloat16 weight plus its 16 missing bits,
+    which is exact. "bfloat16": 6, with bfloat16 moments.
     """
 
     optimizer_on_cpu: Fraction = 0.0
-    """Fraction of the optimizer's states that live and are updated on the host."""
+    """Fraction of the optimizer states that the host keeps and updates."""
 
     offload_idle: bool = False
-    """RL: move the actor's weights and optimizer to the host while the rollout engine works."""
+    """RL: offload the actor's weights and optimizer to the host while the rollout engine works."""
 
     @property
     def recomputes_layers(self) -> bool:
@@ -157,25 +157,25 @@ class Memory(Section):
 
     @property
     def recomputed_layers(self) -> int:
-        """The layers of a pipeline stage that recompute counts; 0: it counts none."""
+        """The number of layers per pipeline stage in recompute; 0: it is not a number."""
         return self.recompute if isinstance(self.recompute, int) else 0
 
 
 class Optim(Section):
     """Adam and its learning rate.
 
-    The schedule moves with every optimizer update, in every mode of RL too. The first update uses
-    the schedule's first rate.
+    The schedule advances with every optimizer update, in all modes of RL. The first update uses the
+    schedule's first rate.
     """
 
     lr: LearningRate
-    """The highest learning rate, reached after the warm-up."""
+    """Peak learning rate, reached after the warm-up."""
 
     min_lr: Annotated[float, Field(ge=0)] = 0.0
-    """The rate that schedules "cosine" and "linear" fall to; not above lr."""
+    """Final rate of the schedules "cosine" and "linear"; at most lr."""
 
     schedule: Literal["constant", "cosine", "linear"]
-    """After the warm-up the rate stays at lr, or falls to min_lr along a cosine or a line."""
+    """After the warm-up the rate stays at lr, or decays to min_lr along a cosine or a line."""
 
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of the run's updates in which the rate rises to lr; 0: no warm-up."""
@@ -184,14 +184,14 @@ class Optim(Section):
     """Adam's decoupled weight decay: an update shrinks a weight by the rate times this."""
 
     betas: Pair = Field(default=[0.9, 0.999])
-    """Adam's decays, per update, of the gradients' running mean and of their squares'.
+    """Adam's decay rates per update, of the running means of the gradient and of its square.
 
-    The shipped SFT runs take 0.95 for the second, as is usual for language models: 0.999 averages
+    The shipped SFT runs use 0.95 for the second, as is usual for language models: 0.999 averages
     over 1,000 updates, more than they have. RL keeps verl's 0.999.
     """
 
     clip_grad: PositiveFloat = 1.0
-    """Largest norm of the gradient over all parameters; a longer one is scaled down to it."""
+    """Largest norm of the gradient over all parameters. A larger gradient is scaled down to it."""
 
     @model_validator(mode="after")
     def _check_min_lr(self) -> Optim:
@@ -207,10 +207,10 @@ class Optim(Section):
 
 
 class JobConfig(Section):
-    """What every job says: SFT, RL or an evaluation."""
+    """The settings of every job: SFT, RL or an evaluation."""
 
     source: str = Field(default="<memory>", exclude=True)
-    """The file that the settings were read from; every error names it."""
+    """The file that the settings come from. Every error names it."""
 
     run: Run
     cluster: Cluster
@@ -228,9 +228,9 @@ class RunConfig(JobConfig):
     checkpoint: Checkpoint
     best: Best = Best()
     verl_overrides: dict[str, Any] = Field(default={})
-    """Raw keys of verl's own tree and their values, at most 10, for what has no setting here.
+    """At most 10 raw keys of verl's config with values, for what has no setting here.
 
-    A key that one of the settings decides is refused.
+    A key that one of the settings determines is refused.
     """
 
     @property
@@ -255,13 +255,13 @@ class RunConfig(JobConfig):
     def saved_every(self) -> int:
         """Steps between two checkpoints, and one after the last step; 0: there are none.
 
-        A run that saves nothing on its way saves its last step, where it exports it.
+        With checkpoint.every_steps = 0, a run that exports saves only its last step.
         """
         return self.checkpoint.every_steps or (self.num_steps if self.checkpoint.export else 0)
 
     @property
     def validation_metrics(self) -> dict[str, str]:
-        """What best.metric can name, each with the mode that its name implies, or ""."""
+        """The metrics for best.metric, each with the mode that its name implies, or ""."""
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
     @property

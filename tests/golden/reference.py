@@ -10,13 +10,13 @@ from retool_mcore.config.reference import Entry, reference
 
 README = Path(__file__).parents[2] / "configs" / "README.md"
 HEAD = """\
-# The keys of a run file
+# Settings of a run file
 
-Written by `python -m tests.golden.reference` from the schema, `retool_mcore/config/`; change it
-there. `retool config --explain train.mode` prints one key, `retool config --explain train` a
-section. Every key can be set on the command line, `train.steps=100`; an unknown key is an error.
-Token counts end in `_tokens`, times in `_s`, sizes in `_mb`. Where a value comes from says the file
-that sets it.
+`python -m tests.golden.reference` writes this page from the schema in `retool_mcore/config/`. Edit
+the schema, not this page. `retool config --explain train.mode` prints one key,
+`retool config --explain train` a section. You can set every key on the command line:
+`train.steps=100`. An unknown key is an error. Token counts end in `_tokens`, times in `_s`, sizes in
+`_mb`. The file that sets a value says where the value comes from.
 """
 
 
@@ -27,7 +27,7 @@ def text() -> str:
         abouts, keys = [each for each in whole if not each.kind], [each for each in whole if each.kind]
         parts.append(f"\n## `[{section}]`\n")
         parts.extend(about(each, alone=len(abouts) == 1) for each in abouts)
-        parts.append("\n| key | type, default | what it is | run |\n|---|---|---|---|\n")
+        parts.append("\n| key | type, default | meaning | run |\n|---|---|---|---|\n")
         parts.extend(map(row, keys))
     return "".join(parts)
 
@@ -47,7 +47,7 @@ def owners(entry: Entry) -> str:
 
 
 def escaped(words: str) -> str:
-    """Characters that Markdown would take for markup, as themselves."""
+    """Escape the characters that Markdown would take for markup."""
     for sign in "\\*|<":
         words = words.replace(sign, f"\\{sign}")
     return words
