@@ -1,25 +1,26 @@
-"""configs/TEMPLATES.md, made from the tests' own list: ``python -m tests.golden.templates``."""
+"""Write configs/TEMPLATES.md from the tests' list: ``python -m tests.golden.templates``."""
 
 from pathlib import Path
 
 from tests.template_styles import STYLES, Style
 
 FILE = Path(__file__).parents[2] / "configs" / "TEMPLATES.md"
-HEAD = """# Chat templates and forms of calls
+HEAD = """# Chat templates and call formats
 
-Made by `python -m tests.golden.templates` from the list that `tests/rollout/test_templates.py` runs
-through: for each line a rollout has the tokens and the loss mask that training renders. Any other
-template that is stable is taken, too; a start checks it, and shows the shortest example where it is
-not. "in words" and `retool` need no tool turns of the template. A turn that the template ends by no
-token is ended by the tokenizer's eos_token, in training and in rollouts.
+`python -m tests.golden.templates` writes this page from the list that
+`tests/rollout/test_templates.py` tests. With each template, a rollout has the tokens and the loss
+mask that training renders. Any other stable template works, too. A run checks its template at the
+start and, if it is not stable, shows the shortest example. Text-only runs and `retool` need no tool
+turns in the template. If the template ends a turn with no token, the tokenizer's eos_token ends it,
+in training and in rollouts.
 
-`rollout.protocol` names the form of calls. In `hermes` and `qwen3_coder` the engine stops on the
-last token of `</tool_call>`, of one token or several; in `llama3` and `mistral` a call ends with
-its turn. Where the template leaves out what the model says before a call, SFT rows that have such
-words are refused: use `retool` for them. DeepSeek's, Kimi's and other forms are not taken: use
-`retool`, or a class of your own (`module:Name`).
+`rollout.protocol` sets the call format. With `hermes` and `qwen3_coder` the engine stops at the last
+token of `</tool_call>`, which may be one token or several. With `llama3` and `mistral` a call ends
+with its turn. If the template drops the text before a call, SFT refuses rows with such text: use
+`retool` for them. The formats of DeepSeek, Kimi and others are not supported: use `retool` or your
+own class (`module:Name`).
 
-| template | in words, `retool` | calls of its own | words before a call | settings |
+| template | text only, `retool` | native calls | text before a call | settings |
 |---|---|---|---|---|
 """
 REFUSED = """
@@ -35,7 +36,7 @@ def text() -> str:
 
 
 def _row(style: Style) -> str:
-    words = ("kept" if style.words_before_call else "left out") if style.tools else ""
+    words = ("kept" if style.words_before_call else "dropped") if style.tools else ""
     own = f'`model.chat_template = "{style.file}"`' if style.name.startswith("a base model") else ""
     args = ", ".join(f"{name} = {str(value).lower()}" for name, value in style.args.items())
     settings = f"`model.template_args = {{ {args} }}`" if args else own
