@@ -149,7 +149,7 @@ TABLE: tuple[Row, ...] = (
         asked=lambda config: isinstance(config, RlConfig) and config.train.max_engine_restarts > 0,
     ),
     Row(
-        cuda="run.seed, and a seed of its own for each request",
+        cuda="run.seed, and a separate seed for each request",
         ascend="run.seed seeds each engine, and requests carry none",
         kind="no effect",
         reason="vLLM draws for seeded requests one by one; so a second run of the same settings samples other text",
@@ -267,7 +267,7 @@ TABLE: tuple[Row, ...] = (
         overrides=("global_profiler.*nsys*",),
     ),
     Row(
-        cuda="retool eval, which starts a SGLang server of its own",
+        cuda="retool eval, which starts its own SGLang server",
         ascend="",
         kind="refused",
         reason="its client speaks SGLang's HTTP. Validate in training ([validation]), or evaluate the export "

@@ -74,7 +74,7 @@ def test_what_has_no_effect_is_remarked_by_name():
     told = Ascend().remarks(load_config(RlConfig, A2))
     assert [each.partition(":")[0] for each in told] == [
         "train.max_engine_restarts",
-        "run.seed, and a seed of its own for each request",
+        "run.seed, and a separate seed for each request",
         "metrics engine/running, engine/queued and engine/restarts",
     ]
     assert "an engine that dies ends the run" in told[0]
