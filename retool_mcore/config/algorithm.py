@@ -167,7 +167,7 @@ class Algorithm(Section):
 
     @property
     def clip_c(self) -> float:
-        """The bound of the dual clip."""
+        """The dual-clip bound."""
         return self.clip[2] if len(self.clip) == 3 else CLIP_C
 
     @property
@@ -194,7 +194,7 @@ class Algorithm(Section):
 
     @model_validator(mode="after")
     def _check_no_unused_settings(self) -> Algorithm:
-        """Refuse a setting that the other settings leave without effect."""
+        """Refuse a setting that has no effect with the other settings."""
         loss, name = f'algorithm.loss = "{self.loss}"', f'algorithm.name = "{self.name}"'
         off, weighs = 'algorithm.{} = "off"', self.importance_sampling != "off"
         idle = [
@@ -240,7 +240,7 @@ class Algorithm(Section):
         return self
 
     def _check_engines_ratio(self) -> None:
-        """With these settings verl computes weights and rejection in a loss of its own."""
+        """Check the separate loss that verl uses for correction with these settings."""
         what = "importance_sampling" if self.importance_sampling != "off" else "rejection"
         given = f'algorithm.old_log_prob = "rollout" with algorithm.{what} = "{getattr(self, what)}"'
         if self.loss != "ppo":

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run, which is a folder's and a tracker's, too
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run; folders and trackers use it, too
 PATTERNS = {NAME: 'letters, digits, ".", "_" and "-" alone, the first a letter or a digit'}
-# What to write, by pydantic's name of the error; {} are the rule's own numbers or words.
+# The rule by pydantic's name of the error; {} are the values of the rule.
 RULES = {
     "missing": "it is required. Add it to its section",
     "int_type": "a whole number is needed, without quotes",
@@ -29,7 +29,7 @@ RULES = {
     "too_short": "{min_length} or more are needed",
     "too_long": "{max_length} at most are allowed",
 }
-# verl's names for values of ours.
+# verl's names -> our values.
 VERL_VALUES = {
     "low_var_kl": "k3",
     "kl": "k1",
@@ -87,9 +87,9 @@ def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
 
 
 def nearest(name: str, known: Sequence[str], section: str = "") -> str:
-    """The known name that was meant, as the end of a sentence; all of them where none is near.
+    """The end of a sentence that suggests the nearest known name, or lists all names.
 
-    ``section``: with a dot at its end, what stands before the name.
+    ``section``: the prefix of the name, with a dot at its end.
     """
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {section}{close[0]}?" if close else f"; known here: {', '.join(known)}"

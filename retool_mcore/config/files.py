@@ -1,4 +1,4 @@
-"""Data files that one setting names together."""
+"""Data files: one setting can name several."""
 
 from glob import glob, has_magic
 from pathlib import Path
@@ -7,16 +7,16 @@ from retool_mcore.errors import DataError
 
 
 def is_hidden(relative: str | Path) -> bool:
-    """Whether a path below a data folder is a desktop's or an editor's: ._x.parquet, .DS_Store."""
+    """Whether a path in a data folder belongs to a desktop or an editor: ._x.parquet, .DS_Store."""
     return any(part.startswith(".") for part in Path(relative).parts)
 
 
 def parquet_files(named: str) -> list[str]:
     """The files of a setting such as data.train_file, sorted by name.
 
-    ``named``: a file, a folder of *.parquet files, or a pattern such as "data/part-*.parquet". A
-    path that is not there is returned as it is, for whoever reads it to say so. Raises DataError
-    for a folder or a pattern without files.
+    ``named``: a file, a folder of *.parquet files, or a pattern such as "data/part-*.parquet".
+    Returns a missing path unchanged; its reader reports it. Raises DataError for a folder or a
+    pattern without files.
     """
     if Path(named).is_dir():
         found = sorted(str(path) for path in Path(named).glob("*.parquet") if not is_hidden(path.name))

@@ -37,7 +37,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     content = b""
     try:
         content = Path(path).read_bytes()
-        return tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark before the first letter
+        return tomllib.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_meant(Path(path))}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -45,7 +45,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _kind_of_file(path: Path, content: bytes) -> str:
-    """What a file that is not TOML seems to be, and what to do; "" where nothing is known."""
+    """What a file that is not TOML seems to be, and what to do; "" if unknown."""
     run_file = "A run file has sections, [train], with lines such as steps = 10: see configs/rl_tiny_cpu.toml."
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "it is UTF-16. Save it as UTF-8."
@@ -59,7 +59,7 @@ def _kind_of_file(path: Path, content: bytes) -> str:
 
 
 def _meant(path: Path) -> str:
-    """What to name instead of ``path``: a file in it, or the one whose name is nearest."""
+    """A better path than ``path``: a file in the folder, or the file with the nearest name."""
     if path.is_dir():
         inside = sorted(path.glob("*.toml"))
         return f". Name one of its files, such as {inside[0]}." if inside else ". Name a TOML file."
@@ -75,7 +75,7 @@ def _meant(path: Path) -> str:
 
 
 def _require_kind(kind: type[JobConfig], tree: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Tell a file of the other kind of run by its sections, before each of its keys is refused."""
+    """Refuse a file of the other kind of run with one error, not one per key."""
     if not tree:
         raise ConfigError(f"{path} sets nothing. Start from a file of configs/, such as configs/rl_tiny_cpu.toml.")
     if "train" not in tree:
@@ -103,7 +103,7 @@ def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrid
 
 
 def _with_home(value: Any) -> Any:
-    """``value`` with the home folder for "~" at the beginning of each path in it."""
+    """Expand a leading "~" in each path in ``value``."""
     if isinstance(value, str):
         return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, list):
@@ -112,7 +112,7 @@ def _with_home(value: Any) -> Any:
 
 
 def load_evaluation(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> EvaluationConfig:
-    """How an RL run scores its policy. Raises ConfigError like ``load_config``."""
+    """The evaluation settings of an RL run. Raises ConfigError like ``load_config``."""
     return EvaluationConfig.of(load_config(RlConfig, path, overrides))
 
 
@@ -126,7 +126,7 @@ def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Sft
 
 
 def _apply(tree: dict[str, Any], override: str) -> str:
-    """Set what ``override`` says and return its key. Raises ConfigError."""
+    """Apply ``override`` to ``tree`` and return its key. Raises ConfigError."""
     key, sign, text = override.partition("=")
     parts = key.strip().split(".")
     if parts[0] == "verl_overrides":

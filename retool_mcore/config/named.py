@@ -11,8 +11,8 @@ from retool_mcore.errors import ConfigError
 def load_named(setting: str, path: str) -> Any:
     """The object that ``setting`` names by ``path``, "my_package.module:name".
 
-    Modules are found where Python finds them, and in the folder that the run is started in. Raises
-    ConfigError when there is no such module or name, or when the module fails to import.
+    Searches Python's path and the folder in which the run starts. Raises ConfigError if there is no
+    such module or name, or if the module fails to import.
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):

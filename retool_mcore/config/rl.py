@@ -60,7 +60,7 @@ class RlTrain(Section):
     """Prompts that a step trains on; in mode "async", those between two weight syncs."""
 
     mini_batch_prompts: PositiveInt
-    """Prompts per optimizer update. A step has prompts_per_step / this updates."""
+    """Prompts per optimizer update; updates per step = prompts_per_step / mini_batch_prompts."""
 
     micro_batch_tokens: PositiveInt
     """Token budget of a packed micro-batch on one rank, with or without a backward pass."""
@@ -93,7 +93,7 @@ class RlTrain(Section):
     """
 
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3
-    """Dead SGLang engines that one start of the run replaces; 0: none. The next death ends it.
+    """Dead SGLang engines to replace per start of the run; one more ends the run. 0: none.
 
     The step continues: requests wait or move to other engines, and the new engine gets the actor's
     weights before it samples. See verl/README.md, "Engines that die".
@@ -209,7 +209,7 @@ class RlConfig(RunConfig):
 
     @property
     def best_source(self) -> str:
-        """The data_source that best.metric is the accuracy on; "" where it names none."""
+        """The data_source in best.metric, or ""."""
         found = SOURCE_ACCURACY.fullmatch(self.best.name)
         return found["source"] if found else ""
 
@@ -222,7 +222,7 @@ class RlConfig(RunConfig):
         return train_gpus(self.train, self.rollout, self.cluster.nodes, self.cluster.gpus_per_node)
 
     def serving_gpus(self) -> int:
-        """Count the GPUs of the rollout engines: their own, or all, shared with training."""
+        """Count the GPUs of the engines: separate ones, or all, shared with training."""
         return self.rollout.gpus or self.cluster.num_gpus
 
     @model_validator(mode="after")
@@ -295,7 +295,7 @@ class RlConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_engine_mismatch(self) -> RlConfig:
-        """How far engine and actor may be apart."""
+        """Require a correction where engine and actor differ too much."""
         a = self.algorithm
         if a.importance_sampling != "off":
             return self
@@ -315,7 +315,7 @@ class RlConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_sessions(self) -> RlConfig:
-        """A trajectory at work keeps its interpreter, one for each in a process."""
+        """Require a session for each trajectory in flight, because each keeps its interpreter."""
         if not self.sandbox.sessions:
             return self
         t, r, nodes = self.train, self.rollout, self.cluster.nodes

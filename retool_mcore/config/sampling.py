@@ -160,7 +160,7 @@ class Rollout(ToolLoop):
 
     @model_validator(mode="after")
     def _check_whole_distribution(self) -> Self:
-        """The loss compares log-probabilities over all tokens with those of the sampler."""
+        """Require top_p = 1: the actor's log-probabilities are over all tokens."""
         if self.top_p < 1:
             raise ValueError(
                 f"rollout.top_p = {self.top_p}: training has to sample from all tokens, because the actor's "

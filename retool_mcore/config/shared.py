@@ -95,7 +95,7 @@ class Parallel(Section):
     """Expert parallel size: ranks that split the experts of an MoE model."""
 
     etp: Annotated[int, Field(ge=0)] = 0
-    """Tensor parallel size of an expert; 0: as tp. etp * ep divides the ranks of a stage.
+    """Tensor parallel size of an expert; 0: as tp. etp * ep must divide the ranks of a stage.
 
     1 keeps small experts whole when tp is larger, and leaves more ranks to ep.
     """
@@ -266,7 +266,7 @@ class RunConfig(JobConfig):
 
     @property
     def best_mode(self) -> str:
-        """ "max" or "min": what best.metric says, or its name implies."""
+        """The direction of best.metric: "max" or "min", stated or implied by its name."""
         return self.best.mode or self.validation_metrics[self.best.name]
 
     @model_validator(mode="after")
@@ -337,7 +337,7 @@ class RunConfig(JobConfig):
         return self
 
     def _check_recomputed_collectives(self) -> None:
-        """With "auto" each rank recomputes by its own lengths; those that exchange must agree."""
+        """Refuse "auto", which recomputes per rank, if ranks exchange data inside the layers."""
         balancing = self.experts.load_balancing
         exchanging = {
             f"parallel.ep = {self.parallel.ep} sends tokens": self.parallel.ep > 1,
