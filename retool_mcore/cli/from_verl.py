@@ -98,7 +98,7 @@ LEARNT_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "
 OTHER_MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
 # Of a mode of its own, of several keys together, or counted otherwise: to be set by hand.
 BY_HAND = {
-    "train.max_staleness": "its age is counted from the step that starts a prompt; see rollout/README.md, Scheduling",
+    "train.max_staleness": "its age is counted from the step that starts a prompt; see docs/scheduling.md, Staleness",
     "train.prefetch_batches": "set it with train.mode",
     "algorithm.rejection": "set it with algorithm.rejection_bounds",
     "algorithm.router_replay": "see verl/README.md, Experts",

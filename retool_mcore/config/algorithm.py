@@ -137,7 +137,7 @@ class Algorithm(Section):
     """
 
     old_log_prob: Literal["actor", "rollout"] = "actor"
-    """Source of the old log-probabilities. See rollout/README.md, "Old log-probabilities".
+    """Source of the old log-probabilities. See docs/scheduling.md, "Old log-probabilities".
 
     "actor": the actor computes them in a separate pass before the updates. "rollout": the engine
     returns them while it samples, which saves that pass.

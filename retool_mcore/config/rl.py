@@ -46,7 +46,7 @@ class RlData(Prompts):
 
     Each group in a row that is all right or all wrong halves the share of epochs that sample its
     prompt. This setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
-    A mixed group resets the share to 1. See rollout/README.md, "Curriculum".
+    A mixed group resets the share to 1. See docs/scheduling.md, "Curriculum".
     """
 
 
@@ -66,7 +66,7 @@ class RlTrain(Section):
     """Token budget of a packed micro-batch on one rank, with or without a backward pass."""
 
     mode: Literal["sync", "partial_rollout", "async"] = "sync"
-    """When a step starts to train, and on which devices. See rollout/README.md, "Scheduling".
+    """When a step starts to train, and on which devices. See docs/scheduling.md.
 
     "sync" waits for all responses of the step. "partial_rollout" trains on the responses that are
     ready; the others continue with the new weights. "async" does the same, but the engines have

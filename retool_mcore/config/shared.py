@@ -36,7 +36,7 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seeds the order of the data and the random numbers of trainer and engines.
 
-    rollout/README.md, "Seeds", lists what is then reproducible.
+    docs/scheduling.md, "Seeds", lists what is then reproducible.
     """
 
     platform: Literal["cpu", "cuda", "ascend"]
