@@ -101,7 +101,7 @@ BY_HAND = {
     "train.max_staleness": "its age is counted from the step that starts a prompt; see docs/scheduling.md, Staleness",
     "train.prefetch_batches": "set it with train.mode",
     "algorithm.rejection": "set it with algorithm.rejection_bounds",
-    "algorithm.router_replay": "see verl/README.md, Experts",
+    "algorithm.router_replay": "see docs/algorithms.md, Router replay",
     "checkpoint.resume": "a run goes on from its own newest checkpoint",
     "experts.load_balancing": "see `retool config --explain experts`",
     "model.fp8": "see `retool config --explain model.fp8`",
