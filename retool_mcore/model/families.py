@@ -34,10 +34,10 @@ HARMLESS = {  # of the file, of generation, or of how a program runs the model
     "model_max_length", "max_sequence_length", "use_flash_attn", "_flash_attn_2_enabled", "model_name",
     "use_bfloat16",
 }  # fmt: skip
-NO_SCALE = "training does not scale there"
-NO_BIAS = "training has no such bias, and would leave it out"
-HALVES = "training turns the halves of a head against each other"
-ALL_EXPERTS = "training gives every layer experts"
+NO_SCALE = "training does not apply this factor"
+NO_BIAS = "training does not support this bias and would drop it"
+HALVES = "training rotates the halves of a head against each other"
+ALL_EXPERTS = "training expects experts in every layer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class Only:
 
 ONLY = {
     "hidden_act": Only(values=("silu", "swish"), why="training computes SiLU"),
-    "hidden_dropout": Only(values=(0,), why="transformers knows none in this family"),
+    "hidden_dropout": Only(values=(0,), why="transformers has none in this family"),
     "attention_bias": Only(values=(False,), why=NO_BIAS),
     "mlp_bias": Only(values=(False,), why=NO_BIAS),
-    "partial_rotary_factor": Only(values=(1,), why="training turns whole heads"),
+    "partial_rotary_factor": Only(values=(1,), why="training rotates whole heads"),
     **{
         name: Only(values=(1,), why=NO_SCALE)
         for name in (
@@ -61,14 +61,14 @@ ONLY = {
             "scale_emb", "scale_depth",
         )
     },
-    "quantization_config": Only(values=(), why="training takes weights as they are, not packed ones"),
-    "auto_map": Only(values=(), why="the model has code of its own, and training has not"),
-    "qk_norm": Only(values=(False,), why="training norms queries and keys in Qwen3 alone"),
-    "use_qk_norm": Only(values=(False,), why="training norms queries and keys in Qwen3 alone"),
-    "is_encoder_decoder": Only(values=(False,), why="training takes decoders"),
-    "add_cross_attention": Only(values=(False,), why="training takes decoders"),
-    "cross_attention_hidden_size": Only(values=(), why="training takes decoders"),
-    "tie_encoder_decoder": Only(values=(False,), why="training takes decoders"),
+    "quantization_config": Only(values=(), why="training does not read packed weights"),
+    "auto_map": Only(values=(), why="training does not run a model's own code"),
+    "qk_norm": Only(values=(False,), why="training normalizes queries and keys only in Qwen3"),
+    "use_qk_norm": Only(values=(False,), why="training normalizes queries and keys only in Qwen3"),
+    "is_encoder_decoder": Only(values=(False,), why="training supports decoders only"),
+    "add_cross_attention": Only(values=(False,), why="training supports decoders only"),
+    "cross_attention_hidden_size": Only(values=(), why="training supports decoders only"),
+    "tie_encoder_decoder": Only(values=(False,), why="training supports decoders only"),
     "rope_interleaved": Only(values=(False,), why=HALVES),
     "rope_is_neox_style": Only(values=(True,), why=HALVES),
 }  # fmt: skip
@@ -103,7 +103,7 @@ FAMILIES = {
         needs=("num_key_value_heads", "num_experts or num_local_experts", "num_experts_per_tok", "norm_topk_prob"),
         also=frozenset(EXPERTS),
         only={
-            "norm_topk_prob": Only(values=(True,), why="training weighs a token's experts to a sum of one"),
+            "norm_topk_prob": Only(values=(True,), why="training normalizes the weights of a token's experts to a sum of one"),
             "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
             "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
         },

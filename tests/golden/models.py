@@ -1,4 +1,4 @@
-"""Write the table of models that are taken, retool_mcore/model/README.md, from what is tested.
+"""Write retool_mcore/model/README.md, the table of supported models, from the parity tests' list.
 
 python -m tests.golden.models     # writes what test_model_table.py compares with
 """
@@ -11,31 +11,38 @@ from tests.model_parity import ONE, ROPES, SAMPLED, TWO
 
 README = Path(__file__).parents[2] / "retool_mcore" / "model" / "README.md"
 HEAD = """\
-# Which models are trained
+# model: which models can be trained
 
-Written by `python -m tests.golden.models` from the list that the parity tests train,
-`tests/model_parity.py`; change it there.
+`python -m tests.golden.models` writes this page from `tests/model_parity.py`, the list of models that the parity
+tests train. Change the list, not the page.
 
-A model is trained as its config.json says, or refused before anything is loaded, by the name of the
-field. `families.py` says of each field whether it is applied, harmless, or has values that alone
-are taken; `tensors.py` compares the checkpoint's tensors with those that training reads. A hub name
-is judged like a folder. An export has its source's config.json, tensor names and shapes.
+A run trains a model as its config.json describes it, or refuses it before loading and names the field.
+`families.py` lists for each field whether training applies it, can ignore it, or accepts only some values.
+`tensors.py` compares the checkpoint's tensors with those that training reads. A hub name is checked like a folder.
+An export has the config.json, tensor names and shapes of its source.
+
+| file | does |
+|---|---|
+| `families.py`, `rope.py` | model families, fields of config.json, rotary positions |
+| `check.py` | checks that a run fits its model, without starting an engine |
+| `files.py`, `tensors.py` | read a model's folder; compare its tensors with those that training uses |
+| `shape.py`, `published.py` | a model's shape, memory and arithmetic; shapes of published models |
+| `activations.py` | chooses how many layers to recompute (`memory.recompute = "auto"`) |
+| `adapter.py`, `fp8.py` | LoRA adapters on disk; frozen weights in FP8 |
 
 """
 TAIL = """\
 
-- "yes": log-probabilities of Megatron and transformers are within 1e-4 in float32, below and above
-  the context before the scaling (`tests/numerics/test_model_parity.py`), and SGLang turns heads by
-  the same angles (`tests/platforms/test_sglang_positions.py`).
-- "SFT": so are those of Megatron and transformers, and SGLang samples with another factor; RL
-  refuses it by name.
-- "no": refused by name. dynamic and longrope depend on the length of a sequence, and a packed batch
-  has several.
-- A window (Mistral, `use_sliding_window`) is taken for sequences that are not longer.
-- yarn makes a model reach `factor` times its original context in SFT, also where
-  max_position_embeddings is the smaller number, as on Qwen2.5's page. verl and SGLang keep to
-  max_position_embeddings: RL says which number to write there.
-- On platform ascend scaled positions are refused: nothing has shown that MindSpeed heeds them.
+- "yes": log-probs of Megatron and transformers agree within 1e-4 in float32, below and above the context before
+  scaling (`tests/numerics/test_model_parity.py`). SGLang rotates heads by the same angles
+  (`tests/platforms/test_sglang_positions.py`).
+- "SFT": log-probs of Megatron and transformers agree, but SGLang samples with another factor. RL refuses the model
+  and names the field.
+- "no": refused. dynamic and longrope depend on the length of a sequence, and a packed batch has several lengths.
+- A model with a sliding window (Mistral, `use_sliding_window`) trains on sequences up to the window's length.
+- In SFT yarn extends the context to `factor` times the original one, even if max_position_embeddings is smaller, as
+  on Qwen2.5's page. verl and SGLang limit the context to max_position_embeddings. RL prints the number to set there.
+- Platform ascend refuses scaled positions, because no test shows that MindSpeed applies them.
 """
 REFUSED = ("dynamic", "longrope")
 
@@ -49,7 +56,7 @@ def text() -> str:
         shown = " and ".join(name for name, value in (("tied", True), ("untied", False)) if value in tied)
         cells = " | ".join(taken(rope) for rope in ropes)
         lines.append(f"| {kind} | {FAMILIES[kind].models} | {shown} | {cells} |")
-    lines += ["", "| field | taken | why |", "|---|---|---|"]
+    lines += ["", "| field | accepted values | why |", "|---|---|---|"]
     for name, only in ONLY.items():
         lines.append(f"| `{name}` | {', '.join(f'`{value}`' for value in only.values) or 'none'} | {only.why} |")
     return HEAD + "\n".join(lines) + "\n" + TAIL
