@@ -35,7 +35,7 @@ HARMLESS = {  # of the file, of generation, or of how a program runs the model
     "use_bfloat16",
 }  # fmt: skip
 NO_SCALE = "training does not apply this factor"
-NO_BIAS = "training does not support this bias and would drop it"
+NO_BIAS = "training has no such bias and would drop it"
 HALVES = "training rotates the halves of a head against each other"
 ALL_EXPERTS = "training expects experts in every layer"
 
@@ -103,7 +103,7 @@ FAMILIES = {
         needs=("num_key_value_heads", "num_experts or num_local_experts", "num_experts_per_tok", "norm_topk_prob"),
         also=frozenset(EXPERTS),
         only={
-            "norm_topk_prob": Only(values=(True,), why="training normalizes the weights of a token's experts to a sum of one"),
+            "norm_topk_prob": Only(values=(True,), why="training normalizes a token's expert weights to a sum of 1"),
             "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
             "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
         },
