@@ -58,7 +58,7 @@ OTHERWISE: dict[str, str] = {
     f"{UNDER}multi_turn.tool_config_path": OWN_TOOLS,
     f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns, not the results",
     f"{UNDER}multi_turn.max_tool_response_length": "rollout.max_tool_output_tokens counts tokens, not characters",
-    f"{UNDER}multi_turn.tool_response_truncate_side": "rollouts cut a long result in the middle and mark the cut for the model",
+    f"{UNDER}multi_turn.tool_response_truncate_side": "rollouts cut the middle of a long result and mark the cut",
     f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
     "data.tool_config_path": OWN_TOOLS,
     "data.custom_cls": "rows are read as they are; `retool data rl FILE` converts rows of another schema",
