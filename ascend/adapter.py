@@ -177,16 +177,16 @@ class Ascend(Platform):
         limits.check(config)
         _check_positions(config)
         if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.rollout.enforce_eager:
-            raise ConfigError(
+            raise PlatformError(
                 "ASCEND_LAUNCH_BLOCKING = 1 is exported, and vllm-ascend refuses it with ACL graphs. Unset it."
             )
         if isinstance(config, RlConfig) and os.environ.get("TORCHDYNAMO_DISABLE") == "1":
-            raise ConfigError(
+            raise PlatformError(
                 "TORCHDYNAMO_DISABLE = 1 is exported, as the guide has it, and vLLM's piecewise graphs go through "
                 "torch.compile: the engines would decode without graphs and not say so. Unset it."
             )
         if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
-            raise ConfigError(
+            raise PlatformError(
                 "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's memory pool refuses. "
                 "Unset it: verl switches it by itself while the actor trains."
             )

@@ -22,7 +22,7 @@ class Algorithm(Section):
 
     verl implements all of them. DAPO is GRPO with clip = [0.2, 0.28], loss_agg "token-mean",
     filter_groups and reward.overlong_buffer_tokens. Dr. GRPO is GRPO with loss_agg
-    "seq-mean-token-sum-norm" and normalize_by_std = false. verl/README.md has a table of all
+    "seq-mean-token-sum-norm" and normalize_by_std = false. docs/algorithms.md has a table of all
     losses.
     """
 
@@ -148,7 +148,7 @@ class Algorithm(Section):
 
     "off": the experts that the current weights choose. "R2": the experts of the pass before the
     updates, which computes the old log-probabilities. "R3": the experts that the engine sampled
-    with, in that pass and in the updates. See verl/README.md, "Experts".
+    with, in that pass and in the updates. See docs/algorithms.md, "Experts".
     """
 
     kl_coef: NonNegative = 0.0

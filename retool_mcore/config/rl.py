@@ -96,7 +96,7 @@ class RlTrain(Section):
     """Dead SGLang engines to replace per start of the run; one more ends the run. 0: none.
 
     The step continues: requests wait or move to other engines, and the new engine gets the actor's
-    weights before it samples. See verl/README.md, "Engines that die".
+    weights before it samples. See docs/engines.md.
     """
 
     @property

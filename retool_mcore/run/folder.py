@@ -203,7 +203,8 @@ def temporary(folder: Path, clean: Callable[[Path], bool] = lambda folder: True)
     try:
         yield
     finally:
-        remove_when_quiet(folder, _temporary.pop(folder))
+        _temporary.pop(folder, None)  # a block within this one may have had the same folder
+        remove_when_quiet(folder, clean)
 
 
 def remove_temporary() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ascend.adapter import Ascend, driver_version
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 
 HERE = Path(__file__).parent
@@ -223,7 +223,7 @@ def test_the_guides_settings_are_the_shipped_ones():
 def test_an_exported_variable_that_the_engine_refuses(monkeypatch, name: str, value: str, message: str):
     run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml")
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(PlatformError, match=message):
         Ascend().check_settings(run)
 
 

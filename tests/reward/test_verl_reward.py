@@ -31,7 +31,7 @@ def rewards(verls: dict[str, dict[str, dict[str, Any]]], setting: str) -> list[f
 def test_by_default_verl_sees_the_papers_reward_and_no_parts(verls: dict[str, Any]):
     assert rewards(verls, "paper") == [1.0, 1.0, -1.0, -1.0]
     info = verls["paper"]["right"]["reward_extra_info"]
-    assert info == {"score": 1.0, "acc": 1.0, "pred": "34", "answer": "034", "has_answer": 1.0, "check_failed": 0.0}
+    assert info == {"score": 1.0, "acc": 1.0, "pred": "34", "extracted": "034", "has_answer": 1.0, "check_failed": 0.0}
 
 
 def test_the_recipes_bonus_reaches_verl_as_a_part_of_its_own(verls: dict[str, Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ def buffer(max_dropped_fraction: float) -> Any:
         def __init__(self) -> None:
             self.group_size, self.max_dropped_fraction = {"train": 4, "val": 2}, max_dropped_fraction
             self.seed, self.compares_groups, self.observe = 0, False, None
-            self.dropped_total = 0
+            self.dropped_total, self.causes = 0, Counter
 
         def _measure(self, *_: Any) -> dict[str, float]:
             return {}

@@ -399,6 +399,7 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     trainer = trainer_of(tmp_path)
     trainer._run.run.dir.mkdir(parents=True)
     trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(told=[])
+    trainer.replay_buffer = SimpleNamespace()
     trainer.critic_wg.belong_to = trainer.critic_wg.told.append
     trainer._saver, trainer._writer = module.saving.Saver(trainer._run, lambda folder, step: None), None
     trainer.fit(SimpleNamespace(causes=Counter()))
