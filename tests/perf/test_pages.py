@@ -116,7 +116,7 @@ def test_files_that_the_pages_name_are_there(page: str):
     named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[A-Za-z_0-9.]+\.(?:py|md|sh|toml|jsonl|json|png)\b", text))
     named |= {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
     folders = (ROOT, ROOT / "retool_mcore", path.parent)
-    made = re.compile(r"runs/|data/\w+\.jsonl|data/gsm8k/")  # by the page's own commands
+    made = re.compile(r"runs/|data/[\w.]+\.jsonl|data/gsm8k/")  # by the page's own commands
     missing = [name for name in named if not made.match(name) and not any((each / name).exists() for each in folders)]
     assert not missing
 
