@@ -29,6 +29,9 @@ from retool_mcore.preflight.findings import Finding, error, missing, note, ok, w
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import Response
+from retool_mcore.rollout.ledger import Ledger, StopReason
+from retool_mcore.rollout.loop import Trajectory
+from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, protocol_of, tools_of
 from retool_mcore.rollout.tools import open_tools
 from retool_mcore.sandbox import open_sandbox
@@ -105,6 +108,7 @@ def reward(config: RunConfig) -> Iterator[Finding]:
         answer="0",
         text="The answer is \\boxed{0}.",
         extra_info=extra if is_table(extra) else {},
+        behavior=_behavior_without_calls(),
     )
     try:
         yield ok("reward", f"{config.reward.function} scores a response: {score(response)['score']:g}")
@@ -113,6 +117,13 @@ def reward(config: RunConfig) -> Iterator[Finding]:
             yield note("reward", f"{problem}. It was called with a made-up row, as data.train_file is not here")
         else:
             yield error("reward", str(problem))
+
+
+def _behavior_without_calls() -> dict[str, Any]:
+    """``Response.behavior`` of a trajectory that answers without calling a tool."""
+    ledger = Ledger(prompt_ids=[0], max_response_tokens=1)
+    ledger.close(StopReason.FINISHED)
+    return Behavior.of(Trajectory(ledger=ledger)).to_json()
 
 
 def _first_row(config: RlConfig) -> dict[str, Any]:

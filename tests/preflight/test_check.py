@@ -17,6 +17,7 @@ from retool_mcore.rollout.tools import Tool
 def of_verl(data_source, solution_str, ground_truth, extra_info=None): return 1.0
 def without_result(response): pass
 def of_extra_info(response): return float(response.extra_info["level"])
+def of_behavior(response): return float(response.behavior["calls"] - response.behavior["calls_ok"])
 
 class Plain(Tool):
     name, description, parameters = "plain", "d", {"type": "object"}
@@ -39,6 +40,10 @@ def wrong(config: RlConfig, here: Machine = ELSEWHERE) -> list[str]:
 
 def test_a_good_run_has_no_mistake(task: Path):  # noqa: F811
     assert wrong(good(task)) == []
+
+
+def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):  # noqa: F811
+    assert wrong(good(task, "reward.function=own_mistakes:of_behavior")) == []
 
 
 @pytest.mark.parametrize(
