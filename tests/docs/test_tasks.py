@@ -118,7 +118,13 @@ def test_an_own_reward_decides_what_a_run_learns_from(folder: Path):
     [function] = [block for block in blocks(ROOT / "docs/tool_and_reward.md", "python") if "def score" in block]
     (folder / "my_reward.py").write_text(function.partition("\nshown = ")[0], encoding="utf-8")
     words = command("tool_and_reward.md", "reward.function=my_reward:score")
-    few = ["train.steps=1", "train.prompts_per_step=4", "validation.every=0", "sandbox.min_level=rlimits"]
+    few = [
+        "train.steps=1",
+        "train.prompts_per_step=4",
+        "train.mini_batch_prompts=4",
+        "validation.every=0",
+        "sandbox.min_level=rlimits",
+    ]
     retool(folder, *words, *few, "model.path=runs/task/model", timeout_s=800)
     [row] = [row for row in read_metrics(folder / "runs/my_reward/metrics.jsonl") if row["step"] == 1]
     failed = row["behavior/calls"] * (1 - row.get("behavior/executable_fraction", 1))
