@@ -155,14 +155,18 @@ class RemoteSandbox(Sandbox):
             logger.warning("opened with %d of %d sandboxes. Missing: %s", num_well, len(self._servers), error)
 
     async def _check_patiently(self, server: RemoteServer) -> None:
-        async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
-            stop=tenacity.stop_after_attempt(self._attempts),
-            wait=tenacity.wait_random_exponential(multiplier=0.5, max=4.0),
-            reraise=True,
-        ):
+        async for attempt in self._retries(first_wait_s=0.5, longest_wait_s=4.0):
             with attempt:
                 await self._check(server)
+
+    def _retries(self, *, first_wait_s: float, longest_wait_s: float) -> tenacity.AsyncRetrying:
+        """Attempts until a server answers; the waits between them are random and grow."""
+        return tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=tenacity.wait_random_exponential(multiplier=first_wait_s, max=longest_wait_s),
+            reraise=True,
+        )
 
     async def _check(self, server: RemoteServer) -> None:
         """Ask a server for its level. Raises SandboxUnavailable, ConfigError."""
@@ -208,12 +212,7 @@ class RemoteSandbox(Sandbox):
 
     async def _call(self, body: bytes, run_timeout_s: float) -> ExecResult:
         tried: set[RemoteServer] = set()
-        async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
-            stop=tenacity.stop_after_attempt(self._attempts),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
-            reraise=True,
-        ):
+        async for attempt in self._retries(first_wait_s=0.2, longest_wait_s=5.0):
             with attempt:
                 server = await self._choose(tried)
                 tried.add(server)
