@@ -1,4 +1,4 @@
-"""`launch/gsm8k/traces.py`: solutions as one program that runs, and in words alone."""
+"""`launch/gsm8k/traces.py`: solutions as one program that runs, and without the tool."""
 
 import os
 from decimal import Decimal
