@@ -11,9 +11,10 @@ real models instead, by our judge and by math-verify alone. ``lost`` are right r
 misses, ``passed`` wrong rows that it takes; ``rows_per_cpu_s`` counts a pair as often as it occurs.
 ``--every 10`` takes each tenth pair.
 
-Responses go through compute_score from as many threads as `retool score` uses. ``cpu_ms`` is the
-CPU time of this process and its checkers per row; it tells more than the rate where other jobs
-share the machine. ``misjudged`` must be 0.
+Symbolic responses go through compute_score from as many threads as `retool score` uses, because a
+thread waits for its checker process. AIME-like ones need no checker, so one thread judges them.
+``cpu_ms`` is the CPU time of this process and its checkers per row. Compare it rather than the rate
+where other jobs share the machine. ``misjudged`` must be 0.
 """
 
 from __future__ import annotations
@@ -99,14 +100,17 @@ def tree_cpu_s() -> float:
     return total / _TICKS_PER_S
 
 
-def measure(rows: list[Row]) -> dict[str, float]:
+def measure(rows: list[Row], threads: int) -> dict[str, float]:
+    """Judge ``rows`` in one thread, or in several, each waiting for its own checker process."""
+
     def judge(row: Row) -> dict[str, float]:
         return compute_score("bench", row[0], row[1], reward=REWARD)
 
-    with ThreadPoolExecutor(2 * NUM_CHECKERS) as pool:
-        list(pool.map(judge, rows[:: max(1, len(rows) // 32)]))  # starts the checkers
+    with ThreadPoolExecutor(threads) as pool:
+        apply = map if threads == 1 else pool.map
+        list(apply(judge, rows[:: max(1, len(rows) // 32)]))  # starts the checkers
         cpu_s, started = tree_cpu_s(), time.perf_counter()
-        results = list(pool.map(judge, rows))
+        results = list(apply(judge, rows))
         wall_s = time.perf_counter() - started
     return {
         "rows": len(rows),
@@ -149,15 +153,16 @@ def main() -> None:
         print(json.dumps({name: on_answers(pairs, judge) for name, judge in judges.items()}, indent=1))
         return
     draw = random.Random(options.seed)
+    several = 2 * NUM_CHECKERS
     cases = {
-        "aime": list(aime(10 * options.rows, draw)),
-        "symbolic": list(symbolic(options.rows, draw)),
-        "symbolic_groups": list(symbolic(options.rows, draw, GROUP)),
+        "aime": measure(list(aime(10 * options.rows, draw)), threads=1),
+        "symbolic": measure(list(symbolic(options.rows, draw)), several),
+        "symbolic_groups": measure(list(symbolic(options.rows, draw, GROUP)), several),
     }
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     facts = {"commit": commit, "python": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
     load = {"load_1min": os.getloadavg()[0]}
-    print(json.dumps({**facts, **load, "cases": {name: measure(rows) for name, rows in cases.items()}}, indent=1))
+    print(json.dumps({**facts, **load, "cases": cases}, indent=1))
 
 
 if __name__ == "__main__":
