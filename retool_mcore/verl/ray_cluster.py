@@ -1,16 +1,20 @@
 """Which Ray cluster a run uses: its own on one node, the launch script's otherwise."""
 
 import os
+import time
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.run.folder import remove_when_quiet, temporary
+
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
 @contextmanager
@@ -33,19 +37,55 @@ def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
 
 @contextmanager
 def own_process_groups() -> Generator[None]:
-    """Start each of Ray's servers in a process group of its own.
+    """Start each of Ray's servers in a process group of its own; end what is left in these groups.
 
     A scheduler or a shell may send SIGTERM to the run's whole group. Ray's servers would end at
-    once, before the driver has saved a checkpoint. The driver ends them when it has.
+    once, before the driver has saved a checkpoint. The driver ends them when it has: leave this
+    context after ``ray.shutdown``. An agent of a raylet that was ended while it started would
+    otherwise run for another minute.
     """
     from ray._private import services
 
     popen: Any = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)
+    groups: list[int] = []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        server = popen(*arguments, process_group=0, **options)
+        groups.append(server.pid)
+        return server
+
+    services.ConsolePopen = start
     try:
         yield
     finally:
         services.ConsolePopen = popen
+        end_groups(groups)
+
+
+def end_groups(groups: Collection[int]) -> None:
+    """Send SIGTERM to the processes of these process groups, and SIGKILL after ``GRACE_S``."""
+    for process in members(groups):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            process.terminate()
+    begin_s, waited_s = time.monotonic(), 0.0
+    while (left := members(groups)) and waited_s < 2 * GRACE_S:
+        for process in left if waited_s > GRACE_S else ():
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+        waited_s = time.monotonic() - begin_s
+
+
+def members(groups: Collection[int]) -> list[psutil.Process]:
+    """The processes of these groups in this process's session, without zombies."""
+    found: list[psutil.Process] = []
+    session = os.getsid(0)  # a number that another session's process has got meanwhile is not ours
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            ours = os.getpgid(process.pid) in groups and os.getsid(process.pid) == session
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 @contextmanager
