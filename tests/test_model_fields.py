@@ -1,6 +1,8 @@
 """Each field of a config.json is applied, harmless or refused by name; each tensor has a place."""
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.families import FAMILIES, ONLY, check_fields
-from retool_mcore.model.rope import rope_of_config
+from retool_mcore.model.rope import check_engine_rope, rope_of_config
 from retool_mcore.model.tensors import trained_tensors, untrained_copies
 from retool_mcore.platforms import get_platform
 
@@ -136,7 +138,9 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
     ],
 )  # fmt: skip
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-def test_the_factor_of_attention_is_that_of_transformers(scaling: dict[str, Any], width: int, theta: float):
+def test_rl_takes_positions_whose_factor_of_attention_is_the_usual_one(
+    scaling: dict[str, Any], width: int, theta: float
+):
     get_platform("cpu").activate()  # transformers imports there
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -146,7 +150,9 @@ def test_the_factor_of_attention_is_that_of_transformers(scaling: dict[str, Any]
     config = LlamaConfig(**json.loads(json.dumps(values)))
     rope = rope_of_config(values)
     assert rope == rope_of_config(config.to_dict()), "the keys of transformers 4 and of 5"
-    assert rope.attention_factor == LlamaRotaryEmbedding(config).attention_scaling
+    usual = LlamaRotaryEmbedding(config).attention_scaling == pytest.approx(0.1 * math.log(rope.factor) + 1)
+    with nullcontext() if usual else pytest.raises(ConfigError, match="SGLang samples with"):
+        check_engine_rope(values)
 
 
 def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):

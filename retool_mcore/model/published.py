@@ -2,56 +2,21 @@
 
 from retool_mcore.model.shape import ModelShape
 
-PUBLISHED = {
-    "Qwen2.5-0.5B": ModelShape(
-        layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, vocab=151936, tied=True
-    ),
-    "Qwen2.5-1.5B": ModelShape(
-        layers=28, hidden=1536, heads=12, kv_heads=2, head_dim=128, ffn=8960, vocab=151936, tied=True
-    ),
-    "Qwen2.5-3B": ModelShape(
-        layers=36, hidden=2048, heads=16, kv_heads=2, head_dim=128, ffn=11008, vocab=151936, tied=True
-    ),
-    "Qwen2.5-7B": ModelShape(
-        layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, ffn=18944, vocab=152064, tied=False
-    ),
-    "Qwen2.5-14B": ModelShape(
-        layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=13824, vocab=152064, tied=False
-    ),
-    "Qwen2.5-32B": ModelShape(
-        layers=64, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=27648, vocab=152064, tied=False
-    ),
-    "Qwen2.5-72B": ModelShape(
-        layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=29568, vocab=152064, tied=False
-    ),
-    "Qwen3-0.6B": ModelShape(
-        layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab=151936, tied=True
-    ),
-    "Qwen3-1.7B": ModelShape(
-        layers=28, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=6144, vocab=151936, tied=True
-    ),
-    "Qwen3-4B": ModelShape(
-        layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, ffn=9728, vocab=151936, tied=True
-    ),
-    "Qwen3-8B": ModelShape(
-        layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=12288, vocab=151936, tied=False
-    ),
-    "Qwen3-14B": ModelShape(
-        layers=40, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=17408, vocab=151936, tied=False
-    ),
-    "Qwen3-32B": ModelShape(
-        layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600, vocab=151936, tied=False
-    ),
-    "Qwen3-30B-A3B": ModelShape(
-        layers=48,
-        hidden=2048,
-        heads=32,
-        kv_heads=4,
-        head_dim=128,
-        ffn=768,
-        vocab=151936,
-        tied=False,
-        experts=128,
-        experts_per_token=8,
-    ),
+_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied", "experts", "experts_per_token")
+_ROWS = {
+    "Qwen2.5-0.5B": (24, 896, 14, 2, 64, 4864, 151936, True),
+    "Qwen2.5-1.5B": (28, 1536, 12, 2, 128, 8960, 151936, True),
+    "Qwen2.5-3B": (36, 2048, 16, 2, 128, 11008, 151936, True),
+    "Qwen2.5-7B": (28, 3584, 28, 4, 128, 18944, 152064, False),
+    "Qwen2.5-14B": (48, 5120, 40, 8, 128, 13824, 152064, False),
+    "Qwen2.5-32B": (64, 5120, 40, 8, 128, 27648, 152064, False),
+    "Qwen2.5-72B": (80, 8192, 64, 8, 128, 29568, 152064, False),
+    "Qwen3-0.6B": (28, 1024, 16, 8, 128, 3072, 151936, True),
+    "Qwen3-1.7B": (28, 2048, 16, 8, 128, 6144, 151936, True),
+    "Qwen3-4B": (36, 2560, 32, 8, 128, 9728, 151936, True),
+    "Qwen3-8B": (36, 4096, 32, 8, 128, 12288, 151936, False),
+    "Qwen3-14B": (40, 5120, 40, 8, 128, 17408, 151936, False),
+    "Qwen3-32B": (64, 5120, 64, 8, 128, 25600, 151936, False),
+    "Qwen3-30B-A3B": (48, 2048, 32, 4, 128, 768, 151936, False, 128, 8),
 }
+PUBLISHED = {name: ModelShape(**dict(zip(_COLUMNS, row, strict=False))) for name, row in _ROWS.items()}

@@ -38,7 +38,6 @@ class Rope:
     kind: str = "default"
     factor: float = 1.0
     original_positions: int = 0  # yarn: the context before the scaling
-    attention_factor: float = 1.0  # yarn: of cosines and sines, so of the scores its square
 
     @property
     def reach(self) -> int:
@@ -65,9 +64,7 @@ def rope_of_config(values: Mapping[str, Any]) -> Rope:
     original = found.get("original_max_position_embeddings") or values.get("max_position_embeddings")
     if not original:
         raise ConfigError(f"{key} of type yarn lacks original_max_position_embeddings")
-    return Rope(
-        kind=kind, factor=found["factor"], original_positions=original, attention_factor=_attention_factor(found)
-    )
+    return Rope(kind=kind, factor=found["factor"], original_positions=original)
 
 
 def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:
@@ -91,24 +88,16 @@ def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key} has factor = {found['factor']}, and scaling has at least 1")
 
 
-def _attention_factor(found: Mapping[str, Any]) -> float:
-    given, mscale, of_all = (found.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return float(given)
-    if mscale and of_all:
-        return _concentration(found["factor"], mscale) / _concentration(found["factor"], of_all)
-    return _concentration(found["factor"])
-
-
-def _concentration(factor: float, mscale: float = 1.0) -> float:
-    return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
-
-
 def check_engine_rope(values: Mapping[str, Any]) -> None:
     """Raise ConfigError for positions that training takes and SGLang computes otherwise."""
     rope = rope_of_config(values)
-    if abs(rope.attention_factor - _concentration(rope.factor if rope.kind == "yarn" else 1.0)) > 1e-6:
+    found: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    usual = 0.1 * log(rope.factor) + 1  # of cosines and sines, so of the scores its square
+    factor, mscale, of_all = (found.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if factor is None and mscale and of_all:
+        factor = (0.1 * mscale * log(rope.factor) + 1) / (0.1 * of_all * log(rope.factor) + 1)
+    if rope.kind == "yarn" and factor is not None and abs(factor - usual) > 1e-6:
         raise ConfigError(
-            f"yarn with attention factor {rope.attention_factor:.6g} (attention_factor, or mscale and mscale_all_dim), "
-            f"and SGLang samples with 0.1 ln(factor) + 1 = {_concentration(rope.factor):.6g} whatever they say"
+            f"yarn with attention factor {factor:.6g} (attention_factor, or mscale and mscale_all_dim), and SGLang "
+            f"samples with 0.1 ln(factor) + 1 = {usual:.6g} whatever they say"
         )
