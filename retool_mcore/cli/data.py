@@ -174,7 +174,6 @@ def sft(
     code interpreter, or of tools whose schemas stand in the row's column `tools`.
     """
     from retool_mcore.data.convert import Conversion, conversations, convert_sft
-    from retool_mcore.data.files import Spool
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
     from retool_mcore.sandbox import open_sandbox
 
@@ -183,7 +182,7 @@ def sft(
     bad: list[tuple[str, DataError]] = []
     on_bad = _collect(bad) if reject_bad else None
     found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
-    rows = Spool(rows_of_split(found, split))  # counted for the progress bar before they are converted
+    rows = list(rows_of_split(found, split))
 
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
         async with contextlib.AsyncExitStack() as stack:
@@ -296,10 +295,7 @@ def mix(
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed draws other rows, in another order.")] = 0,
 ) -> None:
-    """Mix files for SFT, or files for RL, by weight: the shares of the rows.
-
-    Files are read as they are written, so they need not fit into memory.
-    """
+    """Mix files for SFT, or files for RL, by weight: the shares of the rows."""
     from retool_mcore.data.mix import mix, parse_source
 
     parsed = [parse_source(source) for source in sources]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.files import Spool
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.messages import arguments_of, in_order_of_calls, parse_tools, unified
 from retool_mcore.data.prompt_format import OURS, QUESTION_MARK, hermes_prompt, problem_of, retool_prompt, unwrap
@@ -126,7 +125,6 @@ ProtocolName = Literal["hermes", "qwen3_coder", "retool", "llama3", "mistral"]
 STAGES = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
-ROWS_IN_MEMORY = 1024
 REMEDIES = {
     "source": OPTION,
     "format": "A row is a question, calls with their results, and one boxed answer at the end (--no-box: any answer)",
@@ -482,21 +480,19 @@ async def convert_sft(
             finally:
                 on_row()
 
-    for start in range(0, len(rows), ROWS_IN_MEMORY):
-        part = rows[start : start + ROWS_IN_MEMORY]
-        results = await asyncio.gather(*(convert(where, source) for where, source in part))
-        for (where, source), result in zip(part, results, strict=True):
-            if isinstance(result, Rejected):
-                report.reject(where, result, {"messages": source["messages"]})
-            else:
-                report.rows.append(result)
+    results = await asyncio.gather(*(convert(where, source) for where, source in rows))
+    for (where, source), result in zip(rows, results, strict=True):
+        if isinstance(result, Rejected):
+            report.reject(where, result, {"messages": source["messages"]})
+        else:
+            report.rows.append(result)
     report.notes.update(conversion.notes)
     if not report.rows:
         if not report.rejects:
             raise DataError("there are no rows to convert")
         raise DataError(_nothing_left(report, rows))
     if any(call["function"]["name"] != TOOL_NAME for row in report.rows for call in _calls_of(row)):
-        report.rows = Spool(map(_in_json, report.rows))
+        report.rows = [_in_json(row) for row in report.rows]
     return report
 
 

@@ -7,27 +7,24 @@ import csv
 import gzip
 import json
 import os
-import pickle
-import tempfile
 import zlib
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast, overload
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
 ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".jsonl.gz", ".json.gz")
 PARQUET_MAGIC = b"PAR1"
 BATCH_ROWS = 512
-WRITE_ROWS = 1024
 MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # of files with such a column
 NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
+NOT_ALIKE = (NOT_PARQUET, cast("type[Exception]", pa.ArrowTypeError))
 
 
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -144,7 +141,7 @@ def read_jsonl(
         with cast("BinaryIO", gzip.open(path)) if packed else open(path, "rb") as file:
             if str(path).removesuffix(".gz").endswith(".json") and (whole := _document(file)) is not None:
                 for number, row in enumerate(whole, start=1):
-                    yield number, _of_turns(row) or _table(row, f"{path}, row {number}")
+                    yield number, _table(row, f"{path}, row {number}")
                 return
             for number, line in enumerate(file, start=1):
                 if not line.strip():
@@ -190,7 +187,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: not JSON: no text in UTF-8. JSON lines are read here") from error
     except (ValueError, RecursionError) as error:  # invalid JSON, endless digits or brackets
         raise DataError(f"{where}: not JSON: {error}") from error
-    return _of_turns(row) or _table(row, where)
+    return _table(row, where)
 
 
 def _table(row: Any, where: str) -> dict[str, Any]:
@@ -199,68 +196,14 @@ def _table(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _of_turns(row: Any) -> dict[str, Any] | None:
-    """A row that is a list of two turns, as Open-Reasoner-Zero's file has it, by their numbers."""
-    return {str(number): turn for number, turn in enumerate(row)} if is_tables(row) and len(row) == 2 else None
-
-
-class Spool(Sequence[Any]):
-    """A list that only grows, for rows that may not fit memory: in a file without a name in TMPDIR.
-
-    Memory holds 8 bytes for each row, and the file is gone with the process.
-
-    Raises DataError when that folder is full.
-    """
-
-    def __init__(self, rows: Iterable[Any] = ()) -> None:
-        self._file = tempfile.TemporaryFile(prefix="retool-rows-")  # noqa: SIM115  as long as the rows
-        self._starts = array("Q")
-        self._end = 0
-        for row in rows:
-            self.append(row)
-
-    def append(self, row: Any) -> None:
-        packed = pickle.dumps(row, protocol=5)
-        try:
-            self._file.seek(self._end)
-            self._file.write(packed)
-        except OSError as error:
-            raise DataError(
-                f"{tempfile.gettempdir()}: row {len(self)} cannot be kept there: {error.strerror}. Name a folder with "
-                "more room in TMPDIR"
-            ) from error
-        self._starts.append(self._end)
-        self._end += len(packed)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        self._file.seek(self._starts[index])
-        return pickle.load(self._file)
-
-
 def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows whole or not at all; not more than WRITE_ROWS of them are held as a table."""
-    parts = [slice(start, start + WRITE_ROWS) for start in range(0, max(1, len(rows)), WRITE_ROWS)]
-    schema = cast("Any", pa).unify_schemas(
-        [table_of(rows[part]).schema for part in parts],  # a column may be null in all rows of one part
-        promote_options="permissive",
-    )
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for part in parts:
-            writer.write_table(table_of(rows[part], schema))
-
-
-def table_of(rows: Iterable[Mapping[str, Any]], schema: Any = None) -> Any:
-    """pyarrow's table of ``rows``, by their own schema or by a wider one."""
-    return cast("Any", pa.Table).from_pylist([dict(row) for row in rows], schema=schema)
+    """Write rows whole or not at all. Raises DataError for a column with values of two types."""
+    try:
+        table = cast("Any", pa.Table).from_pylist([dict(row) for row in rows])
+    except NOT_ALIKE as error:
+        raise DataError(f"{path}: a column would have values of different types: {_reason(error)}") from error
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -86,7 +86,6 @@ LAYOUTS = (
     Columns(("prompt",), "solution"),  # Big-Math-RL-Verified-Processed; DAPO's has reward_model, too
     Columns(("prompt",), "answer"),
     Columns(("prompt",), "label"),  # DAPO-Math-17k as slime takes it
-    Columns(("0",), "1"),  # Open-Reasoner-Zero: two turns
 )
 VERL = Columns(("prompt",), "reward_model")
 
@@ -155,8 +154,6 @@ def _asked(value: Any, where: str) -> str:
         if not users or not isinstance(users[-1].get("content"), str):
             raise DataError(f"{where}: no user turn with text in {shortened(value)}")
         value = users[-1]["content"]
-    if is_table(value) and "value" in value:
-        value = value["value"]
     if not isinstance(value, str) or not problem_of(value):
         raise DataError(f"{where}: the problem is {shortened(value)}, not a text")
     return problem_of(value)
@@ -181,8 +178,6 @@ def require_text_only(row: Mapping[str, Any], where: str) -> None:
 
 def _truth(value: Any, column: str, where: str, *, box: bool) -> str:
     where = f"{where}, column {column}"
-    if column == "1" and is_table(value) and is_table(judged := value.get("ground_truth")):
-        return truth_text(judged.get("value"), where)
     if column == "reward_model":
         if not is_table(value) or "ground_truth" not in value:
             raise DataError(f"{where}: no ground_truth in {shortened(value)}")

@@ -1,27 +1,23 @@
-r"""Which problems of one file are also in another: by their text, their shingles, their numbers.
+"""Which problems of one file are also in another: by their text and by their shingles.
 
 A shingle is a run of five words or numbers. An index from each shingle to the problems that hold it
 finds the near ones without comparing all pairs. Shingles that many problems hold are somebody's
-instructions: they count for nothing. A translation shares no words: its numbers and operators, in
-their order, tell it. The same words with other numbers are another problem, and are not told.
+instructions: they count for nothing. The same words with other numbers are another problem.
 """
 
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-NGRAM_WORDS = 13  # the usual length to tell copied text from common phrases
 SHINGLE_WORDS = 5
 # Of the shorter one's shingles. GSM8K's test and train, and AIME 24 and 25, share no pair from 0.9
 # to 0.3; below that only stock phrases. Within GSM8K's train 0.6 finds a repeat and two variants.
 NEAR = 0.6
-FEWEST_NUMBERS, FEWEST_DIGITS = 5, 9  # in fewer, two problems agree by chance
 FEWEST_SHINGLES = 5  # shorter problems are alike by chance
 COMMON_ROWS, COMMON_SHARE = 20, 0.002  # a shingle in more problems than both is nobody's own
 SHOWN_PAIRS, SHOWN_CHARS = 3, 70
-_FIGURES = re.compile(r"\d+(?:[.,]\d+)*|[-+*/^=<>]|\\(?:frac|sqrt|le|ge|times|cdot|binom)(?![a-z])")
 _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
 _SPACING = re.compile(r"[\s$]+|\\[()\[\],;!]|\\(?:left|right)(?![a-z])", re.IGNORECASE)
 
@@ -30,8 +26,7 @@ _SPACING = re.compile(r"[\s$]+|\\[()\[\],;!]|\\(?:left|right)(?![a-z])", re.IGNO
 class Pair:
     """A problem of the second file and the one of the first that it repeats.
 
-    ``score``: the share of the shorter one's shingles that both hold; 1 for equal texts. 0 for
-    other words around the same numbers.
+    ``score``: the share of the shorter one's shingles that both hold; 1 for equal texts.
     """
 
     first: str
@@ -39,24 +34,20 @@ class Pair:
     score: float
 
     def describe(self) -> str:
-        share = f"{self.score:.0%}" if self.score else "the same numbers in the same order"
-        return f"{share}: {_short(self.second)!r} is in the first as {_short(self.first)!r}"
+        return f"{self.score:.0%}: {_short(self.second)!r} is in the first as {_short(self.first)!r}"
 
 
 @dataclass(frozen=True)
 class Overlap:
     """How many of the ``total`` problems of ``second`` are also in ``first``.
 
-    ``same`` counts equal texts, ``near`` others that share most shingles and have the same numbers,
-    or all numbers and operators in one order, ``ngram`` problems that share a 13-gram of words.
-    ``pairs`` are those of ``same`` and ``near``.
+    ``same`` counts equal texts, ``near`` others that share most shingles and have the same numbers.
     """
 
     first: str
     second: str
     same: int
     near: int
-    ngram: int
     total: int
     pairs: Sequence[Pair] = field(default=(), repr=False)
 
@@ -66,14 +57,10 @@ class Overlap:
 
     @property
     def found(self) -> bool:
-        return bool(self.same or self.near or self.ngram)
+        return bool(self.pairs)
 
     def describe(self) -> str:
-        ways = (
-            (self.same, "by their text"),
-            (self.near, "nearly"),
-            (self.ngram, f"by {NGRAM_WORDS} words in a row"),
-        )
+        ways = ((self.same, "by their text"), (self.near, "nearly"))
         told = ", ".join(f"{count} {way}" for count, way in ways if count) or "none"
         return f"{self.second}: of {self.total} problems, {self.first} has {told}"
 
@@ -96,7 +83,6 @@ class Index:
         for position, held in enumerate(self._shingles):
             for shingle in held:
                 self._holders[shingle].append(position)
-        self._figures = {run: problem for problem in self._problems if (run := figures(problem))}
         most = max(COMMON_ROWS, COMMON_SHARE * len(self._problems))
         self._common = {shingle for shingle, held in self._holders.items() if len(held) > most}
 
@@ -112,20 +98,17 @@ class Index:
                 break
             if count >= NEAR * fewest and _same_numbers(problem, self._problems[position]):
                 return Pair(self._problems[position], problem, min(count / fewest, 0.999)), False
-        told = self._figures.get(run) if (run := figures(problem)) else None
-        return None if told is None else (Pair(told, problem, 0.0), False)
+        return None
 
 
 def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str]) -> Overlap:
     """Compare the problems of two files."""
     index = Index(first)
     found = [index.find(problem) for problem in second]
-    grams = {gram for problem in first for gram in ngrams(problem)}
     return Overlap(
         *names,
         same=sum(each is not None and each[1] for each in found),
         near=sum(each is not None and not each[1] for each in found),
-        ngram=sum(any(gram in grams for gram in ngrams(problem)) for problem in second),
         total=len(second),
         pairs=[each[0] for each in found if each is not None],
     )
@@ -136,28 +119,11 @@ def normalised(problem: str) -> str:
     return _SPACING.sub("", unicodedata.normalize("NFKC", problem)).casefold()
 
 
-def ngrams(problem: str) -> set[int]:
-    """Hashes of all runs of 13 words, or of the whole text if it has fewer words."""
-    return set(_runs(problem, NGRAM_WORDS))
-
-
 def shingles(problem: str) -> set[int]:
     """Hashes of all runs of five words, or of the whole text if it has fewer words."""
-    return set(_runs(problem, SHINGLE_WORDS))
-
-
-def figures(problem: str) -> tuple[str, ...]:
-    """The numbers and operators of a problem in their order; () where too few to tell it."""
-    found = [each.replace(",", "") for each in _FIGURES.findall(unicodedata.normalize("NFKC", problem))]
-    numbers = [each for each in found if each[0].isdigit()]
-    few = len(numbers) < FEWEST_NUMBERS or sum(map(len, numbers)) < FEWEST_DIGITS
-    return () if few else tuple(found)
-
-
-def _runs(problem: str, length: int) -> Iterator[int]:
     words = [word.casefold() for word in _WORDS.findall(problem)]
-    for start in range(max(len(words) - length, 0) + 1):
-        yield hash(tuple(words[start : start + length]))
+    starts = range(max(len(words) - SHINGLE_WORDS, 0) + 1)
+    return {hash(tuple(words[start : start + SHINGLE_WORDS])) for start in starts}
 
 
 def _same_numbers(one: str, other: str) -> bool:

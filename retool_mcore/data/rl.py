@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from retool_mcore.data.files import ENDINGS, Spool
+from retool_mcore.data.files import ENDINGS
 from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, other_roles, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import PromptFormat
@@ -35,15 +35,11 @@ RARE: Mapping[Outcome, str] = {
 
 @dataclass
 class RlReport:
-    """The rows, the count of each outcome, and all rejects except plain repeats.
+    """The rows, the count of each outcome, and all rejects except plain repeats."""
 
-    Rows and rejects are on disk; what stays in memory is two digests of each problem, some 200
-    bytes.
-    """
-
-    rows: Spool = field(default_factory=Spool)
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
-    rejects: Spool = field(default_factory=Spool)
+    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # row that was read
     conflicts: list[str] = field(default_factory=list[str])  # the first of them, by row
     other_turns: Counter[str] = field(default_factory=Counter[str])  # rows by the roles of turns left out

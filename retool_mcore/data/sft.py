@@ -16,7 +16,7 @@ import numpy as np
 from retool_mcore.config.base import is_tables
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import Rendered, render
-from retool_mcore.data.files import Spool, read_rows
+from retool_mcore.data.files import read_rows
 from retool_mcore.data.messages import parse_tools
 from retool_mcore.errors import DataError
 
@@ -31,7 +31,7 @@ class SftDataset:
     """Tokenized conversations. Rows over the budget are left out, never cut."""
 
     source: str
-    examples: Sequence[Rendered]  # on disk: 5 bytes a token, of which memory holds what a step takes
+    examples: Sequence[Rendered]
     too_long: tuple[int, ...]  # numbers of the rows left out, from 0 through all files
 
     @property
@@ -55,7 +55,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
     ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row of
     another schema, and when no row fits the budget.
     """
-    examples = Spool()
+    examples: list[Rendered] = []
     too_long: list[int] = []
     rows = ((file, *row) for file in parquet_files(path) for row in read_rows(file, ("messages", "tools")))
     for number, (file, index, row) in enumerate(rows):

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
-from retool_mcore.data.files import Spool
 from retool_mcore.data.layouts import Columns
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.lint import read_problem_rows
@@ -24,7 +23,7 @@ SFT_SHARE = 0.5
 VALIDATION_SHARE = 0.05  # of what SFT leaves
 
 
-def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = None) -> tuple[Spool, Spool]:
+def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = None) -> tuple[list[Any], list[Any]]:
     """The rows to train on, and at least ``hold_out`` others; rows of one problem stay together.
 
     Problems are the same if their text is, but for case, spaces and known instructions. Which ones
@@ -37,7 +36,7 @@ def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = 
             f"{source}: it has {len(problems)} rows of {len(held_out)} problems, so holding {hold_out} rows out leaves "
             "none to train on. Hold fewer out"
         )
-    parts = Spool(), Spool()
+    parts: tuple[list[Any], list[Any]] = [], []
     rows: Any = (row for _, row in read_source(source))
     for problem, row in zip(problems, rows, strict=True):
         parts[problem in held_out].append(row)

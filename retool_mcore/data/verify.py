@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retool_mcore.data.chat import HERMES_MARKUP
-from retool_mcore.data.files import Spool
 from retool_mcore.data.messages import ROLES, order_problem
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
@@ -29,11 +28,11 @@ class Rejected(Exception):
 
 @dataclass
 class VerifiedRows:
-    """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}; both on disk."""
+    """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}."""
 
     stages: tuple[str, ...]
-    rows: Spool = field(default_factory=Spool)
-    rejects: Spool = field(default_factory=Spool)
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     problems: int = 0  # that survived, where one may give several rows
     notes: Counter[str] = field(default_factory=Counter[str])  # what was changed in rows that survived
 

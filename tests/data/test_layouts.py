@@ -211,18 +211,7 @@ def test_a_list_of_two_is_no_truth():
     assert read_problem(row, "line 1")[1] == '["7", "8"]'
 
 
-ORZ = [[{"from": "human", "value": f"What is 2+{n}?"},
-        {"from": "assistant", "ground_truth": {"value": str(2 + n), "pass_at_n": 0.5}}] for n in (5, 6)]  # fmt: skip
-
-
-@pytest.mark.parametrize("lines", [False, True], ids=["one list of lists", "a list a line"])
-def test_open_reasoner_zeros_rows_of_two_turns_are_read(tmp_path, lines):
-    path = tmp_path / ("orz.jsonl" if lines else "orz.json")
-    path.write_text("\n".join(map(json.dumps, ORZ)) if lines else json.dumps(ORZ))
-    assert [read_problem(row, "row") for _, row in read_jsonl(path)] == [("What is 2+5?", "7"), ("What is 2+6?", "8")]
-
-
-def test_a_list_of_anything_else_is_no_row(tmp_path):
+def test_a_list_is_no_row(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("[1, 2]")
     with pytest.raises(DataError, match="list, not an object"):

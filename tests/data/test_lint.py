@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import write_parquet
-from retool_mcore.data.leaks import ngrams, overlap
+from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import histogram, lint_file, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
@@ -87,7 +87,7 @@ def test_a_benchmarks_own_file_is_compared_with_training_data(tmp_path):
     result = CliRunner().invoke(app, ["lint", train, str(plain)])
     assert result.exit_code == 1, result.output
     assert "1 nearly" in result.output and "'Suppose: In a town" in result.output
-    assert f"{plain}: of 1 problems, {train} has 1 nearly, 1 by 13 words in a row" in result.output
+    assert f"{plain}: of 1 problems, {train} has 1 nearly" in result.output
 
 
 def test_truths_that_nothing_can_be_compared_with_are_errors(tmp_path):
@@ -103,11 +103,9 @@ def test_rows_that_cannot_be_rendered_are_errors(tmp_path, tokenizer):
     assert "row 0: message 1 (assistant): the text contains the control token" in error
 
 
-def test_overlap_is_found_by_text_and_by_thirteen_words():
+def test_overlap_is_found_by_text_and_by_runs_of_words():
     found = overlap(["What is 2 + 2?", LONG], ["what is 2+2 ?", f"Suppose: {LONG} Prove it.", "Else?"], ("a", "b"))
-    assert (found.same, found.near, found.ngram, found.total) == (1, 1, 2, 3)
-    assert ngrams("one two") != ngrams("two one")
-    assert len(ngrams(LONG)) == len(LONG.split()) - 12
+    assert (found.same, found.near, found.total) == (1, 1, 3)
 
 
 def test_a_validation_set_that_is_the_training_set_is_refused(tmp_path):

@@ -1,17 +1,14 @@
-"""Shares by weight, no row lost or favoured, and files that are larger than what is held."""
+"""Shares by weight, and no row lost or favoured."""
 
 import json
 from collections import Counter
 from fractions import Fraction
 
-import pyarrow.parquet as pq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.random import RandomState
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data import mix as module
 from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.data.mix import mix
 from retool_mcore.data.rl import rl_row
@@ -84,22 +81,12 @@ def test_sources_are_interleaved_and_the_seed_decides(tmp_path):
     assert set(orders[0]) != set(orders[2])
 
 
-def test_a_folder_of_many_files_is_never_held_whole(tmp_path, monkeypatch):
+def test_a_folder_of_many_files_is_one_source(tmp_path):
     for n in range(6):
         rl_file(tmp_path / "many" / f"part-{n}.parquet", f"m{n}-", 50)
     one = rl_file(tmp_path / "one.parquet", "one", 300)
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 32)
-    held = []
-    table = module.table_of
-    monkeypatch.setattr(module, "table_of", lambda rows, schema: held.append(len(rows)) or table(rows, schema))
     mix([(str(tmp_path / "many"), Fraction(1)), (one, Fraction(1))], tmp_path / "out.parquet")
     assert len(set(problems(tmp_path / "out.parquet"))) == 600
-    assert max(held) == 32 and sum(held) == 600
-    assert pq.read_metadata(tmp_path / "out.parquet").num_row_groups == len(held)
-    files = tuple(sorted((tmp_path / "many").iterdir()))
-    source = module.MixSource("many", Fraction(1), files, 300, taken=150)
-    for seed in range(20):  # of part of a folder exactly as many as asked for, whichever are drawn
-        assert len({where for where, _ in module._rows_of(source, RandomState(seed), ("prompt",))}) == 150
 
 
 def test_sft_files_of_both_forms_mix_into_what_training_reads(tmp_path, tokenizer):

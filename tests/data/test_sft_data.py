@@ -85,7 +85,7 @@ def test_several_files_are_one_in_the_order_of_their_names(tmp_path, tokenizer):
             load_sft(str(none), tokenizer, max_length_tokens=400)
 
 
-def test_memory_does_not_grow_with_the_tokens(tmp_path, tokenizer):
+def test_a_token_takes_five_bytes(tmp_path, tokenizer):
     """Every rank has all of the data, of which a step takes some rows."""
     rows = [{"messages": [{"role": "user", "content": "1 + 2 = " * 500}, *TEXT_ROW["messages"][1:]], "tools": None}]
     write_parquet(tmp_path / "sft.parquet", rows * 20)
@@ -95,7 +95,7 @@ def test_memory_does_not_grow_with_the_tokens(tmp_path, tokenizer):
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert data.num_tokens > 20_000
-    assert held < 0.5 * data.num_tokens
+    assert held < 6 * data.num_tokens
 
 
 def test_rows_over_the_budget_are_left_out_and_told(tmp_path, tokenizer):

@@ -106,20 +106,6 @@ def test_with_another_number_it_is_another_problem():
     assert (found.same, found.near) == (0, 1)
 
 
-def test_a_translation_is_told_by_its_numbers_and_operators_in_order():
-    first = "Ann has 120 apples. She sells 45 at $2 each and 36 at 1,500 cents, then 3 times 17. How many are left?"
-    second = "小安有120个苹果。她以$2的价格卖了45个，又以1500美分卖了36个，然后是17的3倍。还剩多少个？"
-    in_order = "小安有120个苹果。她卖了45个，每个$2，又卖了36个，每个1500美分，然后是3乘17。还剩多少个？"
-    found = overlap(
-        [first], [in_order, second, in_order.replace("17", "18"), "小安有120个苹果，卖了45个。"], ("a", "b")
-    )
-    assert (found.same, found.near) == (0, 1)  # with its numbers moved it is not seen, nor with few
-    assert found.pairs[0].second == in_order and "the same numbers in the same order" in found.pairs[0].describe()
-    steps = r"Solve $12x^2 - 34x + 56 = 78$ for $x > 90$."
-    assert overlap([steps], [r"Löse $12x^2 - 34x + 56 = 78$ mit $x > 90$."], ("a", "b")).near == 1
-    assert overlap([steps], [r"Löse $12x^2 + 34x - 56 = 78$ mit $x > 90$."], ("a", "b")).near == 0
-
-
 @pytest.mark.parametrize("mark", ['"####"', "`####`"])
 def test_both_marks_of_verls_gsm8k_come_off(mark):
     asked = f"How many doors? Let's think step by step and output the final answer after {mark}."
