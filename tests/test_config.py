@@ -33,11 +33,15 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
     ("path", "overrides", "message"),
     [
         (RL, "sandbox.sessions=1", "sandbox.sessions = 1 is below sandbox.workers = "),
-        (RL, "sandbox.sessions=95", "sandbox.sessions = 95 on each of 1 nodes, and 96 trajectories can be at work"),
+        (
+            RL,
+            "sandbox.sessions=95",
+            "sandbox.sessions = 95 per node is too few. Set at least 96: up to 96 trajectories are in flight",
+        ),
         (
             RL,
             ("cluster.nodes=2", "rollout.agent_workers=3", "sandbox.sessions=63"),
-            "over 2 of rollout.agent_workers a node. Each keeps its interpreter to its end. Set at least 64",
+            "Set at least 64: up to 96 trajectories are in flight, each keeps its interpreter to its end, and rollout.",
         ),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": a whole number is needed'),
@@ -48,55 +52,63 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
         (SFT, "data.max_length_tokens=999999", "does not fit a micro-batch"),
         (SFT, "steps=3", "is not of the form section.key=value"),
-        (RL, "rollout.group_size=1", 'rollout.group_size = 1 gives algorithm.name = "grpo" no group'),
+        (
+            RL,
+            "rollout.group_size=1",
+            'algorithm.name = "grpo" compares the responses to a prompt, and rollout.group_size = 1',
+        ),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": choose one of 'grpo', 'ppo', 'rloo'"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
         (RL, "validation.n=0", "validation.n = 0: give more than 0"),
         (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
-        (RL, "reward.answer=[1.0, 2.0]", "reward.answer = [1.0, 2.0]: give a right answer's reward, and a lower"),
+        (
+            RL,
+            "reward.answer=[1.0, 2.0]",
+            "reward.answer = [1.0, 2.0]: the first number, for a right answer, must be above the",
+        ),
         (
             RL,
             "reward.call_bonus=[-0.1, -0.6]",
-            "reward.call_bonus = [-0.1, -0.6]: give a number for each call, 0 or more",
+            "reward.call_bonus = [-0.1, -0.6]: the first number, per call, must be 0 or more",
         ),
-        (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),
+        (RL, "reward.overlong_buffer_tokens=161", "is above rollout.max_response_tokens = 160"),
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
-        (SFT, "parallel.vpp=2", "parallel.vpp = 2 interleaves the chunks of pipeline stages, and parallel.pp = 1"),
+        (SFT, "parallel.vpp=2", "parallel.vpp = 2 divides pipeline stages, and parallel.pp = 1 has only one"),
         (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
         (RL, "experts.load_balancing={aux_loss=0.0}", "give more than 0"),
         (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "1 at most are allowed"),
         (
             SFT,
             "memory.recompute=0",
-            'memory.recompute = 0 is none of "none", "selective", "full", "auto", nor',
+            'Unknown memory.recompute = 0. Choose one of "none", "selective", "full", "auto", or',
         ),
-        (RL, "memory.recompute=all", 'memory.recompute = "all" is none of'),
+        (RL, "memory.recompute=all", 'Unknown memory.recompute = "all". Choose one of'),
         (
             RL,
             ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
-            'algorithm.router_replay = "R2" repeats the experts of the pass that',
+            'algorithm.router_replay = "R2" replays the experts of the pass that',
         ),
         (
             RL,
             ("algorithm.router_replay=R3", "memory.recompute=auto"),
-            'algorithm.router_replay = "R3" with memory.recompute = "auto"',
+            'algorithm.router_replay = "R3" cannot be combined with memory.recompute = "auto"',
         ),
         (
             SFT,
             ("memory.recompute=auto", "parallel.ep=2"),
-            "and parallel.ep = 2 sends tokens between them in each layer",
+            "and parallel.ep = 2 sends tokens between ranks in each layer",
         ),
         (
             RL,
             ("memory.recompute=auto", "experts.load_balancing={global_aux_loss=0.1}"),
-            "and experts.load_balancing = {'global_aux_loss': 0.1} sends counts between them",
+            "and experts.load_balancing = {'global_aux_loss': 0.1} sends counts between ranks",
         ),
         (
             RL,
             ("algorithm.name=ppo", "algorithm.filter_groups=10", "rollout.group_size=1"),
-            "algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1",
+            "algorithm.filter_groups needs groups of several responses, and rollout.group_size = 1",
         ),
         (
             RL,
@@ -148,18 +160,18 @@ def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
 
 
 def test_training_samples_from_all_tokens():
-    with pytest.raises(ConfigError, match=r"rollout.top_p = 0.9: training has to sample from all tokens"):
+    with pytest.raises(ConfigError, match=r"rollout.top_p = 0.9 is below 1: training has to sample from all tokens"):
         load_config(RlConfig, RL, ["rollout.top_p=0.9", "validation.top_p=1.0"])
 
 
 def test_shaping_that_cannot_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout.tools = \[\] leaves none"):
+    with pytest.raises(ConfigError, match=r"with rollout.tools = \[\] there are none"):
         load_config(RlConfig, RL, ["reward.call_bonus=[0.1, -0.6]", "rollout.tools=[]"])
-    with pytest.raises(ConfigError, match=r"rollout.tools = \[\] leaves none"):
+    with pytest.raises(ConfigError, match=r"with rollout.tools = \[\] there are none"):
         load_config(RlConfig, RL, ['reward.require=["format"]', "rollout.tools=[]"])
     for cap in (-1.0, 1.0):
         with pytest.raises(
-            ConfigError, match=rf"reward.call_bonus = \[0.1, {cap}\]: the highest reward with it is not between"
+            ConfigError, match=rf"reward.call_bonus = \[0.1, {cap}\]: the second number, .* must be between the two"
         ):
             load_config(RlConfig, RL, [f"reward.call_bonus=[0.1, {cap}]"])
 
@@ -174,7 +186,7 @@ def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not TOML"):
         load_config(SftConfig, broken)
     broken.write_text("")
-    with pytest.raises(ConfigError, match=r"broken\.toml sets nothing\. Start from a file of configs/"):
+    with pytest.raises(ConfigError, match=r"broken\.toml has no settings\. Start from a file of configs/"):
         load_config(RlConfig, broken)
 
 
@@ -215,13 +227,13 @@ def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, cont
         ("train.steps='5'", 'train.steps = "5": a whole number is needed, without quotes (command line).'),
         ("optim.lr='x'", 'optim.lr = "x": a number is needed, without quotes (command line).'),
         ("validation.before=1", "validation.before = 1: true or false is needed, without quotes (command line)."),
-        ("run.name=5", 'run.name = 5: a text is needed, in quotes: "..." (command line).'),
+        ("run.name=5", 'run.name = 5: a string is needed, in quotes: "..." (command line).'),
         ("train.steps=0", "train.steps = 0: give more than 0 (command line)."),
         ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
         ("algorithm.name=gae", 'algorithm.name = "gae" is verl\'s name. Write algorithm.name = "ppo" (command line).'),
-        ("checkpoint.resume=True", "checkpoint.resume=True: True is Python's. Write true."),
-        ("validation.before=False", "validation.before=False: False is Python's. Write false."),
-        ("checkpoint.resume=None", "checkpoint.resume=None: None is Python's. Leave the setting out instead."),
+        ("checkpoint.resume=True", "checkpoint.resume=True: True is Python, not TOML. Write true."),
+        ("validation.before=False", "validation.before=False: False is Python, not TOML. Write false."),
+        ("checkpoint.resume=None", "checkpoint.resume=None: None is Python, not TOML. Leave the setting out instead."),
     ],
 )
 def test_an_error_begins_with_the_problem_and_says_what_to_write(override: str, told: str):

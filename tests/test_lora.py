@@ -33,15 +33,15 @@ def test_targets_are_matrices_by_name_or_as_a_group():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((RANK, "algorithm.name=ppo"), 'lora.rank = 8 with algorithm.name = "ppo": its critic has no adapters'),
-        ((RANK, "model.fp8=tensorwise"), 'lora.rank = 8 with model.fp8 = "tensorwise": adapters are not trained'),
+        ((RANK, "algorithm.name=ppo"), 'lora.rank = 8 with algorithm.name = "ppo" is not supported: the critic'),
+        ((RANK, "model.fp8=tensorwise"), 'lora.rank = 8 with model.fp8 = "tensorwise" is not supported'),
         ((RANK, "memory.optimizer_on_cpu=0.5"), "lora.rank = 8 with memory.optimizer_on_cpu = 0.5"),
         (
             ("lora.base_precision=fp8",),
-            'base_precision = "fp8" with rank = 0: without adapters all weights are trained',
+            'base_precision = "fp8" needs adapters, and rank = 0 trains all weights',
         ),
         (("lora.rank=-1",), "lora.rank = -1: give 0 or more"),
-        ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1: RL compares log-probabilities"),
+        ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1 is for SFT only: RL compares"),
         (("lora.dropout=1.0",), "lora.dropout = 1.0: give less than 1"),
         (("lora.targets=[]",), "lora.targets = []: 1 or more are needed"),
         (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": choose one of 'attention', 'mlp', 'q_proj'"),

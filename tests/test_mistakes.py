@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"get {RL} run.name optimizer.lr=2", "optimizer is not a setting; did you mean optim?"),
         (
             f"get {RL} run.name validation.files=[a/b.parquet]",
-            "a shell keeps it in quotes: 'validation.files=[\"...\"]' (command line).",
+            "In a shell, quote it: 'validation.files=[\"...\"]' (command line).",
         ),
         (
             f"eval {RL} --model m.gguf --data mine.jsonl",
@@ -112,10 +112,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             f"get {RL} run.name run.name=../up",
-            'run.name = "../up": it is made of letters, digits, ".", "_" and "-" alo',
+            'run.name = "../up": it must have only letters, digits, ".", "_" and "-",',
         ),
-        (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it is made of letters, digits, ".", "_" and "-" alone'),
-        (f"get {RL} run.name run.name=größe", "the first a letter or a digit (command line)."),
+        (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it must have only letters, digits, ".", "_" and "-", '),
+        (f"get {RL} run.name run.name=größe", "begin with a letter or a digit (command line)."),
         (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
         (
             "data protocol empty",

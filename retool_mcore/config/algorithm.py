@@ -183,34 +183,35 @@ class Algorithm(Section):
     def _check_pairs(self) -> Algorithm:
         low, high = self.importance_bounds
         wrong = [
-            ("clip", min(self.clip) <= 0 or self.clip_c <= 1, "two numbers above 0, and perhaps one above 1"),
+            ("clip", min(self.clip) <= 0 or self.clip_c <= 1, "two numbers above 0, optionally a third above 1"),
             ("tau", min(self.tau) <= 0, "two numbers above 0"),
-            ("importance_bounds", not 0 <= low <= 1 <= high, "a number from 0 to 1, and one of at least 1"),
+            ("importance_bounds", not 0 <= low <= 1 <= high, "a number from 0 to 1 and a number of at least 1"),
         ]
         for key, is_wrong, rule in wrong:
             if is_wrong:
-                raise ValueError(f"algorithm.{key} = {getattr(self, key)}: give {rule}")
+                raise ValueError(f"algorithm.{key} = {getattr(self, key)} is out of range. Give {rule}")
         return self
 
     @model_validator(mode="after")
     def _check_no_unused_settings(self) -> Algorithm:
         """Refuse a setting that has no effect with the other settings."""
         loss, name = f'algorithm.loss = "{self.loss}"', f'algorithm.name = "{self.name}"'
-        off, weighs = 'algorithm.{} = "off"', self.importance_sampling != "off"
-        idle = [
-            ("clip", self.clip_c != CLIP_C and self.loss != "ppo", f"{loss}, whose ratio has no third bound"),
+        off, weighted = 'algorithm.{} = "off"', self.importance_sampling != "off"
+        settings = [
+            ("clip", self.clip_c != CLIP_C and self.loss != "ppo", f"{loss}, which has no dual clip"),
             ("tau", self.tau != TAU and self.loss != "sapo", loss),
             ("gamma", self.gamma != 1 and self.name not in ("ppo", "reinforce_plus_plus"), name),
             ("lam", self.lam != 1 and self.name != "ppo", name),
-            ("importance_bounds", self.importance_bounds[0] > 0 and not weighs, off.format("importance_sampling")),
+            ("importance_bounds", self.importance_bounds[0] > 0 and not weighted, off.format("importance_sampling")),
             ("rejection_bounds", self.rejection_bounds != ANY_GAP and self.rejection == "off", off.format("rejection")),
             ("kl_type", self.kl_type != "k3" and not self.kl_coef, "algorithm.kl_coef = 0"),
             ("kl_in", self.kl_in != "loss" and not self.kl_coef, "algorithm.kl_coef = 0"),
         ]
-        for key, in_vain, because in idle:
-            if in_vain:
+        for key, unused, because in settings:
+            if unused:
                 raise ValueError(
-                    f"algorithm.{key} = {getattr(self, key)} does nothing with {because}. Leave it out, or change that"
+                    f"algorithm.{key} = {getattr(self, key)} does nothing with {because}. Leave out the first, or "
+                    "change the second"
                 )
         return self
 
@@ -218,8 +219,8 @@ class Algorithm(Section):
     def _check_router_replay(self) -> Algorithm:
         if self.router_replay == "R2" and self.old_log_prob == "rollout":
             raise ValueError(
-                'algorithm.router_replay = "R2" repeats the experts of the pass that algorithm.old_log_prob = '
-                '"rollout" leaves out. Use "R3", or old_log_prob = "actor"'
+                'algorithm.router_replay = "R2" replays the experts of the pass that computes old log-probabilities, '
+                'and algorithm.old_log_prob = "rollout" skips that pass. Use "R3", or old_log_prob = "actor"'
             )
         return self
 
@@ -227,13 +228,13 @@ class Algorithm(Section):
     def _loss_rules(self) -> Algorithm:
         if self.loss == "sapo" and self.loss_agg != "seq-mean-token-mean":
             raise ValueError(
-                f'algorithm.loss = "sapo" is a mean over responses of their means, and algorithm.loss_agg = '
-                f'"{self.loss_agg}". Set it to "seq-mean-token-mean"'
+                f'algorithm.loss = "sapo" does not support algorithm.loss_agg = "{self.loss_agg}". Set loss_agg = '
+                '"seq-mean-token-mean"'
             )
         if self.kl_in == "reward" and self.kl_type.endswith("+"):
             raise ValueError(
-                f'algorithm.kl_type = "{self.kl_type}" has another gradient than "{self.kl_type[0:2]}", and a reward '
-                'has none (algorithm.kl_in = "reward"). Leave out the +'
+                f'algorithm.kl_type = "{self.kl_type}" differs from "{self.kl_type[0:2]}" only in its gradient, and '
+                f'with algorithm.kl_in = "reward" nothing uses the gradient. Use "{self.kl_type[0:2]}"'
             )
         if self.old_log_prob == "rollout" and (self.importance_sampling != "off" or self.rejection != "off"):
             self._check_engines_ratio()
@@ -242,57 +243,58 @@ class Algorithm(Section):
     def _check_engines_ratio(self) -> None:
         """Check the separate loss that verl uses for correction with these settings."""
         what = "importance_sampling" if self.importance_sampling != "off" else "rejection"
-        given = f'algorithm.old_log_prob = "rollout" with algorithm.{what} = "{getattr(self, what)}"'
+        settings = f'algorithm.old_log_prob = "rollout" with algorithm.{what} = "{getattr(self, what)}"'
         if self.loss != "ppo":
             raise ValueError(
-                f'{given} is a loss of its own, and algorithm.loss = "{self.loss}". Set old_log_prob = "actor"'
+                f'{settings} uses a separate loss of verl, so it cannot use algorithm.loss = "{self.loss}". '
+                'Set old_log_prob = "actor", or loss = "ppo"'
             )
         if self.masks_responses:
             raise ValueError(
-                f"{given} fails on a micro-batch of which algorithm.mask = {json.dumps(self.mask)} leaves nothing. "
-                'Set old_log_prob = "actor"'
+                f"{settings} fails on a micro-batch in which algorithm.mask = {json.dumps(self.mask)} masks every "
+                'response. Set old_log_prob = "actor", or leave out mask'
             )
 
     @model_validator(mode="after")
     def _rejection_rules(self) -> Algorithm:
         if self.rejection == "off":
             return self
-        given = f'algorithm.rejection = "{self.rejection}"'
+        setting = f'algorithm.rejection = "{self.rejection}"'
         ratio, (low, high) = self.rejection.endswith("k1"), self.rejection_bounds
         if ratio and not 0 < low <= 1 <= high:
             raise ValueError(
-                f"{given} keeps ratios between algorithm.rejection_bounds = {self.rejection_bounds}. Set the first "
-                "above 0 and at most 1, the second to at least 1"
+                f"{setting} bounds a ratio, and algorithm.rejection_bounds = {self.rejection_bounds}. Set the first "
+                "bound above 0 and at most 1, the second to at least 1"
             )
         if not ratio and (low or high <= 0):
             raise ValueError(
-                f"{given} has an upper bound alone, and algorithm.rejection_bounds = {self.rejection_bounds}. Set the "
-                "first to 0 and the second above 0"
+                f"{setting} has only an upper bound, and algorithm.rejection_bounds = {self.rejection_bounds}. Set "
+                "the first bound to 0 and the second above 0"
             )
-        self._check_rejected_tokens(given)
+        self._check_rejected_tokens(setting)
         return self
 
-    def _check_rejected_tokens(self, given: str) -> None:
+    def _check_rejected_tokens(self, setting: str) -> None:
         if not self.rejection.startswith("token"):
             return
         instead = (
-            'Take a rejection of whole responses ("seq_*"), or algorithm.importance_sampling = "token" with '
-            "a lower one of importance_bounds, which leaves tokens out by a weight of 0"
+            'Reject whole responses ("seq_*"), or use algorithm.importance_sampling = "token" with a lower bound in '
+            "importance_bounds, which gives tokens outside the bounds a weight of 0"
         )
         if self.loss_agg == "seq-mean-token-mean":
             raise ValueError(
-                f'{given} with algorithm.loss_agg = "{self.loss_agg}" would divide by the tokens that are left of a '
-                f"response, and rejected tokens count in the means. {instead}"
+                f'{setting} with algorithm.loss_agg = "{self.loss_agg}" would divide by only the kept tokens of a '
+                f"response, but rejected tokens must count in the means. {instead}"
             )
         if self.loss == "gspo":
             raise ValueError(
-                f'{given} with algorithm.loss = "gspo" would take the ratio of a response over the tokens that are '
-                f"left of it. {instead}"
+                f'{setting} with algorithm.loss = "gspo" would compute a response\'s ratio from only its kept tokens. '
+                f"{instead}"
             )
         if self.name in ("ppo", "reinforce_plus_plus"):
             raise ValueError(
-                f'{given} with algorithm.name = "{self.name}" would lose a reward whose token is rejected. Take a '
-                'rejection of whole responses ("seq_*"), or another name'
+                f'{setting} with algorithm.name = "{self.name}" would lose the reward of a rejected token. Reject '
+                'whole responses ("seq_*"), or use another name'
             )
 
 

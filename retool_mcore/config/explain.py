@@ -1,4 +1,4 @@
-"""Explain an invalid configuration: the key, the value, the rule and the nearest known key."""
+"""Turns pydantic's errors into sentences: the key, the value, the rule, the nearest known key."""
 
 import difflib
 import json
@@ -8,15 +8,15 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run; folders and trackers use it, too
-PATTERNS = {NAME: 'letters, digits, ".", "_" and "-" alone, the first a letter or a digit'}
-# The rule by pydantic's name of the error; {} are the values of the rule.
+PATTERNS = {NAME: 'only letters, digits, ".", "_" and "-", and begin with a letter or a digit'}
+# pydantic's error type -> the rule; {} are filled from the error's context.
 RULES = {
-    "missing": "it is required. Add it to its section",
+    "missing": "add it to its section",
     "int_type": "a whole number is needed, without quotes",
     "int_from_float": "a whole number is needed",
     "float_type": "a number is needed, without quotes",
     "bool_type": "true or false is needed, without quotes",
-    "string_type": 'a text is needed, in quotes: "..."',
+    "string_type": 'a string is needed, in quotes: "..."',
     "list_type": "a list is needed: [...]",
     "dict_type": "a table is needed: {{ name = value }}",
     "model_type": "a section is needed: [{}] and settings below it",
@@ -42,38 +42,38 @@ VERL_VALUES = {
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overridden: Sequence[str]) -> str:
-    """One sentence for each of pydantic's findings, and where the values come from.
+    """One sentence for each of pydantic's errors, and the source of the values.
 
     ``overridden``: the keys that the command line sets.
     """
-    told: list[str] = []
+    sentences: list[str] = []
     on_command_line = True
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
-        told.append(_sentence(kind, item, where))
+        sentences.append(_sentence(kind, item, where))
         on_command_line &= any(where == key or where.startswith(f"{key}.") for key in overridden)
-    text = "; ".join(told)
+    text = "; ".join(sentences)
     return f"{text} ({'command line' if on_command_line else source}){'' if text.endswith('?') else '.'}"
 
 
 def _sentence(kind: type[BaseModel], item: Any, where: str) -> str:
-    rule, given, context = item["type"], item["input"], item.get("ctx", {})
-    value = json.dumps(given, default=str)[:80]
+    rule, found, context = item["type"], item["input"], item.get("ctx", {})
+    value = json.dumps(found, default=str)[:80]
     if rule == "extra_forbidden":
         return f"{where} is not a setting{_nearest(kind, item['loc'])}"
     if rule == "value_error":
-        said = item["msg"].removeprefix("Value error, ")
-        return said if not where or said.startswith(f"{where} =") else f"{said} (section [{where}])"
+        message = item["msg"].removeprefix("Value error, ")
+        return message if not where or message.startswith(f"{where} =") else f"{message} (section [{where}])"
     if rule == "missing":
         return f"{where} is missing: {RULES[rule]}"
     if rule == "string_pattern_mismatch":
-        return f"{where} = {value}: it is made of {PATTERNS[context['pattern']]}"
-    if rule == "list_type" and isinstance(given, str):
-        return f"{where} = {value}: a list is needed; a shell keeps it in quotes: '{where}=[\"...\"]'"
-    if rule == "literal_error" and given in VERL_VALUES and repr(VERL_VALUES[given]) in context["expected"]:
-        return f'{where} = {value} is verl\'s name. Write {where} = "{VERL_VALUES[given]}"'
-    said = RULES[rule].format(where, **context) if rule in RULES else f"{item['msg'][0].lower()}{item['msg'][1:]}"
-    return f"{where} = {value}: {said}"
+        return f"{where} = {value}: it must have {PATTERNS[context['pattern']]}"
+    if rule == "list_type" and isinstance(found, str):
+        return f"{where} = {value}: a list is needed. In a shell, quote it: '{where}=[\"...\"]'"
+    if rule == "literal_error" and found in VERL_VALUES and repr(VERL_VALUES[found]) in context["expected"]:
+        return f'{where} = {value} is verl\'s name. Write {where} = "{VERL_VALUES[found]}"'
+    message = RULES[rule].format(where, **context) if rule in RULES else f"{item['msg'][0].lower()}{item['msg'][1:]}"
+    return f"{where} = {value}: {message}"
 
 
 def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
@@ -87,9 +87,9 @@ def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
 
 
 def nearest(name: str, known: Sequence[str], section: str = "") -> str:
-    """The end of a sentence that suggests the nearest known name, or lists all names.
+    """The end of a sentence: suggests the nearest known name, or lists all names.
 
     ``section``: the prefix of the name, with a dot at its end.
     """
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {section}{close[0]}?" if close else f"; known here: {', '.join(known)}"
+    return f"; did you mean {section}{close[0]}?" if close else f"; choose one of: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Data files: one setting can name several."""
+"""Finds the data files that a setting names: one file, a folder or a pattern."""
 
 from glob import glob, has_magic
 from pathlib import Path
@@ -7,7 +7,7 @@ from retool_mcore.errors import DataError
 
 
 def is_hidden(relative: str | Path) -> bool:
-    """Whether a path in a data folder belongs to a desktop or an editor: ._x.parquet, .DS_Store."""
+    """Whether a path in a data folder is hidden, such as ._x.parquet or .DS_Store."""
     return any(part.startswith(".") for part in Path(relative).parts)
 
 
@@ -15,7 +15,7 @@ def parquet_files(named: str) -> list[str]:
     """The files of a setting such as data.train_file, sorted by name.
 
     ``named``: a file, a folder of *.parquet files, or a pattern such as "data/part-*.parquet".
-    Returns a missing path unchanged; its reader reports it. Raises DataError for a folder or a
+    Returns a missing file unchanged, for its reader to report. Raises DataError for a folder or a
     pattern without files.
     """
     if Path(named).is_dir():
@@ -25,5 +25,7 @@ def parquet_files(named: str) -> list[str]:
     else:
         return [named]
     if not found:
-        raise DataError(f"{named}: no parquet file there. Name a file, a folder of them, or a pattern that fits some.")
+        raise DataError(
+            f"{named}: no parquet file found. Name a file, a folder of them, or a pattern that matches some."
+        )
     return found

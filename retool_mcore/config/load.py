@@ -1,4 +1,4 @@
-"""Turn a TOML file and command-line overrides into a checked configuration."""
+"""Turns a TOML file and command-line overrides into a validated configuration."""
 
 import difflib
 import os
@@ -39,7 +39,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = Path(path).read_bytes()
         return tomllib.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_meant(Path(path))}") from error
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_suggestion(Path(path))}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {_kind_of_file(Path(path), content) or error}") from error
 
@@ -54,61 +54,61 @@ def _kind_of_file(path: Path, content: bytes) -> str:
     if content.lstrip().startswith((b"{", b"[{")):
         return f"it is JSON. {run_file}"
     if content.startswith(b"#!") or path.suffix in (".sh", ".py", ".yaml", ".yml"):
-        return f"it is a script or YAML. {run_file} Of verl's: `retool config from-verl {path}`."
+        return f"it is a script or YAML. {run_file} If it is verl's, convert it: `retool config from-verl {path}`."
     return ""
 
 
-def _meant(path: Path) -> str:
-    """A better path than ``path``: a file in the folder, or the file with the nearest name."""
+def _suggestion(path: Path) -> str:
+    """The end of a sentence: suggests a file in the folder, or the file with the nearest name."""
     if path.is_dir():
         inside = sorted(path.glob("*.toml"))
         return f". Name one of its files, such as {inside[0]}." if inside else ". Name a TOML file."
     if "=" in str(path):
         return f". The run file comes first, then the settings: CONFIG {path}"
-    beside = [each for folder in (path.parent, Path("configs")) for each in sorted(folder.glob("*.toml"))]
-    close = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
+    candidates = [each for folder in (path.parent, Path("configs")) for each in sorted(folder.glob("*.toml"))]
+    close = difflib.get_close_matches(path.name, [each.name for each in candidates], n=1)
     return (
-        f"; did you mean {next(each for each in beside if each.name == close[0])}?"
+        f"; did you mean {next(each for each in candidates if each.name == close[0])}?"
         if close
         else ". Name a TOML file, such as configs/rl_tiny_cpu.toml."
     )
 
 
 def _require_kind(kind: type[JobConfig], tree: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Refuse a file of the other kind of run with one error, not one per key."""
+    """Refuse a file of the other kind of run with one error instead of one per key."""
     if not tree:
-        raise ConfigError(f"{path} sets nothing. Start from a file of configs/, such as configs/rl_tiny_cpu.toml.")
+        raise ConfigError(f"{path} has no settings. Start from a file of configs/, such as configs/rl_tiny_cpu.toml.")
     if "train" not in tree:
         return
     if kind is SftConfig and "rollout" in tree:
         raise ConfigError(
-            f"{path} is an RL config, with a section [rollout]; an SFT config is needed here. Did you mean "
+            f"{path} is an RL config, because it has a section [rollout], but an SFT config is needed. Did you mean "
             f"`retool rl {path}`?"
         )
     if kind is RlConfig and "rollout" not in tree:
         raise ConfigError(
-            f"{path} is an SFT config, without a section [rollout]; an RL config is needed here. Did you mean "
+            f"{path} is an SFT config, because it has no section [rollout], but an RL config is needed. Did you mean "
             f"`retool sft {path}`?"
         )
 
 
 def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:
-    """Like ``load_config``, for a tree that is already parsed; errors name ``source``."""
+    """Like ``load_config``, for parsed TOML. Changes ``tree``. Errors name ``source``."""
     overridden = [_apply(tree, override) for override in overrides]
     tree["source"] = source
     try:
-        return kind.model_validate(_with_home(tree))
+        return kind.model_validate(_expand_home(tree))
     except ValidationError as error:
         raise ConfigError(explain(kind, error, source, overridden)) from error
 
 
-def _with_home(value: Any) -> Any:
-    """Expand a leading "~" in each path in ``value``."""
+def _expand_home(value: Any) -> Any:
+    """Expand a leading "~/" in every string in ``value``."""
     if isinstance(value, str):
         return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, list):
-        return [_with_home(each) for each in cast("list[Any]", value)]
-    return {key: _with_home(each) for key, each in value.items()} if is_table(value) else value
+        return [_expand_home(each) for each in cast("list[Any]", value)]
+    return {key: _expand_home(each) for key, each in value.items()} if is_table(value) else value
 
 
 def load_evaluation(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> EvaluationConfig:
@@ -137,7 +137,7 @@ def _apply(tree: dict[str, Any], override: str) -> str:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         if text in PYTHON_WORDS:
-            raise ConfigError(f"{override}: {text} is Python's. {PYTHON_WORDS[text]}") from None
+            raise ConfigError(f"{override}: {text} is Python, not TOML. {PYTHON_WORDS[text]}") from None
         value = text
     table = tree.setdefault(parts[0], {})
     if not isinstance(table, dict):

@@ -40,11 +40,11 @@ class Lora(Section):
     """
 
     @model_validator(mode="after")
-    def _rounded_beside_adapters(self) -> Lora:
+    def _check_base_precision(self) -> Lora:
         if self.base_precision != "model" and not self.rank:
             raise ValueError(
-                f'base_precision = "{self.base_precision}" with rank = 0: without adapters all weights are trained, '
-                'and none is frozen. Set a rank, or "model"'
+                f'base_precision = "{self.base_precision}" needs adapters, and rank = 0 trains all weights. Set a '
+                'rank above 0, or base_precision = "model"'
             )
         return self
 

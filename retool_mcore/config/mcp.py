@@ -45,11 +45,11 @@ class McpServer(Section):
     @model_validator(mode="after")
     def _check_one_transport(self) -> McpServer:
         if bool(self.command) == bool(self.url):
-            raise ValueError("an MCP server has either a command, started here, or a url; give one of the two")
+            raise ValueError("an MCP server needs either command or url. Set exactly one of them")
         if self.command and (self.token_env or self.headers_env):
-            raise ValueError("token_env and headers_env go with url; name a command's variables in inherit")
+            raise ValueError("token_env and headers_env need url. Name the variables of a command in inherit")
         if self.url and (self.args or self.env or self.inherit):
-            raise ValueError("args, env and inherit are a command's, and this server has a url")
+            raise ValueError("args, env and inherit need command, and this server has a url. Leave them out")
         if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f'url = "{self.url}" does not begin with http:// or https://')
+            raise ValueError(f'url = "{self.url}" must begin with http:// or https://')
         return self

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from retool_mcore.config.base import Section
 
 BUILT_IN = ("chatml", "plain")  # templates in data/built_in_templates
-GIVEN = ("messages", "tools", "add_generation_prompt")  # arguments that the renderer itself passes
+RENDERER_ARGS = ("messages", "tools", "add_generation_prompt")  # arguments that the renderer itself passes
 
 
 class Model(Section):
@@ -35,9 +35,9 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _check_args(self) -> Model:
-        if wrong := [name for name in self.template_args if not name.isidentifier() or name in GIVEN]:
+        if wrong := [name for name in self.template_args if not name.isidentifier() or name in RENDERER_ARGS]:
             raise ValueError(
-                f"model.template_args has {wrong[0]!r}, which is no argument of a template. Take a name of "
-                f"letters, digits and _ other than {', '.join(GIVEN)}"
+                f"model.template_args has {wrong[0]!r}, which cannot be an argument of a template. Use letters, "
+                f"digits and _, and none of {', '.join(RENDERER_ARGS)}"
             )
         return self

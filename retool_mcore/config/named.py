@@ -1,4 +1,4 @@
-"""User objects that a setting names as "module:name"."""
+"""Imports the user's objects that a setting names as "module:name"."""
 
 import importlib
 import os
@@ -9,10 +9,10 @@ from retool_mcore.errors import ConfigError
 
 
 def load_named(setting: str, path: str) -> Any:
-    """The object that ``setting`` names by ``path``, "my_package.module:name".
+    """Import the object that ``setting`` names, such as "my_package.module:name".
 
-    Searches Python's path and the folder in which the run starts. Raises ConfigError if there is no
-    such module or name, or if the module fails to import.
+    Searches Python's path and the current folder. Raises ConfigError if the module or the name does
+    not exist, or if the import fails.
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
@@ -24,17 +24,17 @@ def load_named(setting: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f'{setting} = "{path}": module {module_name} imports {error.name}, which is not installed in '
-                f"{sys.executable}."
+                f'{setting} = "{path}": module {module_name} imports {error.name}, which is not installed for '
+                f"{sys.executable}. Install it."
             ) from error
         raise ConfigError(
-            f'{setting} = "{path}": there is no module {error.name} in {os.getcwd()}, nor among the packages of '
-            f"{sys.executable}. Start the run in the folder that has it, install it (pip install -e .), or add its "
-            "folder to PYTHONPATH, on every node."
+            f'{setting} = "{path}": no module {error.name} in {os.getcwd()} or among the packages of '
+            f"{sys.executable}. On every node, start the run in the folder of the module, install it (pip install "
+            "-e .), or add its folder to PYTHONPATH."
         ) from error
-    except Exception as error:  # the user's own code, whatever it does
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(
-            f'{setting} = "{path}": importing {module_name} fails with {type(error).__name__}: {error}'
+            f'{setting} = "{path}": importing {module_name} raised {type(error).__name__}: {error}'
         ) from error
     if not hasattr(module, name):
         raise ConfigError(f'{setting} = "{path}": {module.__file__} has no name {name}.')

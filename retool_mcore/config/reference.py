@@ -25,15 +25,15 @@ class Entry:
     section: str
     key: str  # "train.steps"; for sections and verl_overrides, the section's name
     kind: str  # the type in plain English
-    default: str  # as TOML, "rollout.top_p" for another key's value, or "required"
+    default: str  # as TOML, or "required", or the key whose value is the default
     explanation: str
     runs: tuple[str, ...] = ()
 
 
 def reference(runs: Sequence[str] = tuple(RUNS)) -> list[Entry]:
-    """All sections of the given runs in the order of a run file, each followed by its keys.
+    """All sections of the given kinds of run, in the order of a run file, each with its keys.
 
-    Kinds of run with identical entries share one.
+    An entry that is identical in several kinds of run appears once.
     """
     found: dict[Entry, tuple[str, ...]] = {}
     for run in runs:

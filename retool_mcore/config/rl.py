@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from retool_mcore.config.algorithm import Algorithm, Critic
 from retool_mcore.config.base import Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.files import parquet_files
-from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
+from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, copy_rollout_sampling
 from retool_mcore.config.shared import RunConfig
 
-# Metrics that every validation of RL has, with the mode that the name implies.
+# Metrics of every RL validation -> "max" or "min" if the name implies it, else "".
 VALIDATION_METRICS = {
     "val/accuracy": "max",
     "val/groups/all_right": "max",
@@ -155,8 +155,8 @@ class Reward(Section):
         changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
         for name in sorted({*changed} - {"function", "timeout_s", "workers"}) if self.function else ():
             raise ValueError(
-                f'reward.function = "{self.function}" scores responses, so reward.{name} = {getattr(self, name)} would '
-                "do nothing. Leave it out, and do in the function what it did"
+                f'reward.{name} = {getattr(self, name)} does nothing with reward.function = "{self.function}", which '
+                f"replaces the built-in reward. Leave reward.{name} out, or do the same in your function"
             )
         return self
 
@@ -164,13 +164,15 @@ class Reward(Section):
     def _check_right_is_worth_most(self) -> Reward:
         (right, wrong), (bonus, highest) = self.answer, self.call_bonus
         if wrong >= right:
-            raise ValueError(f"reward.answer = {self.answer}: give a right answer's reward, and a lower one of others")
+            raise ValueError(
+                f"reward.answer = {self.answer}: the first number, for a right answer, must be above the second"
+            )
         if bonus < 0:
-            raise ValueError(f"reward.call_bonus = {self.call_bonus}: give a number for each call, 0 or more")
+            raise ValueError(f"reward.call_bonus = {self.call_bonus}: the first number, per call, must be 0 or more")
         if bonus and not wrong < highest < right:
             raise ValueError(
-                f"reward.call_bonus = {self.call_bonus}: the highest reward with it is not between those of "
-                f"reward.answer = {self.answer}, so it would do nothing, or pay wrong answers like right ones"
+                f"reward.call_bonus = {self.call_bonus}: the second number, the highest reward with the bonus, must "
+                f"be between the two of reward.answer = {self.answer}"
             )
         return self
 
@@ -188,7 +190,7 @@ class RlConfig(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _copy_rollout_sampling(cls, tree: Any) -> Any:
-        return sampled_as_rollout(tree)
+        return copy_rollout_sampling(tree)
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -230,15 +232,18 @@ class RlConfig(RunConfig):
         t, r, serving = self.train, self.rollout, self.serving_gpus()
         if self.algorithm.compares_groups and r.group_size < 2:
             raise ValueError(
-                f'rollout.group_size = 1 gives algorithm.name = "{self.algorithm.name}" no group to compare within. '
-                "Use at least 2"
+                f'algorithm.name = "{self.algorithm.name}" compares the responses to a prompt, and '
+                "rollout.group_size = 1. Use at least 2"
             )
         if self.data.curriculum < 1 and r.group_size < 2:
             raise ValueError(
-                f"data.curriculum = {self.data.curriculum} tells mixed groups from others, and rollout.group_size = 1"
+                f"data.curriculum = {self.data.curriculum} needs groups of several responses, and "
+                "rollout.group_size = 1. Use at least 2"
             )
         if self.algorithm.filter_groups and r.group_size < 2:
-            raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")
+            raise ValueError(
+                "algorithm.filter_groups needs groups of several responses, and rollout.group_size = 1. Use at least 2"
+            )
         if t.prompts_per_step % t.mini_batch_prompts:
             raise ValueError(
                 f"train.mini_batch_prompts = {t.mini_batch_prompts} does not divide "
@@ -257,18 +262,18 @@ class RlConfig(RunConfig):
         if self.max_sequence_tokens > budget and self.memory.recompute != "auto":
             raise ValueError(
                 f"data.max_prompt_tokens + rollout.max_response_tokens = {self.max_sequence_tokens} does not fit a "
-                f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the "
-                'other, or let longer ones be recomputed with memory.recompute = "auto"'
+                f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens. Lower the first, raise the "
+                'second, or recompute longer sequences with memory.recompute = "auto"'
             )
         if self.reward.overlong_buffer_tokens > r.max_response_tokens:
             raise ValueError(
-                f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is longer than "
-                f"rollout.max_response_tokens = {r.max_response_tokens}, whose end it is"
+                f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is above "
+                f"rollout.max_response_tokens = {r.max_response_tokens}. The buffer is the end of a response; lower it"
             )
         if not r.tool and (self.reward.call_bonus[0] or "format" in self.reward.require):
             raise ValueError(
-                'reward.call_bonus and "format" of reward.require judge calls, and rollout.tools = [] leaves none. '
-                "Leave them out"
+                'reward.call_bonus and "format" in reward.require need calls, and with rollout.tools = [] there are '
+                "none. Leave them out"
             )
         return self
 
@@ -278,8 +283,8 @@ class RlConfig(RunConfig):
         for key, value in (("rollout.record_groups", r.record_groups), ("run.trackers", self.run.trackers)):
             if r.tracked_trajectories and not value:
                 raise ValueError(
-                    f"rollout.tracked_trajectories = {r.tracked_trajectories} gives trackers some of the recorded "
-                    f"groups, and {key} = {value}. Set that, or leave the first out"
+                    f"rollout.tracked_trajectories = {r.tracked_trajectories} sends recorded groups to trackers, and "
+                    f"{key} = {value}. Set {key}, or leave out tracked_trajectories"
                 )
         return self
 
@@ -287,9 +292,9 @@ class RlConfig(RunConfig):
     def _replay_rules(self) -> RlConfig:
         if self.algorithm.router_replay != "off" and self.memory.recompute == "auto":
             raise ValueError(
-                f'algorithm.router_replay = "{self.algorithm.router_replay}" with memory.recompute = "auto": verl '
-                'gives the experts of one micro-batch after the other to recomputed layers, and "auto" recomputes in '
-                'some micro-batches only. Use "full", "selective" or "none"'
+                f'algorithm.router_replay = "{self.algorithm.router_replay}" cannot be combined with '
+                'memory.recompute = "auto": verl replays experts to recomputed layers micro-batch by micro-batch, and '
+                '"auto" recomputes only in some. Use "full", "selective" or "none"'
             )
         return self
 
@@ -302,14 +307,14 @@ class RlConfig(RunConfig):
         if a.old_log_prob == "rollout" and self.model.fp8 != "off":
             raise ValueError(
                 f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
-                'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
+                'too much to use the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
             )
         for name in ("precision", "kv_cache"):
             if getattr(self.rollout, name) == "fp8":
                 raise ValueError(
-                    f'rollout.{name} = "fp8" samples from probabilities that differ from the actor\'s, and '
-                    f'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or {name} = '
-                    '"model"'
+                    f'rollout.{name} = "fp8" changes the engine\'s probabilities, and '
+                    f'algorithm.importance_sampling = "off" does not correct that. Set importance_sampling = "token", '
+                    f'or {name} = "model"'
                 )
         return self
 
@@ -320,15 +325,17 @@ class RlConfig(RunConfig):
             return self
         t, r, nodes = self.train, self.rollout, self.cluster.nodes
         batches = 1.0 if t.mode == "sync" else 1.0 + t.prefetch_batches
-        at_work = math.ceil(t.prompts_per_step * batches) * r.group_size
+        in_flight = math.ceil(t.prompts_per_step * batches) * r.group_size
         per_node = math.ceil(r.agent_workers / nodes)
-        needed = math.ceil(at_work / r.agent_workers) * per_node
+        needed = math.ceil(in_flight / r.agent_workers) * per_node
         if self.sandbox.sessions < needed:
             raise ValueError(
-                f"sandbox.sessions = {self.sandbox.sessions} on each of {nodes} nodes, and {at_work} trajectories can "
-                f"be at work: train.prompts_per_step * rollout.group_size = {t.prompts_per_step} * {r.group_size}"
-                f"{'' if t.mode == 'sync' else ', and train.prefetch_batches more'}, over {per_node} of "
-                f"rollout.agent_workers a node. Each keeps its interpreter to its end. Set at least {needed}"
+                f"sandbox.sessions = {self.sandbox.sessions} per node is too few. Set at least {needed}: up to "
+                f"{in_flight} trajectories are in flight, each keeps its interpreter to its end, and "
+                f"rollout.agent_workers = {r.agent_workers} spreads them over {nodes} nodes. In flight are "
+                "train.prompts_per_step * "
+                f"rollout.group_size = {t.prompts_per_step} * {r.group_size}"
+                f"{'' if t.mode == 'sync' else ', and train.prefetch_batches more'}"
             )
         return self
 
@@ -336,13 +343,14 @@ class RlConfig(RunConfig):
     def _rl_lora_rules(self) -> RlConfig:
         if self.lora.dropout:
             raise ValueError(
-                f"lora.dropout = {self.lora.dropout}: RL compares log-probabilities of updates with those of the "
-                "engines and of earlier passes, which have no dropout. Set it to 0; SFT may use it"
+                f"lora.dropout = {self.lora.dropout} is for SFT only: RL compares an update's log-probabilities with "
+                "those of passes without dropout. Set it to 0"
             )
         if self.lora.rank and self.algorithm.name == "ppo":
             raise ValueError(
-                f'lora.rank = {self.lora.rank} with algorithm.name = "ppo": its critic has no adapters and would train '
-                'all its weights. Use an algorithm without one, as "grpo", or lora.rank = 0'
+                f'lora.rank = {self.lora.rank} with algorithm.name = "ppo" is not supported: the critic has no '
+                'adapters and would train all its weights. Use an algorithm without a critic, such as "grpo", or '
+                "lora.rank = 0"
             )
         return self
 
@@ -351,12 +359,12 @@ class RlConfig(RunConfig):
         if self.critic.warmup_steps and self.algorithm.name != "ppo":
             raise ValueError(
                 f"critic.warmup_steps = {self.critic.warmup_steps} does nothing with algorithm.name = "
-                f'"{self.algorithm.name}", which trains no critic. Set it to 0, or name = "ppo"'
+                f'"{self.algorithm.name}", which has no critic. Set it to 0, or name = "ppo"'
             )
         if self.critic.warmup_steps >= self.train.steps:
             raise ValueError(
-                f"critic.warmup_steps = {self.critic.warmup_steps} leaves none of train.steps = {self.train.steps} to "
-                "train the actor in. Lower the one or raise the other"
+                f"critic.warmup_steps = {self.critic.warmup_steps} leaves no step of train.steps = {self.train.steps} "
+                "to train the actor. Lower the first or raise the second"
             )
         return self
 
@@ -368,23 +376,23 @@ def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int)
     """
     if (train.mode == "async") != (rollout.gpus > 0):
         raise ValueError(
-            f'train.mode = "{train.mode}" and rollout.gpus = {rollout.gpus} exclude each other: the engines of mode '
-            '"async" have at least one GPU for themselves, those of the other modes share all GPUs with the trainer '
+            f'train.mode = "{train.mode}" and rollout.gpus = {rollout.gpus} exclude each other: in mode "async" the '
+            "engines need at least one GPU of [cluster]; in the other modes they share all GPUs with the trainer "
             "(rollout.gpus = 0). Change one of the two"
         )
     if rollout.gpus >= nodes * gpus_per_node:
         raise ValueError(
-            f"rollout.gpus = {rollout.gpus} leaves none of the {nodes * gpus_per_node} GPUs of [cluster] "
-            f"({nodes} nodes x {gpus_per_node}) to train on. Lower it"
+            f"rollout.gpus = {rollout.gpus} leaves no GPU for training: [cluster] has {nodes * gpus_per_node} "
+            f"({nodes} nodes x {gpus_per_node}). Lower it"
         )
     if nodes > 1 and rollout.gpus % gpus_per_node:
         raise ValueError(
-            f"rollout.gpus = {rollout.gpus} is not a multiple of cluster.gpus_per_node = {gpus_per_node}: of "
-            f"{nodes} nodes, rollouts and training each take whole ones"
+            f"rollout.gpus = {rollout.gpus} is not a multiple of cluster.gpus_per_node = {gpus_per_node}. With "
+            f"{nodes} nodes, rollouts and training each need whole nodes"
         )
     if train.mode != "sync" and train.prefetch_batches > train.staleness_limit:
         raise ValueError(
             f"train.prefetch_batches = {train.prefetch_batches} starts prompts more than train.max_staleness = "
-            f"{train.staleness_limit} steps before the one that learns from them. Lower the one or raise the other"
+            f"{train.staleness_limit} steps before they are trained on. Lower the first or raise the second"
         )
     return nodes * gpus_per_node - rollout.gpus

@@ -87,7 +87,7 @@ class ToolLoop(Section):
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         if len(set(self.tools)) != len(self.tools):
-            raise ValueError(f"rollout.tools = {self.tools} must name each tool once")
+            raise ValueError(f"rollout.tools = {self.tools} names a tool twice. Name each tool once")
         return self
 
     @property
@@ -96,7 +96,7 @@ class ToolLoop(Section):
         return bool(self.tools or self.mcp)
 
     def calling(self, tool: bool) -> Self:
-        """The loop with its tools (the interpreter if it has none), or the loop without tools."""
+        """The same settings with tools (the interpreter if there are none) or without tools."""
         if not tool:
             return self.model_copy(update={"tools": [], "mcp": {}})
         return self if self.tool else self.model_copy(update={"tools": [INTERPRETER]})
@@ -163,8 +163,8 @@ class Rollout(ToolLoop):
         """Require top_p = 1: the actor's log-probabilities are over all tokens."""
         if self.top_p < 1:
             raise ValueError(
-                f"rollout.top_p = {self.top_p}: training has to sample from all tokens, because the actor's "
-                "log-probabilities are over all of them. Set 1 here; validation.top_p may be lower"
+                f"rollout.top_p = {self.top_p} is below 1: training has to sample from all tokens, because the "
+                "actor's log-probabilities are over all tokens. Set it to 1; validation.top_p may be lower"
             )
         return self
 
@@ -201,8 +201,8 @@ class Validation(HeldOut):
     """Also validate the initial model, as step 0 of metrics.jsonl."""
 
 
-def sampled_as_rollout(tree: Any) -> Any:
-    """Fill in the sampling settings that [validation] omits from [rollout], in a run's tree."""
+def copy_rollout_sampling(tree: Any) -> Any:
+    """Copy sampling settings that [validation] omits from [rollout] of a parsed run file."""
     if not isinstance(tree, dict):
         return tree
     sections = cast("dict[str, Any]", tree)
@@ -261,7 +261,7 @@ class SandboxSettings(Section):
     def _check_sessions_of_workers(self) -> SandboxSettings:
         if 0 < self.sessions < self.workers:
             raise ValueError(
-                f"sandbox.sessions = {self.sessions} is below sandbox.workers = {self.workers}: each execution may "
-                "need an interpreter that lives on. Raise it, or set 0"
+                f"sandbox.sessions = {self.sessions} is below sandbox.workers = {self.workers}: each concurrent "
+                "execution may need its own persistent interpreter. Raise it, or set 0"
             )
         return self

@@ -1,4 +1,4 @@
-"""What a run saves, what it resumes from, and which checkpoint is the best."""
+"""[checkpoint] and [best]: what a run saves and resumes from, and which checkpoint is the best."""
 
 from __future__ import annotations
 
@@ -95,17 +95,20 @@ class Best(Section):
     def _check_patience(self) -> Best:
         if not self.metric and any(self.patience):
             raise ValueError(
-                f"best.patience = {self.patience} does nothing without best.metric. Name one, "
-                '"val_loss" in SFT or "val/accuracy" in RL, or leave it out'
+                f"best.patience = {self.patience} does nothing without best.metric. Set best.metric, such as "
+                '"val_loss" in SFT or "val/accuracy" in RL, or leave out patience'
             )
         if min(self.patience) < 0 or self.validations != self.patience[0]:
-            raise ValueError(f"best.patience = {self.patience}: give a whole number of validations, and a gain")
+            raise ValueError(
+                f"best.patience = {self.patience}: give a whole number of validations and the smallest improvement, "
+                "both 0 or more"
+            )
         return self
 
 
 def check_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
     if checkpoint.asynchronous and optimizer_on_cpu:
         raise ValueError(
-            f"checkpoint.asynchronous with memory.optimizer_on_cpu = {optimizer_on_cpu}: the states lie in pinned "
-            "memory, which a writer process does not inherit. Switch one of them off"
+            f"checkpoint.asynchronous with memory.optimizer_on_cpu = {optimizer_on_cpu} is not supported: the "
+            "optimizer states are in pinned memory, which a writer process does not inherit. Turn one of them off"
         )

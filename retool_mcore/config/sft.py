@@ -95,7 +95,7 @@ class SftConfig(RunConfig):
         if self.data.max_length_tokens > budget and self.memory.recompute != "auto":
             raise ValueError(
                 f"data.max_length_tokens = {self.data.max_length_tokens} does not fit a micro-batch of "
-                f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the other, or let "
-                'longer ones be recomputed with memory.recompute = "auto"'
+                f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Lower the first, raise the second, or "
+                'recompute longer sequences with memory.recompute = "auto"'
             )
         return self

@@ -20,8 +20,8 @@ MAX_VERL_OVERRIDES = 10
 RECOMPUTE = ("none", "selective", "full", "auto")
 CONFIG_FILE = "config.toml"  # in a run's folder
 FORMAT_FILE = "prompt_format.json"  # how the run renders problems; in an export, too
-END_OF_TURN = "end_of_turn"  # its key for the token that ends a model turn, {token, id}
-DATE = "date"  # its key for the date that templates insert, such as 2026-11-29
+END_OF_TURN = "end_of_turn"  # key in FORMAT_FILE: the token that ends a model turn, {token, id}
+DATE = "date"  # key in FORMAT_FILE: the date that templates insert, such as 2026-11-29
 
 
 class Run(Section):
@@ -113,7 +113,9 @@ def _level_or_layers(value: Any) -> Any:
     if value in RECOMPUTE or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
     known = ", ".join(map(json.dumps, RECOMPUTE))
-    raise ValueError(f"memory.recompute = {json.dumps(value)} is none of {known}, nor a number of layers above 0")
+    raise ValueError(
+        f"Unknown memory.recompute = {json.dumps(value)}. Choose one of {known}, or a number of layers above 0"
+    )
 
 
 class Memory(Section):
@@ -196,13 +198,13 @@ class Optim(Section):
     @model_validator(mode="after")
     def _check_min_lr(self) -> Optim:
         if self.min_lr > self.lr:
-            raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
+            raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}. Lower min_lr or raise lr")
         return self
 
     @model_validator(mode="after")
     def _check_betas(self) -> Optim:
         if not all(0 <= beta <= 1 for beta in self.betas):
-            raise ValueError(f"betas = {self.betas} are decays, from 0 to 1")
+            raise ValueError(f"betas = {self.betas} are out of range. Give two numbers from 0 to 1")
         return self
 
 
@@ -276,15 +278,16 @@ class RunConfig(JobConfig):
         metric, known, (key, every) = self.best.name, self.validation_metrics, self.validated
         saved = self.checkpoint.every_steps
         if metric not in known:
-            raise ValueError(f'best.metric = "{metric}" is no metric of validation. There are: {", ".join(known)}')
+            raise ValueError(f'Unknown best.metric = "{metric}". Choose one of: {", ".join(known)}')
         if not self.best_mode:
             raise ValueError(
-                f'best.metric = "{metric}" is not better high or low by itself. Say "max {metric}" or "min {metric}"'
+                f'best.metric = "{metric}" does not imply whether high or low is better. Write "max {metric}" or '
+                f'"min {metric}"'
             )
         if not every or not saved or every % saved:
             raise ValueError(
-                f'best.metric = "{metric}": {key} = {every} is not a multiple of checkpoint.every_steps = {saved}, and '
-                "a step that is not validated and saved cannot be the best. Make them equal, or the first a multiple"
+                f'best.metric = "{metric}" needs every validated step to be saved, and {key} = {every} is not a '
+                f"multiple of checkpoint.every_steps = {saved}. Make them equal, or the first a multiple of the second"
             )
         return self
 
@@ -306,34 +309,35 @@ class RunConfig(JobConfig):
                 f"{gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}{less}). Lower one of them"
             )
         if p.vpp > 1 and p.pp == 1:
-            raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
+            raise ValueError(
+                f"parallel.vpp = {p.vpp} divides pipeline stages, and parallel.pp = 1 has only one. Set pp above 1, or "
+                "leave out vpp"
+            )
         ranks = gpus // p.pp
         if ranks % (p.expert_tp * p.ep):
             raise ValueError(
                 f"parallel.etp * ep = {p.expert_tp} * {p.ep} = {p.expert_tp * p.ep} does not divide the {ranks} ranks "
                 f"of {'the pipeline stage' if p.pp > 1 else 'the model'}, tp * cp * dp = {p.tp} * {p.cp} * {self.dp}. "
-                "Lower one of them; etp is tp where it is not set"
+                "Lower one of them; etp defaults to tp"
             )
         self._check_recomputed_collectives()
         check_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         if len(self.verl_overrides) > MAX_VERL_OVERRIDES:
             raise ValueError(
-                f"[verl_overrides] has {len(self.verl_overrides)} keys, at most {MAX_VERL_OVERRIDES} are allowed. "
-                "Ask for a setting of our own instead"
+                f"[verl_overrides] has {len(self.verl_overrides)} keys, and at most {MAX_VERL_OVERRIDES} are allowed. "
+                "Leave some out, or propose a setting for them"
             )
         return self
 
     @model_validator(mode="after")
     def _lora_rules(self) -> RunConfig:
-        beside = {
+        unsupported = {
             f'model.fp8 = "{self.model.fp8}"': self.model.fp8 != "off",
             f"memory.optimizer_on_cpu = {self.memory.optimizer_on_cpu}": self.memory.optimizer_on_cpu > 0,
         }
-        for what, asked in beside.items():
-            if asked and self.lora.rank:
-                raise ValueError(
-                    f"lora.rank = {self.lora.rank} with {what}: adapters are not trained that way here. Leave one out"
-                )
+        for setting, is_on in unsupported.items():
+            if is_on and self.lora.rank:
+                raise ValueError(f"lora.rank = {self.lora.rank} with {setting} is not supported. Leave out one of them")
         return self
 
     def _check_recomputed_collectives(self) -> None:
@@ -343,12 +347,11 @@ class RunConfig(JobConfig):
             f"parallel.ep = {self.parallel.ep} sends tokens": self.parallel.ep > 1,
             f"experts.load_balancing = {balancing} sends counts": "global_aux_loss" in balancing,
         }
-        for what, asked in exchanging.items():
-            if asked and self.memory.recompute == "auto":
+        for setting, is_on in exchanging.items():
+            if is_on and self.memory.recompute == "auto":
                 raise ValueError(
-                    f'memory.recompute = "auto" recomputes layers on one data-parallel rank and not on another, and '
-                    f"{what} between them in each layer, which would then wait for ever. "
-                    'Use "full", "selective" or "none"'
+                    f'memory.recompute = "auto" may recompute a layer on one data-parallel rank only, and {setting} '
+                    'between ranks in each layer, which would then deadlock. Use "full", "selective" or "none"'
                 )
 
     def to_toml(self) -> str:

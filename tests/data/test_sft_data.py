@@ -81,7 +81,7 @@ def test_several_files_are_one_in_the_order_of_their_names(tmp_path, tokenizer):
         load_sft(str(parts), tokenizer, max_length_tokens=400)
     for none in (tmp_path / "x*.parquet", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        with pytest.raises(DataError, match="no parquet file there"):
+        with pytest.raises(DataError, match="no parquet file found"):
             load_sft(str(none), tokenizer, max_length_tokens=400)
 
 

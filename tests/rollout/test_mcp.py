@@ -104,11 +104,11 @@ def test_secrets_of_the_environment_are_sent(monkeypatch: pytest.MonkeyPatch):
             'rollout.mcp.s.headers_env."X-Key" names NOT_SET_AT_ALL, which is not in the environment',
         ),
         ({"command": "x", "inherit": ["NOT_SET_AT_ALL"]}, "rollout.mcp.s.inherit names NOT_SET_AT_ALL"),
-        ({}, "either a command, started here, or a url"),
-        ({"url": "http://x/mcp", "args": ["a"]}, "args, env and inherit are a command's"),
-        ({"command": "x", "token_env": "T"}, "token_env and headers_env go with url"),
-        ({"command": "x", "headers_env": {"X-Key": "T"}}, "token_env and headers_env go with url"),
-        ({"url": "ftp://x"}, "does not begin with http:// or https://"),
+        ({}, "needs either command or url"),
+        ({"url": "http://x/mcp", "args": ["a"]}, "args, env and inherit need command"),
+        ({"command": "x", "token_env": "T"}, "token_env and headers_env need url"),
+        ({"command": "x", "headers_env": {"X-Key": "T"}}, "token_env and headers_env need url"),
+        ({"url": "ftp://x"}, "must begin with http:// or https://"),
     ],
 )
 def test_a_server_that_cannot_serve_is_one_error(server: dict[str, Any], message: str):

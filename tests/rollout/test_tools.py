@@ -240,7 +240,7 @@ def test_own_tools_alone_are_offered_read_and_told(tokenizer):
 def test_protocols_without_names_refuse_tools_and_a_list_names_each_once(tokenizer):
     with pytest.raises(ConfigError, match=r'rollout.mcp offers .count., and calls of rollout.protocol = "retool"'):
         open_protocol("retool", tokenizer).offer([Counter()])
-    with pytest.raises(ConfigError, match="must name each tool once"):
+    with pytest.raises(ConfigError, match="names a tool twice"):
         load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}", "{SEARCH}"]'])
 
 

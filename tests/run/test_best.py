@@ -161,12 +161,12 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["best.metric=val/acc"], r'"val/acc" is no metric of validation\. There are: val/accuracy, .*mean@8'),
-        (["best.metric=reward"], "is no metric of validation"),
+        (["best.metric=val/acc"], r'Unknown best\.metric = "val/acc"\. Choose one of: val/accuracy, .*mean@8'),
+        (["best.metric=reward"], 'Unknown best.metric = "reward"'),
         (["best.metric=val-core/aime/acc/mean@4"], "val-core/aime/acc/mean@8"),
         (
             ["best.metric=val/behavior/calls"],
-            'by itself. Say "max val/behavior/calls" or "min val',
+            'is better. Write "max val/behavior/calls" or "min val',
         ),
         (["best.metric=val/accuracy", "validation.every=12"], "12 is not a multiple of checkpoint.every_steps = 8"),
         (["best.metric=val/accuracy", "validation.every=0"], "validation.every = 0"),

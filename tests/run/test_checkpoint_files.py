@@ -220,7 +220,7 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
 
 @pytest.mark.parametrize(("kind", "path"), [(SftConfig, SFT_7B), (RlConfig, RL_7B)])
 def test_a_writer_process_does_not_inherit_an_optimizer_in_pinned_memory(kind: type[RunConfig], path: Path):
-    with pytest.raises(ConfigError, match=r"memory\.optimizer_on_cpu = 0\.5: the states lie in pinned memory"):
+    with pytest.raises(ConfigError, match=r"memory\.optimizer_on_cpu = 0\.5 is not supported: .* pinned memory"):
         load_config(kind, path, ["checkpoint.asynchronous=true", "memory.optimizer_on_cpu=0.5"])
 
 

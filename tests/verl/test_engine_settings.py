@@ -100,7 +100,7 @@ def test_the_engine_gets_layers_in_fp8_and_the_rest_as_it_is(adapter: Any, monke
         (H200, FP8[:1], 'algorithm.importance_sampling = "off" does not correct'),
         (H200, ("rollout.precision=fp4",), "rollout.precision"),
         (H200, (*FP8, "rollout.engine_args={quantization='fp8'}"), "quantization: rollout.precision"),
-        (H200, CACHE[:1], 'rollout.kv_cache = "fp8" samples from probabilities that differ from the actor'),
+        (H200, CACHE[:1], 'rollout.kv_cache = "fp8" changes the engine\'s probabilities'),
         (H200, ("rollout.kv_cache=fp8_e5m2",), "rollout.kv_cache"),
         (H200, ("rollout.engine_args={kv_cache_dtype='fp8_e5m2'}",), "kv_cache_dtype: rollout.kv_cache"),
         (H200, (*CACHE, "rollout.engine_args={quantization_param_path='s.json'}"), "path: rollout.kv_cache"),
