@@ -11,19 +11,15 @@ SEED ?= 0
 
 BASE ?= HEAD~1
 PYTEST := $(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long"
-# Of `make test`, the longest first. What needs the tests' own SGLang server is in one part.
-PARTS := e2e sandbox engines numerics
-OF_e2e := tests/e2e
-OF_engines := $(addprefix tests/,docs platforms rollout train verl)
-OF_numerics := $(addprefix tests/,numerics perf)
-OF_sandbox := tests/sandbox
+# The folders of `make test`, the longest first; tests/nightly is `make test-long`.
+PARTS := e2e sandbox parity engine unit
 
 define PYTHON_FITS
 test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast test-fast-verl test-fast-pure test-fast-rest lint docs perf clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend $(PARTS:%=test-%) test-long test-fast lint docs perf clean
 
 quickstart: install
 	@$(BIN)/retool quickstart --seed $(SEED)
@@ -63,17 +59,17 @@ install-ascend:
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
-# Two parts side by side: engines that start leave a core idle for half of the time. When one ends the
-# next begins. All run to their ends, whichever fails, and Ctrl-C reaches both. CI has lint and docs
-# among them: BESIDE="lint docs".
+# Two folders at once, because a starting engine leaves a core idle for half of the time. All run to
+# their ends, whichever fails. CI adds lint and docs: BESIDE="lint docs".
 test: install
-	@$(MAKE) --no-print-directory --keep-going -j2 $(BESIDE) $(PARTS:%=test-%) test-rest
+	@$(MAKE) --no-print-directory --keep-going -j2 $(BESIDE) $(PARTS:%=test-%)
 
 $(PARTS:%=test-%): test-%:
-	$(PYTEST) $(OF_$*)
+	$(PYTEST) tests/$*
 
-test-rest:
-	$(PYTEST) $(foreach part,$(PARTS),$(OF_$(part):%=--ignore=%))
+# The unit tests, which start no process.
+test-fast: install
+	$(BIN)/python -m pytest -q tests/unit
 
 test-long: install
 	$(BIN)/python -m pytest -m long
@@ -81,30 +77,16 @@ test-long: install
 # The tool loop before a real vLLM, whose build for CPUs pins other versions than .venv has. torch's CPU
 # build must be on an index that pip knows.
 test-ascend: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -m long tests/ascend
+	$(VLLM_VENV)/bin/python -m pytest -m long tests/nightly/ascend
 
-$(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/ascend/vllm_by_name/*.t*)
+$(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/nightly/ascend/vllm_by_name/*.t*)
 	@$(PYTHON_FITS)
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'torch==2.13.0+cpu' 'uv>=0.8,<1'
 	$(VLLM_VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VLLM_VENV)/bin/python \
-	  --override tests/ascend/vllm_by_name/overrides.txt --editable '.[engine]' ./tests/ascend/vllm_by_name \
-	  --requirement tests/ascend/vllm_by_name/requirements.txt
+	  --override tests/nightly/ascend/vllm_by_name/overrides.txt --editable '.[engine]' ./tests/nightly/ascend/vllm_by_name \
+	  --requirement tests/nightly/ascend/vllm_by_name/requirements.txt
 	@touch $@
-
-# What starts a process is skipped at that moment (tests/fast.py). Three parts on two cores, as tests also wait.
-OF_fast_verl := $(addprefix tests/,verl ascend e2e launch numerics platforms train)
-OF_fast_pure := $(addprefix tests/,reward rollout data sandbox)
-FAST := $(BIN)/python -m pytest -q -r fE -p tests.fast -m "not gpu and not multi_gpu and not npu and not long and not slow"
-
-test-fast: install
-	@$(MAKE) --no-print-directory --keep-going -j3 test-fast-verl test-fast-pure test-fast-rest
-
-test-fast-verl test-fast-pure: test-fast-%:
-	$(FAST) $(OF_fast_$*)
-
-test-fast-rest:
-	$(FAST) $(OF_fast_verl:%=--ignore=%) $(OF_fast_pure:%=--ignore=%)
 
 # The pages as a site, in site/. mkdocs has an environment of its own: the others do without it.
 docs: .venv-docs/.installed

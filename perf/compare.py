@@ -14,7 +14,7 @@ of metrics to the next; the start; the peak memory; and an RL trajectory's reque
 
 A difference counts when it is not chance, by Student's t on the logarithms, and not small. With 20
 steps and 2 % of noise, 3 % is found in 9 of 10 runs, and 0 % passes in 99 of 100. Fewer steps, as
-RL's baselines have, show only more: the last line says how much (tests/perf/test_gate_power.py).
+RL's baselines have, show only more: the last line says how much (tests/unit/perf/test_gate_power.py).
 """
 
 from __future__ import annotations

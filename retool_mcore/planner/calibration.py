@@ -5,7 +5,7 @@ measured.
 
 SFT is fitted to two rows of "SFT of a 7B shape on 2 H200" (perf/history.jsonl, 2026-11-21): CP 2 as
 kept, with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table
-are predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
+are predictions, and tests/unit/planner holds them to 10 % of memory and 20 % of time.
 
 What the host launches in training, where it is slower than a device: three constants for layers,
 adapters and the optimizer's tensors, fitted to SFT of 0.5B (f03b0a2 alone, 7e84857 with adapters)
@@ -17,7 +17,7 @@ shape in bfloat16, the mean of five runs, in FP8 and in mode "partial_rollout", 
 "sync" and in "async"), to bare SGLang of 7B in bfloat16 and FP8, and to three rows of "Small models
 on one GPU": f03b0a2 with the tool and in words, 328593a in words. What a step costs beyond its
 passes is fitted to the same rows, and what the driver does to rows of 7e84857, whose code it is.
-tests/planner holds all recorded rows to 5 % of a step: of those named here that shows that one set
+tests/unit/planner holds all recorded rows to 5 % of a step: of those named here that shows that one set
 of constants does for all, and no more.
 """
 

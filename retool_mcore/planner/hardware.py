@@ -4,6 +4,7 @@ The figures are those of data sheets; calibration.py says how much of them runs 
 """
 
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 
@@ -141,6 +142,8 @@ def of_run(config: RunConfig) -> Hardware:
 
 def _device_here() -> Device | None:
     """The first GPU of this machine by nvidia-smi; None where there is none that is known here."""
+    if shutil.which("nvidia-smi") is None:
+        return None
     try:
         argv = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         told = subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout.lower()

@@ -2,7 +2,7 @@
 
 verl's registries and entry points carry us to its trainer and workers, not into a step. What
 happens inside one is reached by these names. `retool preflight` lists them;
-tests/verl/test_seams.py holds that none is missing here and that each still takes what it took.
+tests/unit/verl/test_seams.py holds that none is missing here and that each still takes what it took.
 """
 
 from retool_mcore.platforms.patches import Seam, requirement

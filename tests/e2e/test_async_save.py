@@ -27,8 +27,6 @@ from tests.e2e.commands import (
 )
 from tests.e2e.conftest import TP2
 
-pytestmark = pytest.mark.slow
-
 DISK = """
 import errno, os, time
 

@@ -16,7 +16,7 @@ from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
 from tests.e2e.commands import argv_rl, succeed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 STALENESS = "training/off_policy/trajectory_staleness"
 SIZE = ("train.prompts_per_step=8", "rollout.group_size=2", "data.max_prompt_tokens=300")

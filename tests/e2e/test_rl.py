@@ -35,7 +35,7 @@ from tests.e2e.commands import (
 )
 from tests.sockets import listening
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 START_S = 300
 REFUSED = (

@@ -33,8 +33,6 @@ from tests.e2e.commands import (
 )
 from tests.e2e.update_probe import IMPORTED, read_updates
 
-pytestmark = pytest.mark.slow
-
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sft_losses.json").read_text())
 
 

@@ -4,15 +4,11 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.run import saving
 from tests.e2e import test_rl
 from tests.e2e.commands import MARK, ROOT, argv_retool, argv_rl, sft_settings
 from tests.terminal import lines_on_terminal
-
-pytestmark = pytest.mark.slow
 
 OURS = (
     re.compile(r"sft\b.*"),  # the bar of steps

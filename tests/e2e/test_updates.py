@@ -19,7 +19,7 @@ from tests.e2e.coin_model import write_coin_task
 from tests.e2e.commands import argv_rl, succeed
 from tests.e2e.update_probe import probe, read_updates
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 STEPS, WARMUP, LR = 2, 0.25, 1e-4
 SIZE = ("train.prompts_per_step=16", "rollout.group_size=4", f"train.steps={STEPS}", "data.max_prompt_tokens=300")

@@ -34,8 +34,8 @@ An export has the config.json, tensor names and shapes of its source.
 TAIL = """\
 
 - "yes": log-probs of Megatron and transformers agree within 1e-4 in float32, below and above the context before
-  scaling (`tests/numerics/test_model_parity.py`). SGLang rotates heads by the same angles
-  (`tests/platforms/test_sglang_positions.py`).
+  scaling (`tests/parity/test_model_parity.py`). SGLang rotates heads by the same angles
+  (`tests/unit/platforms/test_sglang_positions.py`).
 - "SFT": log-probs of Megatron and transformers agree, but SGLang samples with another factor. RL refuses the model
   and names the field.
 - "no": refused. dynamic and longrope depend on the length of a sequence, and a packed batch has several lengths.

@@ -8,7 +8,7 @@ FILE = Path(__file__).parents[2] / "configs" / "TEMPLATES.md"
 HEAD = """# Chat templates and call formats
 
 `python -m tests.golden.templates` writes this page from the list that
-`tests/rollout/test_templates.py` tests. With each template, a rollout has the tokens and the loss
+`tests/unit/rollout/test_templates.py` tests. With each template, a rollout has the tokens and the loss
 mask that training renders. Any other stable template works, too. A run checks its template at the
 start and, if it is not stable, shows the shortest example. Text-only runs and `retool` need no tool
 turns in the template. If the template ends a turn with no token, the tokenizer's eos_token ends it,

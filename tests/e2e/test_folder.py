@@ -1,0 +1,64 @@
+"""A run folder has one writer, survives a kill, and takes its TMPDIR with it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.run.folder import lock_run, own_tmpdir, write_whole
+from retool_mcore.sandbox.supervisor.slots import remove_stale
+
+
+def test_a_kill_in_the_block_leaves_the_old_content(tmp_path: Path):
+    path = tmp_path / "state.json"
+    write_whole(path, "old")
+    code = (
+        "import os, signal, sys; from retool_mcore.run.folder import replacing\n"
+        f"with replacing({str(path)!r}) as draft:\n"
+        "    draft.write_text('new')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert path.read_text() == "old"
+
+
+def test_a_folder_has_one_writer_and_the_second_is_told_who(tmp_path: Path):
+    held = lock_run(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from retool_mcore.run.folder import lock_run\n"
+        f"lock_run(Path({str(tmp_path / 'run')!r}))\n"
+    )
+    second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"is in use by process {os.getpid()}" in second.stderr and "ConfigError" in second.stderr
+    with pytest.raises(ConfigError, match=r"Wait for it, stop it, or set another run\.name"):
+        lock_run(tmp_path / "run")
+    held.close()
+    lock_run(tmp_path / "run").close()
+
+
+def test_what_processes_of_a_run_leave_in_tmpdir_goes_with_it_or_with_its_next_start(tmp_path: Path, monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as parent:  # short enough for sockets below it
+        monkeypatch.setenv("TMPDIR", parent)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        killed = "import os; from pathlib import Path; from retool_mcore.run.folder import own_tmpdir\n"
+        killed += "from retool_mcore.sandbox.supervisor.slots import StateDirectory\n"
+        killed += f"with own_tmpdir(Path({str(tmp_path)!r})): StateDirectory.create(); os._exit(9)"
+        assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
+        (folder,) = Path(parent).iterdir()
+        (box,) = folder.iterdir()
+        cgroup = Path((box / "cgroup").read_text()) if (box / "cgroup").exists() else None
+        with own_tmpdir(tmp_path, clean=partial(remove_stale, young_s=0)):
+            assert not box.exists() and (cgroup is None or not cgroup.exists())
+            child = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
+            made = Path(subprocess.check_output(child, text=True).strip())
+            assert made.parent == Path(tempfile.mkdtemp()).parent == folder
+            assert folder.stat().st_mode & 0o777 == 0o711, "other uids enter it, and list nothing"
+            assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(parent), "compiled kernels outlive a run"
+        assert not list(Path(parent).iterdir())
+        assert os.environ["TMPDIR"] == tempfile.gettempdir() == parent and "TORCHINDUCTOR_CACHE_DIR" not in os.environ

@@ -1,0 +1,68 @@
+"""Broken pipes, full disks, other encodings and Ctrl-C end a command in one line."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_mistakes import RL, ROOT, RUN
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("--help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        ("config --help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        (f"get {RL} run.name > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
+        (f"get {RL} run.name | true", 0, ""),
+        (f"get {RL} run.name >&-", 0, ""),
+        (f"runs {ROOT}/tests/report/view >&-", 0, ""),
+        (f"runs {ROOT}/tests/report/view >&- 2>&-", 0, ""),
+    ],
+)
+def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: int, told: str):
+    line = f"{sys.executable} -m retool_mcore {command}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr.strip()[: len(told)]) == (code, told), done.stderr
+    assert done.stderr.count("\n") == bool(told)
+
+
+@pytest.mark.parametrize("encoding, written", [("ascii", "utf-8"), ("latin-1", "latin-1")])
+def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: str, written: str, folder: Path):
+    """click takes ASCII for a locale that nobody has set, and writes UTF-8 there."""
+    argv = [sys.executable, "-m", "retool_mcore", "get", str(RL), "run.root", "run.root=größe…"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=300, env=environment)
+    told = "größe…".encode(written, errors="replace") + b"\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")
+
+
+@pytest.mark.parametrize("words", ["data task made", f"view {RUN} --out page.html"])
+def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
+    """The weights' writer has an error of its own for it, and Python another one."""
+    line = f"ulimit -f 20; exec {sys.executable} -m retool_mcore {words}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    told = (
+        "error: a file would be larger than this shell allows. Lift the limit (ulimit -f unlimited), then run the same "
+    )
+    assert (done.returncode, done.stderr) == (2, f"{told}command again.\n")
+
+
+@pytest.mark.parametrize("import_of", ["typer", "retool_mcore.data.tasks"])
+def test_ctrl_c_is_one_line_while_modules_are_imported_and_in_a_command(import_of: str, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Now:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {import_of!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Now())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-m", "retool_mcore", "data", "task", str(tmp_path / "task")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT, env=environment)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT: what was complete is kept.\n")

@@ -1,0 +1,100 @@
+"""`retool plan` as a command: hardware, JSON, the table for Ascend, refusals."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.planner.plan import make_plan
+from retool_mcore.planner.report import refusal
+from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "retool_mcore", "plan", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"), [("NVIDIA H200", "h200x1"), ("NVIDIA H100 80GB HBM3", "h100x1"), ("Tesla T4", "")]
+)
+def test_without_a_name_the_plan_is_for_this_machines_gpu(
+    told: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho '{told}'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    run = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml")
+    if name:
+        assert of_run(run).name == name
+    else:
+        with pytest.raises(ConfigError, match=r"neither its name nor run\.name says which GPU to plan for"):
+            of_run(run)
+
+
+def test_what_cannot_fit_is_refused_and_by_how_much():
+    done = command("configs/sft_qwen2.5_32b_h200x8.toml", "parallel.tp=1")
+    assert done.returncode == 2
+    assert "training does not fit: it needs" in done.stderr and "the largest part is gradients" in done.stderr
+    assert "settings that fit, the fastest of each layout" in done.stdout
+    one = rl("rl_qwen2.5_32b_h200x8", "rollout.engine_tp=1", "rollout.engine_memory_fraction=0.4")
+    plan = make_plan(one, THIRTY_TWO, parse("h200x8"))
+    assert "Raise rollout.engine_tp" in refusal(plan, parse("h200x8"))
+    both = rl("rl_qwen2.5_32b_h200x8", "memory.offload_idle=false", "rollout.engine_memory_fraction=0.9")
+    assert "set memory.offload_idle" in refusal(make_plan(both, THIRTY_TWO, parse("h200x8")), parse("h200x8"))
+
+
+def test_hardware_is_in_the_name_or_asked_for():
+    assert of_run(rl("rl_qwen2.5_32b_h100x16")).name == "h100x16"
+    with pytest.raises(ConfigError, match="Add --hardware"):
+        of_run(rl("rl_qwen2.5_32b_h100x16", "cluster.nodes=1"))
+    done = command("configs/rl_tiny_cpu.toml", "model.path=Qwen/Qwen2.5-7B")
+    assert done.returncode == 2 and "Add --hardware" in done.stderr
+
+
+def test_json_has_the_same_numbers():
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", "--json", "--hardware", "h200x8")
+    tree = json.loads(done.stdout)
+    assert tree["hardware"] == "h200x8" and tree["fits"] is True and tree["proposals"]
+    assert tree["step_s"] == pytest.approx(sum(tree["phases_s"].values()))
+    assert tree["train_gib"]["total"] == pytest.approx(sum(v for k, v in tree["train_gib"].items() if k != "total"))
+    assert {"calls_per_s", "cores_per_node", "workers_per_node"} == set(tree["sandbox"])
+
+
+def test_the_mapping_table_is_printed_for_ascend():
+    done = command("configs/rl_qwen2.5_7b_a2x8.toml", "--platform", "ascend")
+    assert done.stdout.startswith("| on CUDA | on Ascend |") and "| refused |" in done.stdout
+    assert "| on CUDA |" not in command("configs/rl_qwen2.5_7b_h200x8.toml").stdout
+
+
+def test_engines_with_devices_of_their_own_leave_the_others_to_the_trainer():
+    """Mode "async" on 8: four train, four sample, and neither has the other beside it."""
+    words = ("train.mode=async", "rollout.gpus=4", "train.mini_batch_prompts=256", "parallel.tp=2")
+    run = rl("rl_qwen2.5_7b_h200x8", *words)
+    plan, sync = make_plan(run, SEVEN, parse("h200x8")), make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8"))
+    assert (plan.dp, plan.training_gib) == (2, plan.train.total) and sync.training_gib > sync.train.total
+    assert plan.rollout and plan.rollout.training == 0.0
+    assert plan.rollout.kv_cache == pytest.approx(run.rollout.engine_memory_fraction * 139.8 - plan.rollout.weights)
+    assert "in each of 4 engines" in plan.notes[1] and "what the trainer waits" in plan.notes[2]
+    assert plan.phases["old_log_prob"] > 1.9 * sync.phases["old_log_prob"]
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", *words)
+    assert done.returncode == 0 and "tp 2 pp 1 cp 1 dp 2" in done.stdout, done.stderr
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", *words, "--hardware", "h200x4")
+    assert done.returncode == 2 and "does not divide the 0 devices of h200x4 that train" in done.stderr
+
+
+def test_a_previous_run_and_a_mean_exclude_each_other(tmp_path: Path):
+    done = command("configs/sft_qwen2.5_7b_h200x8.toml", "--like", str(tmp_path), "--mean-tokens", "3000")
+    assert done.returncode == 2 and "both say how long sequences are: give one" in done.stderr
+    lines = '{"step": 1, "tokens": 64000}\n{"step": 2, "tokens": 128000}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "config.toml").write_bytes((CONFIGS / "sft_qwen2.5_7b_h200x8.toml").read_bytes())
+    done = command("configs/sft_qwen2.5_7b_h200x8.toml", "train.global_batch=64", "--like", str(tmp_path))
+    assert "one step, s (192,000 tokens)" in done.stdout, "a batch twice as large of the same sequences"

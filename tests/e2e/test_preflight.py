@@ -1,0 +1,145 @@
+"""`retool preflight` as a command: findings, exit codes, the sandbox."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import load_run
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms import get_platform
+from retool_mcore.preflight import inputs, machine
+from retool_mcore.preflight.check import check
+from retool_mcore.preflight.findings import require
+from tests import forked
+from tests.unit.preflight.test_preflight import HERE, RL, Usage, command, good, judged, levels, settings
+
+
+def test_a_good_run_passes_as_a_command(task: Path):
+    short, done = (command("preflight", str(RL), *settings(task), *words) for words in ([], ["-v"]))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[-1].startswith("0 errors"), done.stdout + done.stderr[-2000:]
+    assert all(line.split()[0] in ("ok", "warning", "0") for line in short.stdout.splitlines())
+    names = " ".join(line[8:24].strip() for line in lines[:-1])
+    looked_at = "settings versions devices disk sockets shared_memory open_files model tokenizer data sandbox patch"
+    assert all(name.replace("_", " ") in names for name in looked_at.split())
+    listed = [line[24:] for line in lines if line[8:24].strip() == "patch"]
+    assert listed == [str(patch) for patch in get_platform("cpu").patches()]
+    problems = [line for line in lines[:-1] if line.startswith("warning")]
+    assert short.stdout.splitlines() == [*problems, f"{lines[-1]}; -v lists them"]
+
+
+def test_errors_are_lines_and_the_exit_code(task: Path):
+    wrong = settings(task, "model.path=runs/absent", 'validation.files=["absent.parquet"]')
+    done = forked.run("retool_mcore", "preflight", RL, *wrong)
+    assert done.returncode == 2
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
+    assert any("runs/absent" in line for line in errors) and any("absent.parquet" in line for line in errors)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cuda", "ascend"])
+def test_a_machine_without_the_device_says_so(task: Path, name: str):
+    if get_platform("cpu").device_count() == 0 or _has_accelerator():
+        pytest.skip("this machine has an accelerator")
+    own = settings(task, "model.dtype=bfloat16")
+    done = forked.run("retool_mcore", "preflight", RL, *own, "--platform", name)
+    assert done.returncode == 2
+    assert f'error   devices         run.platform = "{name}"' in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "error   versions" in done.stdout
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting needs root on Linux")
+def test_a_containers_64_mib_of_shared_memory_are_told_in_one_line():
+    """Docker's default, as a real mount. NCCL would fail in it, and Ray go to the disk."""
+    look = (
+        "from retool_mcore.platforms import get_platform; from retool_mcore.preflight.machine import shared_memory\n"
+        "print(*shared_memory(get_platform('cuda')), sep='\\n')"
+    )
+    script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" -W ignore -c "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, sys.executable, look], capture_output=True, text=True, check=False
+    )
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"the kernel gives no mount namespace: {done.stderr.strip()}")
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("warning shared memory") and "0.1 GiB free in /dev/shm, 16.0 wanted" in line
+    assert "--shm-size" in line
+
+
+def test_tools_are_offered_or_told_once(task: Path):
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    server = Path(__file__).parents[1] / "rollout" / "mcp_server.py"
+    wanted = f'rollout.mcp={{own={{command="{sys.executable}", args=["{server}"], tools=["count"]}}}}'
+    run = load_run(str(RL), settings(task, wanted))
+    found = [*inputs.tools(run), *inputs.tokenizer(run), *inputs.data(run, all_rows=True, render=True)]
+    assert set(levels(found)) == {"ok", "note"}
+    assert found[0].text == "the model may call code_interpreter, count"
+
+    run = load_run(str(RL), settings(task, wanted.replace("count", "absent")))
+    told = [
+        *judged("tools", lambda: inputs.tools(run)),
+        *judged("tokenizer", lambda: inputs.tokenizer(run)),
+        *judged("data", lambda: inputs.data(run, all_rows=True, render=True)),
+    ]
+    assert [(finding.severity, finding.name) for finding in told] == [
+        ("error", "tools"), ("ok", "tokenizer"), ("warning", "data"), ("ok", "data")
+    ]  # fmt: skip
+    assert 'rollout.mcp.own.tools has "absent"' in told[0].text and "absent" not in told[2].text
+
+
+ELSEWHERE = 'sandbox.where=["http://127.0.0.1:1"]'
+
+
+@pytest.mark.parametrize(
+    ("settings_", "told"),
+    [
+        (('sandbox.where=["unix:///nowhere/absent.sock"]',), "absent.sock"),
+        (('sandbox.where=["local","http://a"]',), "is neither 'local' nor a list of"),
+        (("sandbox.python=/absent/python",), "sandbox.python = '/absent/python' cannot be started"),
+        (('sandbox.preload=["absent_module"]',), "has no module absent_module"),
+        (("sandbox.python=/absent/python", ELSEWHERE), "these belong to that server"),
+        (('sandbox.preload=["absent_module"]', ELSEWHERE), "these belong to that server"),
+    ],
+)
+def test_a_sandbox_that_cannot_be_had_is_an_error(task: Path, settings_: tuple[str, ...], told: str):
+    found = judged("sandbox", lambda: inputs.sandbox(good(task, *settings_)))
+    assert levels(found) == ["error"] and told in found[0].text
+
+
+def test_scripts_read_settings_on_one_line():
+    done = command("get", str(RL), "run.name=other", "cluster.gpus_per_node", "run.name", "run.platform")
+    assert done.stdout == "1 other cpu\n"
+    done = command("get", str(RL), 'sandbox.preload=["pandas", "scipy.stats"]', "sandbox.preload")
+    assert done.stdout == "pandas scipy.stats\n"
+    assert (
+        "'run.nam' is not a setting of this run, as section.key; did you mean run.name?"
+        in command("get", str(RL), "run.nam").stderr
+    )
+    done = command("get", str(RL), "run.model_fields")
+    assert done.returncode == 2 and "'run.model_fields' is not a setting" in done.stderr and not done.stdout
+
+
+def test_a_run_whose_sandbox_is_not_there_ends_before_anything_slow_starts(task: Path, tmp_path: Path):
+    absent = f'sandbox.where=["unix://{tmp_path}/absent.sock"]'
+    done = command("rl", str(RL), *settings(task, absent, f"run.root={tmp_path}"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error: " in done.stderr and f"the sandbox at unix://{tmp_path}/absent.sock" in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing of the run is made before it is checked"
+
+
+def test_everything_that_is_wrong_is_told_at_once(task: Path, tmp_path: Path, monkeypatch):
+    run = good(task, f'sandbox.where=["unix://{tmp_path}/absent.sock"]')
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
+    with pytest.raises(ConfigError) as caught:
+        require(check(run, HERE))
+    first, second = str(caught.value).split("\nerror: ")
+    assert "Not even one fits" in first and "absent.sock" in second

@@ -1,0 +1,127 @@
+"""What outages that drop trajectories do to a batch: no group holds them, they are counted, too
+many stop the run.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.scenario import run_scenario
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("run")
+    said = run_scenario("tests.engine.replay_scenario", folder)
+    rows = [json.loads(line) for line in (folder / "trajectories" / "trajectories.jsonl").read_text().splitlines()]
+    return {**said, "rows": rows}
+
+
+def test_a_whole_batch_is_passed_on_and_measured(scenarios: dict[str, Any]):
+    whole = scenarios["whole"]
+    assert whole["keys"] == [f"{uid}_{session}_0" for uid in "ab" for session in range(4)]
+    assert whole["left"] == []
+    metrics = whole["metrics"]
+    assert metrics["rollout/dropped"] == 0
+    assert metrics["accuracy"] == 0.25
+    assert metrics["behavior/code_ratio"] == 0.25
+    assert metrics["behavior/correct_code_fraction"] == 1.0
+    assert metrics["behavior/turns"] == 1.25
+    assert (metrics["groups/all_right"], metrics["groups/all_wrong"]) == (0.0, 0.5)
+    assert metrics["groups/same_reward"] == 0.5
+    assert metrics["length/finished/p50"] == 2
+
+
+def test_a_dropped_trajectory_is_counted_and_in_no_group(scenarios: dict[str, Any]):
+    one = scenarios["one dropped"]
+    assert one["keys"] == ["c_0_0", "c_1_0", "c_3_0", "d_0_0", "d_1_0", "d_2_0", "d_3_0"]
+    assert one["metrics"]["rollout/dropped"] == 1
+    assert one["metrics"]["accuracy"] == pytest.approx(4 / 7)
+
+
+def test_a_trajectory_that_lost_its_group_is_left_out(scenarios: dict[str, Any]):
+    lonely = scenarios["one of a group left"]
+    assert lonely["keys"] == ["f_0_0", "f_1_0", "f_2_0", "f_3_0"]
+    assert lonely["metrics"]["rollout/dropped"] == 3
+    assert lonely["left"] == []
+
+
+def test_too_many_drops_stop_the_run_with_the_arithmetic(scenarios: dict[str, Any]):
+    assert "1 of 8 trajectories of step 1 (train) were dropped, 12.5%" in scenarios["too many"]["error"]
+    assert "max_dropped_fraction = 10.0%" in scenarios["too many"]["error"]
+
+
+def test_when_all_die_of_one_exception_the_error_is_that_exception(scenarios: dict[str, Any]):
+    assert scenarios["all failed"]["error"].startswith(
+        "All 8 trajectories of step 1 (train) failed with TypeError: wait() got 'initial'. The log"
+    )
+
+
+def test_recorded_groups_are_written_whole_with_what_was_learnt_from_them(scenarios: dict[str, Any]):
+    rows = scenarios["rows"]
+    assert [row["key"] for row in rows] == ["a_0_0", "a_1_0", "a_2_0", "a_3_0"]
+    assert [(row["step"], row["partition"], row["truth"]) for row in rows] == [(1, "train", "7")] * 4
+    assert [row["reward"] for row in rows] == [row["advantage"] for row in rows] == [1.0, -1.0, 1.0, -1.0]
+    for row in rows:
+        assert (row["prompt_ids"], row["response_ids"], row["loss_mask"]) == ([1, 2, 3], [4, 5], [1, 1])
+        assert (row["logprobs"], row["actor_logprobs"]) == ([-0.5, -0.25], [-0.75, -0.25])
+
+
+def test_trackers_are_given_some_of_the_recorded_ones(scenarios: dict[str, Any]):
+    assert scenarios["whole"]["traces"] == [["a_1_0", False, -1.0], ["a_0_0", True, 1.0], ["a_3_0", False, -1.0]]
+    assert scenarios["one dropped"]["traces"] == []
+
+
+def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str, Any]):
+    filtered = scenarios["filtered"]
+    chosen = {key.split("_")[0] for key in filtered["keys"]}
+    assert len(filtered["keys"]) == 8 and len(chosen) == 2 and chosen <= {"j", "k1", "k2"}
+    assert filtered["refilled"] == 2  # verl asks for two for each group it evicts, and throws the surplus away
+    assert filtered["metrics"]["training/filter_groups/discarded_surplus_samples"] == 1
+    assert filtered["metrics"]["training/filter_groups/evicted_samples"] == 1
+    assert filtered["metrics"]["rollout/dropped"] == 0
+    assert filtered["left"] == []
+    # i was all right; j, k1 and k2 were mixed, and one of them not needed.
+    assert (filtered["metrics"]["groups/all_right"], filtered["metrics"]["groups/all_wrong"]) == (0.25, 0.0)
+
+
+def test_a_group_that_an_outage_left_empty_is_dropped_and_not_filtered(scenarios: dict[str, Any]):
+    left = scenarios["filtered, a group empty"]
+    assert left["keys"] == [f"m_{session}_0" for session in range(4)]
+    assert (left["metrics"]["rollout/dropped"], left["metrics"]["rollout/refilled_prompts"]) == (4, 0)
+
+
+def test_a_trajectory_that_failed_counts_where_verl_replaces_its_group(scenarios: dict[str, Any]):
+    """One of "p" failed and "k7" is there in its place; of "q" an outage took another."""
+    failed = scenarios["failed"]
+    assert sorted({key.split("_")[0] for key in failed["keys"]}) == ["k7", "q"]
+    assert (failed["metrics"]["rollout/dropped"], failed["metrics"]["rollout/refilled_prompts"]) == (2, 1)
+
+
+def test_too_many_failures_stop_a_run_that_would_go_on_replacing_groups(scenarios: dict[str, Any]):
+    assert "2 of 8 trajectories of step 1 (train) were dropped, 25.0%" in scenarios["too many failed"]["error"]
+
+
+def test_a_resume_carries_no_trajectory_whose_prompt_is_gone(scenarios: dict[str, Any]):
+    assert scenarios["resumed"] == [["u", "u_0_0"]] * 2
+
+
+def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str, Any]):
+    assert scenarios["filtered"]["metrics"]["rollout/refilled_prompts"] == 2
+    error = scenarios["filtered in vain"]["error"]
+    assert "4 is the limit, algorithm.filter_groups (10 where it is 0)" in error
+
+
+def test_a_curriculum_is_told_each_group_once_also_those_that_the_filter_sets_aside(scenarios: dict[str, Any]):
+    right, wrong = True, False
+    assert scenarios["whole"]["answers"] == [[0, [right, wrong, right, wrong]], [1, [wrong] * 4]]
+    assert scenarios["one dropped"]["answers"][0] == [2, [right, wrong, wrong]]
+    aside, *taken = scenarios["filtered"]["answers"]
+    assert aside == [ord("i") - ord("a"), [right] * 4], "it has left the queue when the step is measured"
+    assert len(taken) == 2 and all(sum(each) in (2, 3) for _, each in taken)
+    assert scenarios["filtered, a group empty"]["answers"] == [[ord("m") - ord("a"), [wrong, right, right, right]]]
+
+
+def test_rows_that_only_pad_a_batch_have_no_length(scenarios: dict[str, Any]):
+    assert scenarios["lengths"] == [5, 9]

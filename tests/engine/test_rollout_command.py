@@ -1,0 +1,44 @@
+"""`retool parse` and `retool rollout` as others use them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def retool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "retool_mcore", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_parse_refuses_an_unknown_protocol():
+    done = retool("parse", "--protocol", "xml", text="hi")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: protocol = 'xml' is none of hermes")
+
+
+def test_rollout_writes_one_line_for_each_trajectory(server, model_dir: Path, tmp_path: Path):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"problem": "1 + 1?"}, {"messages": [{"role": "user", "content": "2 + 2?"}]}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out.jsonl"
+    done = retool(
+        *("rollout", "--url", server.url, "--model", str(model_dir), "--prompt-file", str(prompts), "--out", str(out)),
+        *("--n", "3", "--max-response-tokens", "60"),
+    )
+    assert done.returncode == 0, done.stderr
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted((row["prompt"], row["sample"]) for row in written) == [(p, k) for p in range(2) for k in range(3)]
+    for row in written:
+        columns = (row["response_ids"], row["loss_mask"], row["logprobs"], row["versions"])
+        assert len({len(column) for column in columns}) == 1
+        assert 0 < len(row["response_ids"]) <= 60
+
+
+def test_rollout_names_the_line_it_cannot_read(model_dir: Path, tmp_path: Path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "1 + 1?"}\n')
+    base = ("rollout", "--url", "http://127.0.0.1:9", "--model", str(model_dir), "--prompt-file", str(prompts))
+    done = retool(*base, "--out", str(tmp_path / "out.jsonl"))
+    assert done.returncode == 2
+    assert "prompts.jsonl, line 1: none of messages, prompt, problem, question" in done.stderr

@@ -1,0 +1,114 @@
+"""Every algorithm and mode that a configuration can name, two steps or three on the real engines.
+
+The model tosses a coin (coin_model.py), so what each part does to a batch is known beforehand.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.run.checkpoint import complete_checkpoints
+from retool_mcore.run.metrics import read_metrics
+from tests.e2e.coin_model import write_coin_task
+from tests.e2e.commands import argv_rl, succeed
+
+pytestmark = [pytest.mark.timeout(600)]
+
+SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=2")
+RARELY = ("validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false")
+
+
+def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
+    """Run to the end; the metrics of its steps."""
+    succeed(argv_rl(f"run.root={root}", "run.name=rl", *settings), mark, timeout_s=500)
+    rows = read_metrics(root / "rl" / "metrics.jsonl")
+    for row in rows:
+        assert math.isfinite(row["actor/pg_loss"]) and row["rollout/dropped"] == 0
+        assert {"mismatch/kl", "mismatch/max", "mismatch/p99"} <= set(row)
+        assert row["memory_gib"] == max(row[name] for name in row if name.startswith("memory_gib/rank_")) > 0.1
+        assert 0.0 < row["engine/cache_hit_rate"] < 1.0, "a group's responses share their prompt"
+    return rows
+
+
+def trajectories(root: Path) -> list[dict]:
+    return [json.loads(line) for line in (root / "rl" / "trajectories" / "trajectories.jsonl").open()]
+
+
+def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tmp_path: Path, mark: str):
+    """Its checkpoints are written by processes beside the workers; the first, of one rank, is read
+    by two.
+    """
+    task = write_coin_task(tmp_path, calls=True)
+    settings = (*task, *SIZE, "algorithm.name=ppo", "critic.lr=1e-3", "rollout.protocol=retool")
+    settings += ("algorithm.kl_coef=0.01", "reward.function=configs.examples.reward:score")
+    settings += ("validation.every=0", "checkpoint.every_steps=1")
+    settings += ("checkpoint.reshardable=true", "checkpoint.asynchronous=true", "rollout.record_groups=8")
+    # Every prompt alone has more than 240 tokens: without "auto" verl refuses them, in each of the
+    # three models.
+    settings += ("data.max_prompt_tokens=260", "memory.recompute=auto", "train.micro_batch_tokens=230")
+    [first] = train(tmp_path, mark, *settings, "train.steps=1")
+    [saved] = complete_checkpoints(tmp_path / "rl/checkpoints")
+    assert saved.layout["tp"] == 1 and (saved.path / "critic").is_dir()
+    rows = train(tmp_path, mark, *settings, "train.steps=2", "cluster.gpus_per_node=2", "parallel.tp=2")
+    assert len(complete_checkpoints(tmp_path / "rl/checkpoints")) == 2, "the last save is waited for"
+    assert rows[0] == first and [row["step"] for row in rows] == [1, 2]
+    assert set(rows[1]) >= {"memory_gib/rank_0", "memory_gib/rank_1"} and "memory_gib/rank_1" not in rows[0]
+    for row in rows:
+        assert row["critic/rewards/mean"] == pytest.approx(row["reward/answer_part"] + row["reward/unsure"])
+        assert row["critic/vf_loss"] > 0 and row["time_update_critic_s"] > 0
+        assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
+    # The coin is fair before the first update only: a call costs tokens, and one update may unlearn
+    # it.
+    assert rows[0]["behavior/calls"] > 0, "half of the trajectories start with a call"
+    # Before the first update the actor is its own reference; after it, it is not.
+    assert abs(rows[0]["actor/kl_loss"]) <= 1e-6 < rows[1]["actor/kl_loss"]
+    calls = [turn for row in trajectories(tmp_path) for turn in row["turns"] if turn["kind"] == "tool_call"]
+    assert calls and all(turn["text"].endswith("</code>") for turn in calls)
+    assert {result["shown"] for turn in calls for result in turn["results"]} <= {"7", "7\n7"}
+    for name in ("latency_s", "queue_s", "run_s"):
+        assert 0.0 <= rows[0][f"tool/{name}/p50"] <= rows[0][f"tool/{name}/p99"]
+    assert rows[0]["tool/latency_s/p50"] > rows[0]["tool/run_s/p50"] > 0.0
+    assert all(len(row["advantage"]) == len(row["response_ids"]) for row in trajectories(tmp_path)), "GAE's, by token"
+
+
+def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=2", "algorithm.filter_groups=10")
+    # An answer has six tokens, two of them within the last four of eight: it costs half a point.
+    settings += ("algorithm.clip=[0.2, 0.28]", "rollout.max_response_tokens=8", "reward.overlong_buffer_tokens=4")
+    rows = train(tmp_path, mark, *settings)
+    assert len(rows) == 2
+    for row in rows:
+        assert row["accuracy"] == 0.5, "of each pair one is right"
+        assert row["reward/overlong"] == -0.5
+        assert row["critic/rewards/mean"] == pytest.approx(-0.5), (
+            "the mean of 1 and -1, less the half point of the length"
+        )
+        assert row["actor/grad_norm"] > 0.0, "one of each pair is to become likelier"
+    assert sum(row["training/filter_groups/evicted_samples"] for row in rows) > 0
+    assert sum(row["rollout/refilled_prompts"] for row in rows) > 0
+    assert max(row["groups/all_right"] + row["groups/all_wrong"] for row in rows) > 0, "before the filter"
+    between_s = rows[1]["unix_s"] - rows[0]["unix_s"]
+    phases_s = [rows[1][f"time_{name}_s"] for name in ("step", "metrics", "between_steps")]
+    assert sum(phases_s) == pytest.approx(between_s, rel=0.02)
+
+
+def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for_it(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *SIZE, "validation.every=0")
+    settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
+    settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400")
+    # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly
+    # ever becomes a batch.
+    settings += ("checkpoint.every_steps=3", "optim.lr=3e-4", "rollout.record_groups=8")
+    train(tmp_path, mark, *settings, "train.steps=3")
+    rows = train(tmp_path, mark, *settings, "train.steps=4")  # with the prompts that were in flight
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert max(row["training/off_policy/trajectory_spans/max"] for row in rows) > 1, "no trajectory saw an update"
+    assert rows[0]["mismatch/max"] <= 1e-4
+    assert max(row["mismatch/max"] for row in rows) > 1e-3, "older weights sampled, and the learning rate is high"
+    sampled = [[version for version in row["versions"] if version >= 0] for row in trajectories(tmp_path)]
+    assert all(versions == sorted(versions) for versions in sampled)
+    assert any(len(set(versions)) > 1 for versions in sampled), "no recorded response has tokens of two versions"
+    for row in rows:
+        assert 0.0 < row["rollout_corr/rollout_is_mean"] <= 2.0

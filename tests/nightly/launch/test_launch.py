@@ -1,0 +1,335 @@
+"""The launch scripts: short, a dry run anywhere, one clear error, and nothing left behind."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.commands import MARK, marked_processes
+
+ROOT = Path(__file__).parents[3]
+SCRIPTS = sorted([*(ROOT / "launch").glob("*_*x*.sh"), *(ROOT / "ascend").glob("*.sh")])
+SOURCED = [ROOT / "launch" / name for name in ("nodes.sh", "env_cuda.sh", "env_a2.sh")]
+
+
+def run(script: Path, *words: str, timeout_s: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
+    # TORCHDYNAMO_: platform cpu has set it in this process, and Ascend refuses it.
+    foreign = ("SLURM_", "RETOOL_", "VERL_", "TORCHDYNAMO_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    return subprocess.run(
+        ["bash", str(script), *words],
+        capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,
+        env={**clean, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+
+
+def test_all_of_the_promised_scripts_are_here():
+    names = {path.name for path in SCRIPTS}
+    assert names == {"rl_h100x16.sh", "rl_h200x8.sh", "sft_h200x8.sh", "rl_a2.sh", "sft_a2.sh"}
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *SOURCED], ids=lambda path: path.name)
+def test_scripts_parse_and_hold_no_hyper_parameter(script: Path):
+    text = script.read_text(encoding="utf-8")
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    if script in SCRIPTS:
+        code = "\n".join(line.partition("#")[0] for line in text.splitlines())
+        assert not re.search(r"\b(train|optim|rollout|model|parallel|algorithm|data)\.\w+=", code)
+        assert (
+            re.search(r"CONFIG:=(configs/\S+\.toml)", text)
+            and (
+                ROOT / str(re.search(r"CONFIG:=(configs/\S+\.toml)", text)[1])  # type: ignore[index]
+            ).is_file()
+        )
+
+
+Shown = Callable[[Path], tuple[subprocess.CompletedProcess[str], Path]]
+INTERPRETER = ("sandbox.python=/opt/a b/python", 'sandbox.preload=["pandas", "scipy.stats"]')
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """The one dry run of a script, with some settings, and the folder of its runs."""
+
+    @cache
+    def of(script: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+        root = tmp_path_factory.mktemp("runs")
+        keys = INTERPRETER if script.name.startswith("rl_") else ("train.steps=7",)
+        return run(script, f"run.root={root}", *keys, "--dry-run"), root
+
+    return of
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_dry_run_starts_nothing(script: Path, shown: Shown):
+    done, root = shown(script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "settings differ from verl's defaults" in done.stdout and "Nothing was started" in done.stdout
+    assert not list(root.iterdir())
+
+
+def test_a_setting_reaches_the_run_and_a_wrong_one_is_one_line(shown: Shown):
+    script = ROOT / "launch" / "sft_h200x8.sh"
+    assert "optim.total_training_steps: -1 -> 7" in shown(script)[0].stdout
+    done = run(script, "train.stepss=7", "--dry-run")
+    assert done.returncode == 2 and "did you mean train.steps?" in done.stderr and "Traceback" not in done.stderr
+
+
+REPRODUCE = ROOT / "launch" / "reproduce_retool.sh"
+
+
+def test_a_dry_run_of_the_whole_recipe_shows_each_stage(tmp_path: Path):
+    files = [f"{tmp_path}/2024.parquet", f"{tmp_path}/2025.parquet"]
+    env = {
+        "OUT": f"{tmp_path}/out",
+        "BENCHMARKS": " ".join(files),
+        "SFT_KEYS": "train.steps=7",
+        "RL_KEYS": "optim.lr=3e-6",
+    }
+    done = run(REPRODUCE, "Qwen/Qwen2.5-32B-Instruct", "--dry-run", **env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stages = [
+        shlex.split(line[2:]) for line in done.stdout.splitlines() if re.match(rf"# ({sys.executable}|bash) ", line)
+    ]
+    fetch, sft, rl, evaluation, report = stages
+    assert fetch[-2:] == ["data", "fetch"]
+    assert "optim.total_training_steps: -1 -> 7" in done.stdout and "optim.lr: 1e-06 -> 3e-06" in done.stdout
+    assert "model.path=Qwen/Qwen2.5-32B-Instruct" in sft and f"run.root={tmp_path}/out" in sft
+    assert f"model.path={tmp_path}/out/sft/export" in rl
+    words = dict(word.split("=", 1) for word in evaluation if "=" in word)
+    assert (words["validation.temperature"], words["validation.top_p"]) == ("1.0", "0.7")
+    assert evaluation[evaluation.index("--n") + 1] == "32"
+    assert [after for word, after in pairwise(evaluation) if word == "--data"] == files
+    assert (words["sft"], words["rl"]) == (f"{tmp_path}/out/sft/export", f"{tmp_path}/out/rl/export")
+    assert report[-1] == f"{tmp_path}/out/report.html"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",), ("model", "train.steps=3"), ("model", "--dry-run", "more")])
+def test_the_whole_recipe_takes_one_model(words: tuple[str, ...]):
+    done = run(REPRODUCE, *words)
+    assert done.returncode == 2 and f"given: {' '.join(words) or 'nothing'}" in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "NODE_RANK and HEAD_IP are not both set"),
+        ({"NODE_RANK": "0"}, "NODE_RANK and HEAD_IP are not both set"),
+        ({"NODE_RANK": "2", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = 2 is not one of 0 to 1"),
+        ({"NODE_RANK": "one", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = one is not one of 0 to 1"),
+    ],
+)
+def test_a_node_that_does_not_know_its_place(env: dict[str, str], message: str):
+    done = run(ROOT / "launch" / "rl_h100x16.sh", **env)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert not done.stdout
+
+
+def test_a_head_that_does_not_answer_is_told_in_time():
+    source = "source launch/nodes.sh; HEAD_IP=127.0.0.1; HEAD_WAIT_S=1; wait_for_head 1"
+    start_s = time.monotonic()
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2 and "HEAD_IP = 127.0.0.1 does not answer on port 1" in done.stderr
+    assert time.monotonic() - start_s < 10
+    text = (ROOT / "launch" / "nodes.sh").read_text(encoding="utf-8")
+    assert int(str(re.search(r"HEAD_WAIT_S:=(\d+)", text)[1])) <= 30  # type: ignore[index]
+
+
+@pytest.mark.parametrize("ending", ["done", "failure", signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
+    mark = uuid.uuid4().hex
+    last = {"done": "exit 0", "failure": "false"}.get(str(ending), 'wait "${started[-1]}"')
+    # A child that has a child of its own, as Ray does.
+    source = f"set -euo pipefail; source launch/nodes.sh; start bash -c 'sleep 61 & wait'; sleep 0.5; {last}"
+    child = subprocess.Popen(
+        ["env", "--default-signal=INT", "bash", "-c", source],  # pytest may run in a shell's background
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+    )
+    if isinstance(ending, signal.Signals):
+        end_s = time.monotonic() + 300
+        while "sleep 61" not in marked(mark):
+            assert time.monotonic() < end_s, marked(mark)
+            time.sleep(0.1)
+        child.send_signal(ending)
+    code = child.wait(timeout=300)
+    expected = {"done": 0, "failure": 1, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
+    assert code == expected
+    end_s = time.monotonic() + 20
+    # SIGKILL leaves no time to stop a group: its leader gets SIGTERM from the kernel, and Ray's
+    # passes it on.
+    while left := marked(mark) - ({"sleep 61"} if ending is signal.SIGKILL else set()):
+        assert time.monotonic() < end_s, left
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(("signals", "said"), [(1, "saved\n"), (2, "at once\n")])
+def test_a_run_saves_with_all_that_it_has_started_unless_the_script_is_asked_twice(
+    tmp_path: Path, signals: int, said: str
+):
+    """As Ray's daemons, which must live until the driver has saved."""
+    log = tmp_path / "log"
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f'asked() {{ [ -z "$first" ] || {{ echo at once >>{log}; exit 143; }}; first=1; }}\n'
+        f"trap asked TERM; sleep 62 & daemon=$!; echo up >{log}.up\n"
+        'while [ -z "$first" ]; do sleep 0.1; done\n'
+        f"for _ in $(seq 30); do sleep 0.1; done; kill -0 $daemon && echo saved >>{log}; exit 143\n"
+    )
+    source = f"set -euo pipefail; source launch/nodes.sh; run bash {run}"
+    mark = uuid.uuid4().hex
+    script = subprocess.Popen(["bash", "-c", source], cwd=ROOT, env={**os.environ, MARK: mark})
+    end_s = time.monotonic() + 300
+    while not Path(f"{log}.up").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    for _ in range(signals):
+        script.terminate()
+        time.sleep(1.0)
+    assert script.wait(timeout=300) == 143
+    assert log.read_text() == said
+    assert not marked(mark)
+
+
+def marked(mark: str) -> set[str]:
+    """Command lines of the live processes that carry the mark."""
+    return set(marked_processes(mark).values())
+
+
+def test_a_dry_run_shows_what_each_node_would_start(tmp_path: Path):
+    script, root = ROOT / "launch" / "rl_h100x16.sh", f"run.root={tmp_path}"
+    head = run(script, root, "--dry-run", HEAD_IP="10.0.0.1").stdout.partition("# The commands of node 0:\n")[2]
+    programs = ["retool_mcore preflight", "launch/sandbox.sh", "start --head", "--cluster", "launch/rl.py"]
+    lines = head.splitlines()
+    assert len(lines) == len(programs) and all(map(str.__contains__, lines, programs)), head
+    assert "--node-ip-address 10.0.0.1 --port 6379" in lines[2]
+    assert root in lines[4] and "sandbox.where=" in lines[4] and "--dry-run" not in head
+    assert "--python" not in lines[1] and "--preload" not in lines[1]
+    other = run(script, root, "--dry-run", NODE_RANK="1", HEAD_IP="10.0.0.1").stdout
+    lines = other.partition("# The commands of node 1:\n")[2].splitlines()
+    assert len(lines) == 3 and "start --address 10.0.0.1:6379" in lines[2]
+
+
+@pytest.mark.parametrize("script", ["launch/rl_h100x16.sh", "launch/rl_h200x8.sh", "ascend/rl_a2.sh"])
+def test_the_nodes_service_has_the_runs_interpreter(shown: Shown, script: str):
+    """The run itself then calls a server, to which the two settings belong."""
+    lines = shown(ROOT / script)[0].stdout.partition("# The commands of node 0:\n")[2].splitlines()
+    (service,) = [shlex.split(line) for line in lines if "launch/sandbox.sh" in line]
+    at = service.index("--python")
+    assert service[at : at + 6] == ["--python", "/opt/a b/python", "--preload", "pandas", "--preload", "scipy.stats"]
+    (program,) = [shlex.split(line) for line in lines if "launch/rl.py" in line]
+    assert program[-3:] == ["sandbox.python=", "sandbox.preload=[]", "&"]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "program", "starts", "code"),
+    [
+        (2, "exit 3", 3, 3),
+        (2, "kill -9 $$", 3, 137),
+        (2, "[ $(wc -l <$LOG) = 2 ] || exit 1", 2, 0),
+        (0, "exit 3", 1, 3),
+        (2, "exit 2", 1, 2),  # a mistake in the settings
+        (2, "exit 143", 1, 143),  # ended by its user
+    ],
+)
+def test_a_run_that_ended_by_a_fault_starts_again(tmp_path: Path, restarts: int, program: str, starts: int, code: int):
+    source = f"set -euo pipefail; source launch/nodes.sh; run bash -c 'echo x >>$LOG; {program}'"
+    env = {**os.environ, "RESTARTS": str(restarts), "RESTART_WAIT_S": "0", "LOG": str(tmp_path / "log")}
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "log").read_text().count("x") == starts
+    assert done.stderr.count("the run ended by a fault") == starts - 1
+
+
+def test_what_a_killed_launcher_left_has_ended_before_the_next_start(tmp_path: Path):
+    program = "sleep 61 & echo $! >>$LOG; ps -o stat= -p $(head -1 $LOG) >>$LOG.seen; kill -9 $$"
+    source = f"set -euo pipefail; source launch/nodes.sh; run bash -c '{program}'"
+    env = {**os.environ, "RESTARTS": "1", "RESTART_WAIT_S": "1", "LOG": str(tmp_path / "log")}
+    subprocess.run(["bash", "-c", source], capture_output=True, cwd=ROOT, env=env, check=False, timeout=300)
+    assert len((tmp_path / "log").read_text().split()) == 2, "two starts"
+    seen = (tmp_path / "log.seen").read_text().split()
+    assert len([state for state in seen if not state.startswith("Z")]) == 1, "the second start found it gone"
+
+
+def test_a_sandbox_that_dies_is_started_again_at_its_address(tmp_path: Path):
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = ["bash", "launch/sandbox.sh", "--port", "0", "--min-level", "rlimits", "--workers", "1"]
+    script = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert script.stdout is not None
+        url = script.stdout.readline().strip()
+        first = servers_below(script.pid)
+        os.kill(first[0], signal.SIGKILL)
+        end_s = time.monotonic() + 300
+        while not (again := servers_below(script.pid)) or again == first:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        ping = [sys.executable, "-m", "retool_mcore.sandbox", "ping", url]
+        done = subprocess.run(ping, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+    finally:
+        script.terminate()
+        _, told = script.communicate(timeout=300)
+    assert script.returncode == 143
+    assert "the sandbox ended with code 137; it is started again in 1 s" in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in again)
+    left = [path for path in tmp_path.iterdir() if not path.name.startswith("retool-sandbox-")]  # the killed one's
+    assert left == []
+
+
+def servers_below(root: int) -> list[int]:
+    """Pids of the sandbox servers that a script started, not those of their zygotes."""
+    found: list[int] = []
+    for task in Path(f"/proc/{root}/task").iterdir():
+        for pid in map(int, (task / "children").read_text().split()):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += [pid] if command[1:4] == [b"-m", b"retool_mcore.sandbox", b"serve"] else servers_below(pid)
+    return found
+
+
+@pytest.mark.parametrize("given", ["ascend-toolkit/latest", "cann", "cann-9.1.0", "ascend-toolkit/latest/"])
+def test_the_scripts_of_cann_9_are_found_also_through_links(given: str, tmp_path: Path):
+    """`latest` leaves ascend-toolkit for a folder beside it; CANN 9's script is in that folder."""
+    (tmp_path / "cann-9.1.0").mkdir()
+    (tmp_path / "cann").symlink_to("cann-9.1.0")
+    (tmp_path / "ascend-toolkit").mkdir()
+    (tmp_path / "ascend-toolkit" / "latest").symlink_to("../cann-9.1.0")
+    assert sourced(tmp_path, "cann-9.1.0/set_env.sh", given) == ["cann-9.1.0/set_env.sh", "nnal/atb/set_env.sh"]
+
+
+def test_the_scripts_of_cann_8_are_found(tmp_path: Path):
+    (tmp_path / "ascend-toolkit" / "8.5.1").mkdir(parents=True)
+    (tmp_path / "ascend-toolkit" / "latest").symlink_to("8.5.1")
+    found = sourced(tmp_path, "ascend-toolkit/set_env.sh", "ascend-toolkit/latest")
+    assert found == ["ascend-toolkit/set_env.sh", "nnal/atb/set_env.sh"]
+
+
+def test_a_script_that_is_not_there_is_told(tmp_path: Path):
+    done = run(ROOT / "launch" / "env_a2.sh", ASCEND_HOME_PATH=str(tmp_path / "ascend-toolkit" / "latest"))
+    assert done.returncode == 0 and done.stderr.count(" is not there") == 2
+    assert f"note: {tmp_path}/nnal/atb/set_env.sh is not there" in done.stderr
+
+
+def sourced(root: Path, toolkit: str, given: str) -> list[str]:
+    """Which scripts launch/env_a2.sh reads for ASCEND_HOME_PATH ``given``."""
+    for name in (toolkit, "nnal/atb/set_env.sh"):
+        script = root / name
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(f"[ -z $NOT_SET_BY_ANYBODY ] && echo {name}\n")
+    launcher = root / "launcher.sh"
+    launcher.write_text(f"set -euo pipefail\nsource {ROOT}/launch/env_a2.sh\n")
+    done = run(launcher, ASCEND_HOME_PATH=f"{root}/{given}")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()

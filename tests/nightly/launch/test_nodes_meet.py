@@ -1,0 +1,45 @@
+"""SFT's nodes by the real torchrun and gloo on this machine: a lost rank, a missing node."""
+
+import time
+
+import pytest
+
+from retool_mcore.rollout.server import free_port
+from tests.nightly.launch.scripts import SFT, Scripts
+
+RANKS = 'exec "$REAL_PYTHON" ${words//launch\\/sft_mcore.py/tests/nightly/launch/two_ranks.py}'
+pytestmark = [pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int):
+    scripts.does("run", RANKS)
+    env = {
+        "FAKE_NODES": "2",
+        "TORCH_PORT": str(free_port()),
+        "HEAD_WAIT_S": "60",
+        "RESTARTS": "1",
+        "RESTART_WAIT_S": "1",
+    }
+    nodes = [scripts.start(SFT, f"log{rank}", NODE_RANK=str(rank), **env) for rank in (0, 1)]
+    met = scripts.folder / "met"
+    scripts.until(lambda: met.exists() and len(met.read_text().split()) == 2, "both meet", 90)
+    (scripts.folder / f"kill{lost}").touch()
+    scripts.until(lambda: len(met.read_text().split()) == 4, "both meet again", 90)
+    (scripts.folder / "end").touch()
+    assert [node.wait(timeout=300) for node in nodes] == [0, 0]
+    other = scripts.said(f"log{1 - lost}")
+    assert "error: another rank has ended" in other or "error: rank 1: another rank has ended" in other
+    assert "the run ended by a fault (exit code 3); start 1 of RESTARTS = 1" in other
+
+
+def test_a_node_that_never_comes_is_told_in_one_line(scripts: Scripts):
+    scripts.does("run", RANKS)
+    env = {"FAKE_NODES": "2", "TORCH_PORT": str(free_port()), "NODES_WAIT_S": "2"}
+    first = scripts.start(SFT, NODE_RANK="0", **env)
+    scripts.until(lambda: "run" in scripts.calls(), "it runs")
+    began_s = time.monotonic()
+    assert first.wait(timeout=300) == 3
+    assert time.monotonic() - began_s < 40
+    errors = [line for line in scripts.said().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "the nodes did not meet" in errors[0] and "Traceback" not in scripts.said()

@@ -1,0 +1,122 @@
+"""The recipes of several stages: what is done stays, and what failed is not taken for done."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.nightly.launch.test_launch import ROOT, run
+
+GSM8K = ROOT / "launch" / "gsm8k_gpu1.sh"
+
+
+def stage(out: Path, result: Path, command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Carry out one stage that appends to a log, as a recipe does."""
+    return recipe(out, f"stage one {result} sh -c '{command}'", "echo the next stage", **env)
+
+
+def recipe(out: Path, *lines: str, **env: str) -> subprocess.CompletedProcess[str]:
+    script = out / "recipe.sh"
+    out.mkdir(exist_ok=True)
+    script.write_text("\n".join(["set -euo pipefail", "source launch/nodes.sh", "source launch/stages.sh", *lines, ""]))
+    return run(script, OUT=str(out), **env)
+
+
+def test_a_stage_runs_once_while_its_result_is_there_and_its_command_is_the_same(tmp_path: Path):
+    result, log = tmp_path / "result", tmp_path / "log"
+    command = f"echo ran >>{log}; touch {result}"
+    first, second = (stage(tmp_path / "out", result, command) for _ in range(2))
+    assert log.read_text() == "ran\n" and "done before" in second.stdout and "done before" not in first.stdout
+    result.unlink()
+    stage(tmp_path / "out", result, command)
+    assert log.read_text() == "ran\n" * 2, "without its result it is not done"
+    stage(tmp_path / "out", result, command + "; true")
+    assert log.read_text() == "ran\n" * 3, "another command is another stage"
+
+
+def test_a_finished_recipe_is_done_at_once_while_its_results_are_there(tmp_path: Path):
+    out, result, log = tmp_path / "out", tmp_path / "result", tmp_path / "log"
+    lines = (
+        f"finished 'a b' {result} && exit 0",
+        f"echo ran >>{log}",
+        f"stage one {result} touch {result}",
+        "finish 'a b'",
+    )
+    assert recipe(out, *lines).returncode == 0
+    again = recipe(out, *lines)
+    assert again.returncode == 0 and again.stdout == f"done before: {result}\n"
+    assert log.read_text() == "ran\n"
+    recipe(out, *(line.replace("a b", "a c") for line in lines))
+    result.unlink()
+    recipe(out, *lines)
+    assert log.read_text() == "ran\n" * 3, "other words, and without its result"
+
+
+def test_a_stage_that_fails_ends_the_recipe_and_is_not_done(tmp_path: Path):
+    result, log = tmp_path / "result", tmp_path / "log"
+    command = f"echo ran >>{log}; touch {result}; exit 7"
+    for times in (1, 2):
+        failed = stage(tmp_path / "out", result, command)
+        assert failed.returncode == 7 and "the next stage" not in failed.stdout
+        assert log.read_text() == "ran\n" * times
+
+
+def test_a_dry_run_shows_a_stage_and_makes_nothing(tmp_path: Path):
+    result = tmp_path / "result"
+    shown = stage(tmp_path / "out", result, f"touch {result}", DRY_RUN="1")
+    assert shown.returncode == 0 and f"# sh -c touch {result}" in shown.stdout
+    assert not result.exists() and not (tmp_path / "out" / "stages").exists()
+
+
+def test_two_stages_run_at_once_and_each_line_has_the_name_of_its_stage(tmp_path: Path):
+    out, here, there = tmp_path / "out", tmp_path / "here", tmp_path / "there"
+    wait = "while [ ! -e {} ]; do sleep 0.1; done; echo seen; echo told >&2"  # each waits for the other
+    lines = (
+        f"beside one {here} sh -c 'touch {here}; {wait.format(there)}; sleep 2'",
+        f"beside two {there} sh -c 'touch {there}; {wait.format(here)}'",
+        "together",
+        "echo the next stage",
+    )
+    done = recipe(out, *lines)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert {"one: seen", "one: told", "two: seen", "two: told"} <= set(said) and "told" not in done.stderr
+    took = [each.split(": ")[0] for each in said if re.fullmatch(r"(one|two): \d+ s", each)]
+    assert took == ["two", "one"], "each is told when it has ended"
+    assert said[-1] == "the next stage"
+    assert {each.name for each in (out / "stages").iterdir()} == {"one", "two"}
+    again = recipe(out, *lines)
+    assert again.stdout.count("done before") == 2 and again.stdout.splitlines()[-1] == "the next stage"
+
+
+def test_a_stage_beside_that_fails_ends_the_recipe_and_the_others_at_once(tmp_path: Path):
+    out, result, ended = tmp_path / "out", tmp_path / "result", tmp_path / "ended"
+    lasting = f'trap "touch {ended}; exit 0" TERM; while true; do sleep 0.1; done'
+    stages = (
+        f"beside one {result} sh -c '{lasting}'",
+        f"beside two {result} sh -c 'sleep 1; exit 7'",
+        f"beside three {result} touch {result}",
+    )
+    failed = recipe(out, *stages, "together", "echo the next stage")
+    assert failed.returncode == 7 and "the next stage" not in failed.stdout and ended.exists()
+    assert [each.name for each in (out / "stages").iterdir()] == ["three"]
+
+
+def test_a_signal_ends_the_stages_beside_too(tmp_path: Path):
+    out, ended = tmp_path / "out", tmp_path / "ended"
+    begin = f'trap "touch {ended}; exit 0" TERM; while true; do sleep 0.1; done'
+    failed = recipe(out, f"beside one {ended} sh -c '{begin}'", f"stage two {ended} sh -c 'sleep 1; exit 5'")
+    assert failed.returncode == 5 and ended.exists()
+    assert not (out / "stages").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",), ("train.steps=3",)])
+def test_the_gsm8k_recipe_wants_a_model_first(words: tuple[str, ...]):
+    done = run(GSM8K, *words)
+    assert done.returncode == 2 and f"given: {' '.join(words) or 'nothing'}" in done.stderr and not done.stdout
+
+
+def test_the_gsm8k_recipe_knows_two_kinds_of_problems():
+    done = run(GSM8K, "some/model", PROBLEMS="small")
+    assert done.returncode == 2 and "PROBLEMS = small is not plain or large" in done.stderr

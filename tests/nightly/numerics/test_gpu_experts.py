@@ -1,0 +1,141 @@
+"""On NVIDIA GPUs, with Transformer Engine in bfloat16: experts in grouped products train like
+float32, in every layout alike, and go where replay tells their tokens to go.
+
+The reference is plain transformers in float32, one sequence at a time.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.nightly.numerics.test_gpu_parity import (
+    FOUR_STEPS,
+    ON_GPU,
+    RECOMPUTE,
+    SHAPE,
+    assert_close,
+    assert_same_training,
+    two_gpus,
+)
+from tests.parity.megatron_ranks import WHOLE_EXPERTS, launch, make_model
+from tests.parity.plain_transformers import plain_transformers
+from tests.parity.test_expert_parity import AUX as STRONG_AUX
+from tests.parity.test_expert_parity import GLOBAL_AUX
+
+pytestmark = ON_GPU
+
+Answers = dict[str, Any]
+ROUTER = {"moe_router_dtype": "fp32"}  # as a run has it by default; bfloat16 makes ties
+# With "aux_loss" at ten times this weight the fourth step's choices, and so its gradient, depend on
+# rounding.
+AUX = STRONG_AUX | {"moe_aux_loss_coeff": 0.3}
+ONE = {
+    "one": ROUTER,
+    "permute_fusion": ROUTER | {"moe_permute_fusion": True},
+    "recompute": ROUTER | RECOMPUTE,
+    "aux": ROUTER | AUX,
+    "aux_permute_fusion": ROUTER | AUX | {"moe_permute_fusion": True},
+    "global_aux": ROUTER | GLOBAL_AUX,
+}
+TWO: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "ep2": ({"ep": 2}, ROUTER),
+    "ep2_permute_fusion": ({"ep": 2}, ROUTER | {"moe_permute_fusion": True}),
+    "tp2": ({"tp": 2}, ROUTER),
+    "tp2_ep2_etp1": (WHOLE_EXPERTS, ROUTER),
+    "pp2": ({"pp": 2}, ROUTER),
+}
+REPLAY_TWO: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "ep2": {"ep": 2}}
+FUSED = {"moe_permute_fusion": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_model(tmp_path_factory.mktemp("gpu") / "model", "qwen3_moe", platform="cuda", **SHAPE))
+
+
+def training(model: str, name: str, layout: dict[str, int], transformer: dict[str, Any]) -> dict[str, Any]:
+    job = {"name": name, "model": model, "platform": "cuda", "layout": layout, "transformer": transformer}
+    return {**job, "actions": [FOUR_STEPS]}
+
+
+def replays(model: str, name: str, layout: dict[str, int], transformer: dict[str, Any]) -> list[dict[str, Any]]:
+    job = {"model": model, "platform": "cuda", "layout": layout, "transformer": transformer}
+    job |= {"role": "actor", "auto": False, "micro_batch_tokens": 128}
+    told = {**job, "name": f"R3_{name}", "router_replay": "R3", "actions": [["replayed"]]}
+    return [told, {**job, "name": f"R2_{name}", "router_replay": "R2", "actions": [["noted"]]}]
+
+
+@pytest.fixture(scope="module")
+def one(model: str, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    jobs = [training(model, name, {}, transformer) for name, transformer in ONE.items()]
+    jobs += replays(model, "one", {}, ROUTER) + replays(model, "permute_fusion", {}, ROUTER | FUSED)
+    answers = launch(jobs, 1, tmp_path_factory.mktemp("one"), timeout_s=400)
+    return {name: answer[0] for name, answer in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def two(model: str, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    jobs = [training(model, name, layout, transformer) for name, (layout, transformer) in TWO.items()]
+    jobs += [training(model, "aux_ep2", {"ep": 2}, ROUTER | AUX), training(model, "aux_dp2", {}, ROUTER | AUX)]
+    for name, layout in REPLAY_TWO.items():
+        jobs += replays(model, name, layout, ROUTER)
+    answers = launch(jobs, 2, tmp_path_factory.mktemp("two"), timeout_s=400)
+    return {name: answer[0] for name, answer in answers.items()}
+
+
+def test_experts_train_like_float32(one: Answers, model: str):
+    want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in one["one"][:-1])])
+    assert_close(one["one"], [loss for loss, _ in want], [norm for _, norm in want])
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("permute_fusion", "one"), ("recompute", "one"), ("aux_permute_fusion", "aux")]
+)
+def test_how_it_is_computed_changes_nothing(one: Answers, name: str, plain: str):
+    assert_same_training(one[name], one[plain])
+
+
+@pytest.mark.parametrize("name", ["aux", "global_aux"])
+def test_a_balancing_loss_changes_what_is_learnt(one: Answers, name: str):
+    pairs = zip(one[name], one["one"], strict=True)
+    assert min(abs(with_it["grad_norm"] / without["grad_norm"] - 1) for with_it, without in pairs) > 2e-2
+
+
+def assert_told(found: list[list[float]], one: list[list[float]]) -> None:
+    """Log-probabilities of the same experts; data parallelism has the rows of its first rank."""
+    apart = [
+        abs(a - b)
+        for here, there in zip(found, one[:: len(one) // len(found)], strict=True)
+        for a, b in zip(here[:-1], there[:-1], strict=True)
+    ]
+    print("log-probabilities apart: mean", sum(apart) / len(apart), "max", max(apart))
+    assert max(apart) < 0.1 and sum(apart) / len(apart) < 0.02
+
+
+def assert_noted(found: Any, one: Any) -> None:
+    pairs = zip(found, one[:: len(one) // len(found)], strict=True)
+    same = torch.cat([(torch.tensor(here) == torch.tensor(there)).all(dim=-1).flatten() for here, there in pairs])
+    print("same experts", same.float().mean().item())
+    assert same.float().mean() > 0.97, "a near tie may fall to another expert"
+
+
+def test_replay_reaches_the_tokens_through_the_fused_permutation(one: Answers):
+    assert_told(one["R3_permute_fusion"], one["R3_one"])
+    assert_noted(one["R2_permute_fusion"], one["R2_one"])
+
+
+class TestTwoGpus:
+    pytestmark = two_gpus
+
+    @pytest.mark.parametrize("name", TWO)
+    def test_every_layout_trains_like_one_process(self, one: Answers, two: Answers, name: str):
+        assert_same_training(two[name], one["one"])
+
+    def test_a_balancing_loss_is_the_same_with_expert_parallelism(self, two: Answers):
+        assert_same_training(two["aux_ep2"], two["aux_dp2"])
+
+    @pytest.mark.parametrize("name", REPLAY_TWO)
+    def test_replay_reaches_the_tokens_in_every_layout(self, one: Answers, two: Answers, name: str):
+        assert_told(two[f"R3_{name}"], one["R3_one"])
+        assert_noted(two[f"R2_{name}"], one["R2_one"])

@@ -1,0 +1,155 @@
+"""Every extra can be installed: uv resolves it for Python 3.11 and 3.12, without installing it."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+
+from retool_mcore.platforms.patches import VERSIONS, requirement
+
+ROOT = Path(__file__).parents[3]
+CUDA_PINS = ROOT / "retool_mcore" / "platforms" / "cuda" / "constraints.txt"
+MACHINES = {"cpu": "x86_64-manylinux_2_28", "cuda": "x86_64-manylinux_2_34", "ascend": "aarch64-manylinux_2_34"}
+NO_INDEX = ("Failed to fetch", "error sending request", "dns error", "No such file or directory (os error 2)")
+
+
+def compiled(project: Path, extra: str, python: str, *options: str) -> subprocess.CompletedProcess[str]:
+    uv = Path(sys.executable).parent / "uv"
+    """``extra`` "": ``project`` is a file of requirements, for the machine of platform ascend."""
+    words = ["pip", "compile", str(project), *(["--extra", extra] if extra else []), "--python-version", python]
+    words += ["--python-platform", MACHINES[extra or "ascend"], "--no-python-downloads"]
+    words += ["--no-header", "--no-annotate", *options]
+    return subprocess.run([uv, *words], capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
+
+
+def versions(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Package -> version of a resolution; skips the test where no index is reached."""
+    if done.returncode and any(words in done.stderr for words in NO_INDEX):
+        pytest.skip(f"no package index is reached from here: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (line.partition(";")[0].strip() for line in done.stdout.splitlines() if "==" in line)
+    return dict(line.split("==") for line in lines)
+
+
+@cache
+def resolved(extra: str, python: str) -> dict[str, str]:
+    return versions(compiled(ROOT / "pyproject.toml", extra, python))
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize("extra", sorted(MACHINES))
+def test_an_extra_resolves_to_versions_that_patches_and_seams_take(extra: str, python: str):
+    found = resolved(extra, python)
+    taken = {name: Requirement(requirement(name)).specifier for name in VERSIONS}
+    wrong = {name: version for name, version in found.items() if name in taken and not taken[name].contains(version)}
+    assert wrong == {}
+    assert {"verl", "megatron-core", "mbridge", "ray", "torch"} <= found.keys()
+
+
+def test_a_range_without_its_upper_bound_is_seen(tmp_path: Path):
+    """On Python 3.12 there are versions of megatron-core that mbridge cannot build."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    without = re.sub(r'"megatron-core>=0\.16\.1,<0\.17"', '"megatron-core>=0.16.1"', text)
+    assert without != text
+    (tmp_path / "pyproject.toml").write_text(without, encoding="utf-8")
+    found = versions(compiled(tmp_path / "pyproject.toml", "ascend", "3.12"))
+    assert not Requirement(requirement("megatron-core")).specifier.contains(found["megatron-core"])
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_the_cuda_set_is_whole_and_what_pyproject_allows(python: str):
+    pins = {}
+    for line in CUDA_PINS.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            if pin.marker is None or Marker(str(pin.marker)).evaluate({"python_version": python}):
+                pins[pin.name] = str(pin.specifier).removeprefix("==")
+    found = versions(compiled(ROOT / "pyproject.toml", "cuda", python, "--constraint", str(CUDA_PINS)))
+    assert found == {name: pins.get(name) for name in found}
+    assert pins["sglang"] == "0.5.14" and pins["torch"] == "2.11.0"
+
+
+ASCEND_SET, OVERRIDES = ROOT / "ascend" / "requirements.txt", ROOT / "ascend" / "overrides.txt"
+# What of the set is on no index that pip reaches by itself, and what each asks for: MindSpeed's
+# requirements.txt at core_r0.16.0, as far as versions matter, and triton-ascend's, which asks for
+# nothing.
+NOT_ON_THE_INDEX = {"mindspeed": ("0.16.0", ["numpy<=1.26.0", "transformers>=4.43.2"]), "triton-ascend": ("3.2.2", [])}
+
+
+def wheel_of(folder: Path, name: str, version: str, requires: list[str]) -> None:
+    """A wheel with that name and what it asks for, and no code."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(metadata) + "\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def whole_ascend(folder: Path, python: str, *options: str, of: Path = ASCEND_SET) -> subprocess.CompletedProcess[str]:
+    """The set with this package's extra, beside stand-ins for what is on no index."""
+    for name, (version, requires) in NOT_ON_THE_INDEX.items():
+        wheel_of(folder, name, version, requires)
+    return compiled(ROOT / "pyproject.toml", "ascend", python, str(of), "--find-links", str(folder), *options)
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_the_ascend_set_resolves_with_its_overrides(python: str, tmp_path: Path):
+    found = versions(whole_ascend(tmp_path, python, "--override", str(OVERRIDES)))
+    pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins_of(ASCEND_SET)}
+    assert pins.keys() >= NOT_ON_THE_INDEX.keys()
+    assert {name: found[name] for name in pins} == pins
+    numpy = Requirement("numpy>=2.0,<2.5").specifier  # numba 0.65 does not import beside 2.5
+    assert found["numba"] == "0.65.0" and numpy.contains(found["numpy"])
+    assert (found["verl"], found["megatron-core"], found["ray"]) == ("0.9.1", "0.16.1", "2.60.0")
+    assert "triton" not in found, "it has the module of triton-ascend"
+
+
+def pins_of(file: Path) -> list[Requirement]:
+    lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+@pytest.mark.parametrize("left_out", ["numpy", "transformers", "torch-npu", "torch", "torchaudio"])
+def test_each_override_of_the_ascend_set_is_needed(left_out: str, tmp_path: Path):
+    lines = OVERRIDES.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not re.match(rf"{left_out}[=>]", line)]
+    assert len(kept) == len(lines) - 1
+    (tmp_path / "overrides.txt").write_text("".join(kept), encoding="utf-8")
+    done = whole_ascend(tmp_path, "3.11", "--override", str(tmp_path / "overrides.txt"))
+    if any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("no package index is reached from here")
+    assert done.returncode and "No solution found" in done.stderr and left_out in done.stderr
+
+
+def test_the_set_of_verl_0_8_does_not_resolve(tmp_path: Path):
+    """What this platform named before, with all that is said of torch and transformers overridden:
+    vllm-ascend 0.18.0 asks for a numpy below 2.
+    """
+    old = "torch==2.9.0\ntorchvision==0.24.0\ntorchaudio==2.9.0\n"
+    (tmp_path / "overrides.txt").write_text(old + "transformers==5.10.4\n", encoding="utf-8")
+    old += "torch-npu==2.9.0\nvllm-ascend==0.18.0\n"
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").replace("torch==2.10.0", "torch==2.9.0")
+    (tmp_path / "pyproject.toml").write_text(project, encoding="utf-8")
+    (tmp_path / "old.txt").write_text(old, encoding="utf-8")
+    words = (str(tmp_path / "old.txt"), "--override", str(tmp_path / "overrides.txt"))
+    done = compiled(tmp_path / "pyproject.toml", "ascend", "3.11", *words)
+    if any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("no package index is reached from here")
+    assert done.returncode and re.search(r"vllm-ascend==0\.18\.0\s+depends\s+on\s+numpy", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(NOT_ON_THE_INDEX))
+def test_what_no_index_has_is_still_on_none(name: str, tmp_path: Path):
+    """When it is, the stand-in goes, and README.md's words about it."""
+    (tmp_path / "one.txt").write_text(f"{name}=={NOT_ON_THE_INDEX[name][0]}\n", encoding="utf-8")
+    done = compiled(tmp_path / "one.txt", "", "3.11")
+    if any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("no package index is reached from here")
+    assert done.returncode and "No solution found" in done.stderr

@@ -1,0 +1,388 @@
+"""The page in chromium: every view, the keyboard, deep links, the filter and hostile text."""
+
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from retool_mcore.report.view.page import write_page
+from retool_mcore.report.view.serve import LivePage, live_app
+from retool_mcore.report.view.sources import open_source
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with chromedriver on this machine")
+RUN = Path(__file__).parents[2] / "report/view/run"
+RECORD = json.loads((RUN / "trajectories/trajectories.jsonl").read_text().splitlines()[0])
+HOSTILE = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>\u202egnp.exe\u2066" + "y" * 100_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.add_argument("--window-size=1000,900")
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "view.html"
+    write_page([open_source(RUN)], out, limit=1000)
+    return out
+
+
+def sampled(record: dict[str, Any], **more: Any) -> str:
+    """The record as `retool eval` and `retool rollout` write one: named by prompt and sample."""
+    training = ("key", "step", "partition", "prompt", "actor_logprobs", "advantage", "reward", "reward_info")
+    return json.dumps({key: value for key, value in record.items() if key not in training} | more) + "\n"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, an evaluation, a rollout with a repair and cut output, a run of SFT."""
+    folder = tmp_path_factory.mktemp("many")
+    shutil.copytree(RUN, folder / "second")
+    tokens = len(RECORD["response_ids"])
+    row = {**RECORD, "advantage": [0.25] * tokens, "versions": [7] * tokens}
+    row |= {"logprobs": [-0.5] * tokens, "actor_logprobs": [-0.375] * tokens}
+    (folder / "second/trajectories/trajectories.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "aime").mkdir()
+    (folder / "aime/settings.json").write_text(json.dumps({"model": str(RUN / "export")}))
+    (folder / "aime/samples.jsonl").write_text(
+        sampled(RECORD, problem=0, sample=0, correct=True) + sampled(RECORD, problem=0, sample=1, correct=False)
+    )
+    call = {**RECORD["turns"][0], "repairs": ["closed the call"]}
+    cut = "first\n[... about 120 tokens cut here ...]\nlast"
+    call["results"] = [{**call["results"][0], "shown": cut, "cut_tokens": 120}]
+    (folder / "made.jsonl").write_text(sampled({**RECORD, "turns": [call, *RECORD["turns"][1:]]}, prompt=3, sample=0))
+    (folder / "sft").mkdir()
+    (folder / "sft/config.toml").write_text("[train]\nsteps = 2\n")
+    (folder / "sft/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
+    paths = (RUN, *(folder / name for name in ("second", "aime", "made.jsonl", "sft")))
+    write_page([open_source(path) for path in paths], folder / "view.html", limit=1000)
+    return folder / "view.html"
+
+
+def wait(browser: Any, told: Callable[[], Any]) -> Any:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 10).until(lambda _: told())
+
+
+def show(browser: Any, page: Path, place: str) -> str:
+    """Open the page at ``place``; what it shows."""
+    browser.get("about:blank")
+    browser.get(f"file://{page}#{place}")
+    drawn = "return document.body?.dataset.ready && document.querySelector('main').childNodes.length"
+    wait(browser, lambda: browser.execute_script(drawn))
+    return browser.execute_script("return document.querySelector('main').innerText")
+
+
+def press(browser: Any, key: str) -> None:
+    webdriver.ActionChains(browser).send_keys(key).perform()
+
+
+def count(browser: Any, selector: str) -> int:
+    return browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
+
+
+def place(browser: Any) -> str:
+    return browser.execute_script("return location.hash")
+
+
+def test_curves_are_drawn_with_the_value_under_the_pointer(browser: Any, page: Path):
+    show(browser, page, "")
+    chart = "[data-metric=accuracy]"
+    wait(browser, lambda: count(browser, f"{chart} canvas"))
+    over = browser.find_element("css selector", f"{chart} .u-over")
+    webdriver.ActionChains(browser).move_to_element(over).perform()
+    said = wait(browser, lambda: browser.find_element("css selector", f"{chart} output").text)
+    assert said.startswith("step 1")
+
+
+def test_the_table_is_filtered_and_sorted(browser: Any, page: Path):
+    show(browser, page, "step=24")
+    before = count(browser, "table.rows tbody tr")
+    search = browser.find_element("css selector", "#search")
+    search.send_keys("right:no")
+    wrong = sum(row.step == 24 and not row.right for row in open_source(RUN).rows)
+    assert 0 < wrong < before
+    wait(browser, lambda: count(browser, "table.rows tbody tr") == wrong)
+    search.clear()
+    search.send_keys("code_interpreter zebra")
+    wait(browser, lambda: count(browser, ".empty"))
+    search.clear()
+    search.send_keys("code_interpreter print")  # of the texts, which lie in the chunks
+    wait(browser, lambda: count(browser, "table.rows tbody tr") == before)
+    browser.find_element("xpath", "//th/button[.='reward']").click()
+    wait(browser, lambda: count(browser, "th[aria-sort=descending]"))
+    rewards = [cell.text for cell in browser.find_elements("css selector", "table.rows tbody td:nth-child(6)")]
+    assert [float(each) for each in rewards] == sorted(map(float, rewards), reverse=True)
+
+
+def test_the_keyboard_goes_everywhere(browser: Any, page: Path):
+    show(browser, page, "step=1")
+    press(browser, "j")
+    press(browser, "j")
+    press(browser, "k")
+    assert browser.execute_script("return document.querySelector('tr.chosen').dataset.number") == "1"
+    press(browser, "\ue007")  # Enter
+    wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.said"))
+    first = place(browser)
+    press(browser, "j")
+    wait(browser, lambda: place(browser) != first)
+    press(browser, "u")
+    wait(browser, lambda: place(browser) == "#step=1")
+    wait(browser, lambda: count(browser, "table.rows"))
+    press(browser, "\ue014")  # right arrow
+    wait(browser, lambda: place(browser) not in ("", "#step=1"))
+    press(browser, "/")
+    assert browser.switch_to.active_element.get_attribute("id") == "search"
+
+
+def test_the_keyboard_reads_tokens_and_curves(browser: Any, page: Path):
+    show(browser, page, f"step=1&id={RECORD['key']}&view=tokens")
+    for key in "]][]":
+        press(browser, key)
+    assert browser.find_element("css selector", ".hover").text.startswith("#1 · id ")
+    assert browser.find_element("css selector", ".token.pointed").get_attribute("data-at") == "1"
+    show(browser, page, "")
+    chart = browser.find_element("css selector", "[data-metric=accuracy]")
+    wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
+    browser.execute_script("arguments[0].focus()", chart)
+    first, second, *_ = (row["step"] for row in open_source(RUN).metrics)
+    for key, step in (("\ue014", first), ("\ue014", second), ("\ue012", first)):  # right, right, left
+        press(browser, key)
+        wait(browser, lambda step=step: chart.text.split("\n")[1].startswith(f"step {step}:"))
+    assert place(browser) == "", "the arrows are the chart's, while it has the focus"
+
+
+def test_a_phone_shows_every_step_to_look_at_and_nothing_beside_the_screen(browser: Any, page: Path):
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        show(browser, page, "")
+        wait(browser, lambda: count(browser, "table.sources a.chip"))
+        most = "Math.max(...[...document.querySelectorAll('a.chip')].map((chip) => chip.getBoundingClientRect().right))"
+        right, wide = browser.execute_script(f"return [{most}, document.documentElement.scrollWidth]")
+        assert right <= 388 and wide <= 400
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_way_back_leads_to_the_row_one_came_from(browser: Any, page: Path):
+    show(browser, page, "all=1")
+    browser.set_window_size(1000, 400)
+    try:
+        for _ in range(30):
+            press(browser, "j")
+        chosen = "return document.querySelector('tr.chosen')"
+        text, height = browser.execute_script(f"{chosen}.innerText"), browser.execute_script("return scrollY")
+        assert height > 0
+        press(browser, "\ue007")
+        wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.said"))
+        press(browser, "u")
+        wait(browser, lambda: place(browser) == "#all=1" and count(browser, "tr.chosen"))
+        assert browser.execute_script(f"{chosen}.innerText") == text
+        top, bottom = browser.execute_script(
+            f"const r = {chosen.removeprefix('return ')}.getBoundingClientRect(); return [r.top, r.bottom]"
+        )
+        assert top > 0 and bottom < 400, "in sight"
+    finally:
+        browser.set_window_size(1000, 900)
+
+
+def test_a_page_that_loads_itself_anew_keeps_what_the_reader_has_set(browser: Any, tmp_path: Path):
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    out = tmp_path / "view.html"
+    page = LivePage([run], out, lambda version: write_page([open_source(run)], out, limit=100, live=version))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(live_app(page, "s", [host]), log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        browser.get(f"http://{host}/s/#all=1")
+        wait(browser, lambda: browser.execute_script("return document.body.dataset.ready"))
+        browser.find_element("css selector", "#search").send_keys("right:yes\ue007")
+        wait(browser, lambda: count(browser, "#count") and "of" in browser.find_element("css selector", "#count").text)
+        browser.find_element("xpath", "//th/button[.='tokens']").click()
+        shown = browser.find_element("css selector", "#count").text
+        browser.execute_script("window.before = true")
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 25, "reward": 0.5}\n')
+        wait(browser, lambda: browser.execute_script("return !window.before && document.body.dataset.ready"))
+        assert browser.find_element("css selector", "#count").text == shown
+        assert browser.find_element("css selector", "#search").get_attribute("value") == "right:yes"
+        assert count(browser, "th[aria-sort=descending]") == 1
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+def test_a_browser_that_is_too_old_says_so(browser: Any, page: Path, tmp_path: Path):
+    text = page.read_text(encoding="utf-8")
+    old = tmp_path / "old.html"
+    old.write_text(
+        text.replace("<style>", "<script>delete window.DecompressionStream</script><style>", 1), encoding="utf-8"
+    )
+    browser.get(f"file://{old}")
+    said = wait(browser, lambda: browser.find_element("css selector", "main").text)
+    assert said.startswith("This browser cannot open the page (DecompressionStream is not defined).")
+
+
+def test_a_deep_link_opens_a_trajectory_and_its_tokens(browser: Any, page: Path):
+    key = RECORD["key"]
+    text = show(browser, page, f"step=1&id={key}")
+    assert RECORD["turns"][-1]["text"] in text
+    assert count(browser, ".code .nb"), "code is highlighted"
+    text = show(browser, page, f"step=1&id={key}&view=tokens&by=logprob")
+    assert count(browser, ".token") == len(RECORD["response_ids"])
+    assert count(browser, ".token.off") == RECORD["loss_mask"].count(0)
+    token = browser.find_elements("css selector", ".token")[0]
+    webdriver.ActionChains(browser).move_to_element(token).perform()
+    wait(browser, lambda: "logp -0.001" in browser.find_element("css selector", ".hover").text)
+
+
+def test_a_group_is_side_by_side_with_its_tally(browser: Any, page: Path):
+    group = RECORD["key"].rsplit("_", 2)[0]
+    text = show(browser, page, f"step=1&group={group}")
+    assert count(browser, ".side .card") == sum(row.group == group for row in open_source(RUN).rows)
+    assert "Answers" in text
+    assert "[object" not in text
+
+
+def test_hostile_text_is_shown_and_does_nothing(browser: Any, tmp_path: Path):
+    turns = [{**RECORD["turns"][0], "text": HOSTILE}]
+    turns[0]["results"] = [{**turns[0]["results"][0], "code": HOSTILE, "shown": HOSTILE}]
+    row = {**RECORD, "turns": turns, "prompt": HOSTILE, "extracted": HOSTILE, "truth": HOSTILE}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    write_page([open_source(tmp_path / "rows.jsonl")], tmp_path / "view.html", limit=10)
+    group = row["key"].rsplit("_", 2)[0]
+    for where in ("step=1", f"step=1&id={row['key']}", f"step=1&group={group}"):
+        text = show(browser, tmp_path / "view.html", where)
+        assert "</script><script>" in text
+        assert "U+202E" in text
+        assert "\u202e" not in text
+        assert browser.execute_script("return window.hit === undefined && !document.querySelector('img')")
+
+
+def test_a_file_without_log_probabilities_says_so(browser: Any, tmp_path: Path):
+    row = {key: value for key, value in RECORD.items() if key not in ("logprobs", "actor_logprobs")}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    write_page([open_source(tmp_path / "rows.jsonl")], tmp_path / "view.html", limit=10)
+    text = show(browser, tmp_path / "view.html", f"step=1&id={row['key']}&view=tokens")
+    assert "no log-probability" in text
+    assert "shown as their ids" in text
+    assert count(browser, "[data-by=gap][disabled]") == 1
+
+
+def test_nothing_is_wider_than_the_page(browser: Any, page: Path):
+    for where in ("", "step=1", f"step=1&id={RECORD['key']}", f"step=1&group={RECORD['key'].rsplit('_', 2)[0]}"):
+        show(browser, page, where)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), where
+
+
+def hover(browser: Any, selector: str) -> None:
+    webdriver.ActionChains(browser).move_to_element(browser.find_element("css selector", selector)).perform()
+
+
+def test_runs_are_side_by_side_in_one_chart(browser: Any, many: Path):
+    text = show(browser, many, "")
+    assert count(browser, "table.sources tbody tr") == 5
+    assert "sft: no trajectories: supervised training samples none" in text
+    assert browser.execute_script("return [...document.querySelectorAll('.legend .dot')].length") == 3, "with curves"
+    wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
+    hover(browser, "[data-metric=accuracy] .u-over")
+    said = wait(browser, lambda: browser.find_element("css selector", "[data-metric=accuracy] output").text)
+    assert said.count("·") == 1, "one value of each of the two runs"
+    wait(browser, lambda: count(browser, "[data-metric=loss] canvas"))
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        ("logprob", "logp -0.500 (p"),
+        ("gap", "actor − engine 0.125"),
+        ("advantage", "advantage 0.250"),
+        ("version", "weights 7"),
+    ],
+)
+def test_a_colouring_has_its_value_under_the_pointer(browser: Any, many: Path, by: str, says: str):
+    show(browser, many, f"run=1&step=1&id={RECORD['key']}&view=tokens&by={by}")
+    assert count(browser, f"[data-by={by}][aria-pressed=true]") == 1
+    assert count(browser, ".token.on[style*=background]") == RECORD["loss_mask"].count(1)
+    hover(browser, ".token.on")
+    wait(browser, lambda: says in browser.find_element("css selector", ".hover").text)
+
+
+def test_an_evaluation_and_a_rollout_are_shown(browser: Any, many: Path):
+    text = show(browser, many, "run=2&step=0&part=sample")
+    assert "2 trajectories in 1 groups" in text
+    assert "50 % right" in text
+    assert "aime (evaluation)" in text
+    assert count(browser, "table.rows tbody tr") == 2
+    text = show(browser, many, "run=3&step=0&part=sample")
+    assert count(browser, "table.rows tbody tr") == 1
+    assert "Perfetto" not in text
+
+
+def test_a_sample_without_tokens_is_shown_and_says_what_is_absent(browser: Any, tmp_path: Path):
+    columns = ("prompt_ids", "response_ids", "loss_mask", "logprobs", "versions")
+    row = json.loads(sampled(RECORD, problem=4, sample=0, correct=True))
+    (tmp_path / "samples.jsonl").write_text(json.dumps({k: v for k, v in row.items() if k not in columns}) + "\n")
+    write_page([open_source(tmp_path)], tmp_path / "view.html", limit=10)
+    where = "step=0&part=sample&id=4-0"
+    text = show(browser, tmp_path / "view.html", where)
+    assert RECORD["turns"][-1]["text"] in text and " 0 tokens" not in text
+    assert "no text of the prompt: a server behind an API was asked" in text
+    assert "no tokens and no log-probabilities" in show(browser, tmp_path / "view.html", f"{where}&view=tokens")
+    assert count(browser, ".token") == 0
+
+
+def test_cut_output_and_a_repair_are_marked(browser: Any, many: Path):
+    text = show(browser, many, "run=3&step=0&part=sample&id=3-0")
+    assert "120 tokens were cut here" in text
+    assert [node.text for node in browser.find_elements("css selector", ".card.tool .out")] == ["first", "last"]
+    assert "repaired: closed the call" in text
+    before, after = browser.find_elements("css selector", ".repair .two > div")
+    assert "<tool_call>" in before.text or "<code>" in before.text or "```" in before.text
+    assert RECORD["turns"][0]["results"][0]["code"] in after.text
+
+
+def test_a_sample_says_so(browser: Any, tmp_path: Path):
+    source = open_source(RUN)
+    write_page([source], tmp_path / "view.html", limit=8)
+    show(browser, tmp_path / "view.html", "")
+    note = browser.find_element("css selector", "#note").text
+    assert f"8 of {len(source.rows)} trajectories" in note
+
+
+def test_the_theme_is_turned_and_paper_shows_the_text_alone(browser: Any, page: Path):
+    show(browser, page, f"step=1&id={RECORD['key']}")
+    back = "return getComputedStyle(document.body).backgroundColor"
+    before = browser.execute_script(back)
+    browser.find_element("css selector", "#theme").click()
+    wait(browser, lambda: browser.execute_script(back) != before)
+    browser.find_element("css selector", "#theme").click()
+    wait(browser, lambda: browser.execute_script(back) == before)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        visible = (
+            "return [...document.querySelectorAll('body > header, footer, .card.said')].map(n => n.offsetHeight > 0)"
+        )
+        assert browser.execute_script(visible) == [False] + [True] * len(RECORD["turns"]) + [False]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

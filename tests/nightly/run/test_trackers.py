@@ -1,0 +1,81 @@
+"""Scalars in W&B, SwanLab and MLflow: one run, each step once."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.run.test_trackers import run_in, three_steps_and_a_resume
+
+FIRST_NUMBERS = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 24.0)]  # of a library that cannot forget a step
+
+
+def test_wandb_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    three_steps_and_a_resume(run_in(tmp_path, "wandb"))
+    assert not (tmp_path / "tensorboard").exists(), "it was left out of the list"
+    known = json.loads((tmp_path / "wandb" / "retool.json").read_text())
+    assert known["step"] == 4
+    found: list[tuple[int, float]] = []
+    files = wandb_records(tmp_path, known["id"])
+    for records in files:
+        for record in records:
+            if record.HasField("run"):
+                assert (record.run.project, record.run.display_name) == ("retool", tmp_path.name)
+                settings = {item.key: item.value_json for item in record.run.config.update}
+                assert json.loads(settings["train"])["steps"] > 0
+            if record.HasField("history"):
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                found.append((record.history.step.num, float(items["loss"])))
+    assert (len(files), found) == (2, FIRST_NUMBERS)
+
+
+def test_mlflow_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    three_steps_and_a_resume(run_in(tmp_path, "mlflow"))
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("retool").experiment_id])
+    assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
+    assert run.data.params["run.platform"] == "cpu"
+    assert [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")] == FIRST_NUMBERS
+    assert "val/mean_8" in run.data.metrics
+
+
+def test_swanlab_keeps_its_files_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    three_steps_and_a_resume(run_in(tmp_path, "swanlab"))
+    known = json.loads((tmp_path / "swanlab" / "retool.json").read_text())
+    files = list(tmp_path.glob("swanlab/run-*/*.swanlab"))
+    assert [path.name for path in files] == [f"run-{known['id']}.swanlab"] * len(files) and files
+    assert known["step"] == 4 and any(b"loss" in path.read_bytes() for path in files)
+
+
+def wandb_records(folder: Path, run_id: str = "*") -> list[list[Any]]:
+    """The records of each file that wandb has written offline, oldest file first."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    files = sorted(folder.glob(f"wandb/offline-run-*/run-{run_id}.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    return [[Record.FromString(raw) for raw in _records(path.read_bytes())] for path in files]
+
+
+def _records(raw: bytes) -> Iterator[bytes]:
+    """Whole records of LevelDB's log format: blocks of 32 KiB, parts with headers of 7 bytes."""
+    block, header, whole, last = 32768, 7, 1, 4
+    at, parts = header, b""  # wandb's own header is as long
+    while at + header <= len(raw):
+        if (room := block - at % block) < header:
+            at += room
+            continue
+        length, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
+        at += header + length
+        if at > len(raw) or kind == 0:
+            return
+        parts += raw[at - length : at]
+        if kind in (whole, last):
+            yield parts
+            parts = b""

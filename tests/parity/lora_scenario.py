@@ -1,0 +1,64 @@
+"""Run by test_sft_lora.py in its own process: SFT's engine with adapters on one rank.
+
+Saved and resumed. Prints one JSON object.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.errors import CheckpointError
+from tests.parity.sft_scenario import BATCH, SETTINGS, make_engine
+from tests.scenario import tell_as_one_rank
+
+ADAPTERS = ("lora.rank=4", "lora.alpha=8", "lora.dropout=0.2")
+ADAPTERS += ("optim.lr=0.02", "optim.min_lr=0.02", "optim.warmup_fraction=0.0")
+LEARNT = 25  # updates
+
+
+def found(folder: Path) -> dict[str, Any]:
+    for seed, name in enumerate(("model", "other")):
+        write_model(folder / name, build_tokenizer(tokenizer_rows()), seed=seed)
+
+    engine_of = partial(make_engine, folder, (*SETTINGS, *ADAPTERS))
+
+    def steps(engine: Any, count: int) -> list[float]:
+        return [engine.train_batch(BATCH)["loss"] for _ in range(count)]
+
+    out: dict[str, Any] = {}
+    engine = engine_of()
+    out["before"] = engine.validation_loss([BATCH])
+    out["first"] = steps(engine, 3)
+    engine.save(str(folder / "saved"), 3)
+    out["later"] = steps(engine, 3)
+    out["files"] = {
+        str(path.relative_to(folder / "saved")): path.stat().st_size
+        for path in (folder / "saved").rglob("*")
+        if path.is_file()
+    }
+    beside = engine_of("checkpoint.asynchronous=true")
+    beside.load(str(folder / "saved"))
+    out["resumed"] = steps(beside, 1)
+    pending = beside.save(str(folder / "beside"), 4)
+    out["resumed"] += steps(beside, 2)
+    assert pending is not None
+    pending.finish()
+    again = engine_of()
+    again.load(str(folder / "beside"))
+    out["resumed_again"] = steps(again, 2)
+    other = engine_of(model="other")
+    try:
+        other.load(str(folder / "saved"))
+    except CheckpointError as error:
+        out["other"] = str(error)
+    learning = engine_of("lora.dropout=0.0", f"train.steps={LEARNT}")
+    out["learnt"] = steps(learning, LEARNT)
+    out["flops"] = learning.train_batch(BATCH)["flops"]
+    out["vocab"] = learning.shape.vocab
+    return out
+
+
+if __name__ == "__main__":
+    tell_as_one_rank(found)

@@ -1,0 +1,44 @@
+"""Megatron's checkpoint writers under our patch: the same files, and a writer that dies is told."""
+
+import queue
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES, Results
+from retool_mcore.verl.checkpoint import Writer
+from tests.parity.writers import write
+
+pytestmark = [pytest.mark.usefixtures("verl_on_cpu", "patched")]  # threads start the writers
+[PATCH] = [patch for patch in MEGATRON_PATCHES if patch.changes[0].target.endswith("write_preloaded_data_multiproc")]
+
+
+def test_files_and_reports_are_the_originals(tmp_path: Path):
+    ours = write(tmp_path / "ours", 3)
+    PATCH.revert()
+    try:
+        theirs = write(tmp_path / "theirs", 3)
+    finally:
+        PATCH.apply()
+    assert ours == theirs and [len(ours[number]) for number in (0, 1, 2)] == [2, 2, 2]
+    for path in sorted((tmp_path / "theirs").iterdir()):
+        assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_save_whose_writer_is_killed_ends(tmp_path: Path):
+    assert Writer([partial(write, tmp_path, 3, 2)]).wait() == "the process that wrote it ended with exit code -9"
+
+
+def test_each_save_reads_what_its_own_writer_has_reported():
+    actor, critic = Results(), Results()
+    writers = [Writer([partial(each.put, name)]) for each, name in ((actor, "actor"), (critic, "critic"))]
+    assert [writer.wait() for writer in writers] == [None, None]
+    assert (critic.get_nowait(), actor.get_nowait()) == ("critic", "actor")
+    with pytest.raises(queue.Empty):
+        Results().get_nowait()
+
+
+def test_a_writer_that_fails_says_why(tmp_path: Path):
+    (tmp_path / "__1.distcp").mkdir()
+    assert isinstance(write(tmp_path, 2), IsADirectoryError)

@@ -1,0 +1,159 @@
+"""algorithm.loss and loss_agg in real updates: verl's Megatron worker, its engine and its losses.
+
+The loss that a worker reports of its first update is compared with the paper's formula, on the
+log-probabilities that the same worker gave before it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from tests.parity.megatron_ranks import launch, make_model
+from tests.parity.rl_ranks import LENGTHS, PROMPT_TOKENS, row
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+DUAL = "algorithm.clip=[0.2, 0.28, 3]"
+MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
+SETTINGS = {
+    "ppo": [DUAL],
+    "gspo": ["algorithm.loss=gspo", MEAN_OF_MEANS],
+    "cispo": ["algorithm.loss=cispo"],
+    "sapo": ["algorithm.loss=sapo", MEAN_OF_MEANS],
+    "dr_grpo": [
+        DUAL,
+        "algorithm.loss_agg=seq-mean-token-sum-norm",
+        "rollout.max_response_tokens=50",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("rl_losses")
+    common = {"model": str(make_model(folder / "model")), "role": "actor", "auto": False, "lr": 1e-3}
+    jobs = [
+        {**common, "name": name, "micro_batch_tokens": 128, "settings": settings, "actions": [["update"]]}
+        for name, settings in SETTINGS.items()
+    ]
+    jobs.append({**jobs[0], "name": "masked", "actions": [["update", 0]]})
+    settings = [DUAL, "algorithm.old_log_prob=rollout", "train.mini_batch_prompts=3"]
+    engines = {"name": "engines", "settings": settings, "lr": 2e-2, "actions": [["update", None, 4]]}
+    jobs.append({**jobs[0], **engines})
+    return {name: answers[0] for name, answers in launch(jobs, 1, folder / "ranks").items()}
+
+
+class Batch:
+    """The responses of one update or both, one tensor [T] of each, and what the worker said of
+    them: ``said`` [rows, T].
+    """
+
+    def __init__(self, said_by_row: list[list[float]], updates: int = 1) -> None:
+        columns = [
+            row(100 * update + number, length)
+            for update in range(updates)
+            for number, length in enumerate(LENGTHS[update])
+        ]
+        self.new, self.ratio, self.advantage, self.mask = [], [], [], []
+        for said, column in zip(said_by_row, columns, strict=False):
+            new_T = torch.tensor(said[PROMPT_TOKENS - 1 : -1])
+            self.new.append(new_T)
+            self.ratio.append((new_T - torch.tensor(column["old_log_probs"])).exp())
+            self.advantage.append(torch.tensor(column["advantages"]))
+            self.mask.append(torch.tensor(column["response_mask"]))
+
+    def sums(self, of_response: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """[B] sums over a response's sampled tokens of a function of new, ratio and advantage."""
+        rows = zip(self.new, self.ratio, self.advantage, self.mask, strict=True)
+        return torch.stack([(of_response(new, ratio, adv) * mask).sum() for new, ratio, adv, mask in rows])
+
+    @property
+    def counts(self) -> torch.Tensor:
+        return torch.stack([mask.sum() for mask in self.mask])
+
+
+def clipped(_: torch.Tensor, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    """PPO's term, with the dual clip at 3 (arXiv 1912.09729, Eq. 5)."""
+    term = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+    return torch.where(advantage < 0, torch.maximum(term, 3 * advantage), term)
+
+
+def expected(name: str, batch: Batch) -> torch.Tensor:
+    """The loss by the formulas of tests/unit/verl/test_losses.py, which names the papers."""
+    if name == "ppo":
+        return -batch.sums(clipped).sum() / batch.counts.sum()
+    if name == "dr_grpo":
+        return -(batch.sums(clipped) / 50).mean()
+    if name == "cispo":
+        terms = batch.sums(lambda new, ratio, advantage: ratio.clamp(0.8, 1.28) * advantage * new)
+        return -terms.sum() / batch.counts.sum()
+    if name == "sapo":
+
+        def gated(_: torch.Tensor, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+            tau = torch.where(advantage > 0, 1.0, 1.05)
+            return torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantage
+
+        return -(batch.sums(gated) / batch.counts).mean()
+    mean_ratio_B = (batch.sums(lambda _, ratio, advantage: ratio.log()) / batch.counts).exp()
+    each = zip(mean_ratio_B, batch.advantage, batch.mask, strict=True)
+    of_response = [
+        (torch.minimum(ratio * adv, ratio.clamp(0.8, 1.28) * adv) * mask).sum() / mask.sum()
+        for ratio, adv, mask in each
+    ]
+    return -torch.stack(of_response).mean()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_update_workers_loss_is_the_run_files(runs: dict[str, dict[str, Any]], name: str):
+    run = runs[name]
+    assert run["loss"][0] == pytest.approx(float(expected(name, Batch(run["before"]))), rel=1e-4, abs=1e-5)
+    assert all(norm > 1e-3 for norm in run["grad_norm"])
+    others = [runs[other] for other in SETTINGS if other != name]
+    assert all(abs(run["loss"][0] - other["loss"][0]) > 1e-3 for other in others), "the losses differ"
+
+
+def test_each_of_four_updates_clips_the_ratio_to_the_engine(runs: dict[str, dict[str, Any]]):
+    """old_log_prob = "rollout" without weights: each by the log-probabilities of its own pass."""
+    run = runs["engines"]
+    batch = Batch(run["during"], updates=2)
+    sums, counts = batch.sums(clipped).split(4), batch.counts.split(4)
+    expected = [float(-of_update.sum() / tokens.sum()) for of_update, tokens in zip(sums, counts, strict=True)]
+    assert run["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-5) and len(expected) == 4
+    first = Batch(run["before"], updates=2).sums(clipped).split(4)
+    stale = [float(-of_update.sum() / tokens.sum()) for of_update, tokens in zip(first, counts, strict=True)]
+    assert abs(run["loss"][-1] - stale[-1]) > 1e-3, "the weights have moved by then"
+
+
+def test_an_update_without_a_token_to_learn_from_changes_nothing(runs: dict[str, dict[str, Any]]):
+    run = runs["masked"]
+    assert run["loss"][0] == 0 and run["grad_norm"][0] == 0
+    assert run["grad_norm"][1] > 1e-3, "the next update learns"
+    assert all(abs(value) < 1e3 for said in run["after"] for value in said)
+
+
+def test_the_log_probabilities_of_each_update_are_kept_in_the_batchs_order(runs: dict[str, dict[str, Any]]):
+    run = runs["ppo"]
+    gaps = [
+        max(abs(a - b) for a, b in zip(during[:-1], before[:-1], strict=True))
+        for during, before in zip(run["during"], run["before"], strict=True)
+    ]
+    assert len(gaps) == 16
+    assert max(gaps[:8]) < 1e-5, "the first update's pass sees the weights as they were"
+    assert min(gaps[8:]) > 1e-4, "the second one's sees what the first has changed"
+
+
+def test_the_workers_clipping_and_divergence_are_means_over_the_tokens_of_both_updates(runs: dict[str, dict[str, Any]]):
+    run = runs["ppo"]
+    batch = Batch(run["during"], updates=2)
+    tokens = float(batch.counts.sum())
+    too_far = batch.sums(
+        lambda _, ratio, advantage: (((ratio > 1.28) & (advantage > 0)) | ((ratio < 0.8) & (advantage < 0))).float()
+    )
+    divergence = batch.sums(lambda _, ratio, advantage: -ratio.log())
+    assert run["means"]["loss_tokens"] == tokens
+    assert run["means"]["actor/pg_clipfrac"] == pytest.approx(float(too_far.sum()) / tokens, rel=1e-6)
+    assert run["means"]["actor/ppo_kl"] == pytest.approx(float(divergence.sum()) / tokens, rel=1e-4)
+    assert 0 < run["means"]["actor/pg_clipfrac"] < 1

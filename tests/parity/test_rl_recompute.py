@@ -1,0 +1,139 @@
+"""memory.recompute = "auto" under RL's own losses: the same updates, and only long micro-batches
+recompute.
+
+Real verl workers with its losses of actor and critic, Megatron-core and gloo. The reference packs
+everything into micro-batches that hold the longest response and keeps all activations, as a run
+without "auto" must.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity.megatron_ranks import launch_all, make_model
+from tests.parity.rl_ranks import LENGTHS, PROMPT_TOKENS
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+USUAL = 64  # tokens of a micro-batch on one rank; the longest sequence has 90
+LAYOUTS: dict[str, dict[str, int]] = {"dp2": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "cp2": {"cp": 2}}
+
+# Two mini-batches of 271 and 272 tokens, whose longest rows have 50 and 90.
+OF_ROWS = [f"data.max_prompt_tokens={PROMPT_TOKENS}", f"rollout.max_response_tokens={LENGTHS[1][-1]}"]
+RUN_FILES = {
+    "96": [*OF_ROWS, "train.micro_batch_tokens=96"],
+    "200": [*OF_ROWS, "train.micro_batch_tokens=200"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("rl_recompute")
+    model = str(make_model(folder / "model"))
+
+    def job(name: str, role: str, layout: dict[str, int] | None = None, *, auto: bool) -> dict[str, Any]:
+        tokens = USUAL if auto else 1000
+        settings = {"model": model, "layout": layout or {}, "auto": auto, "micro_batch_tokens": tokens}
+        return {"name": name, "role": role, "actions": [["update"]], "lr": 1e-3, **settings}
+
+    one = [job(role, role, auto=False) for role in ("actor", "critic")]
+    one += [job("actor_one", "actor", auto=True)]
+    two = [job(f"actor_{name}", "actor", layout, auto=True) for name, layout in LAYOUTS.items()]
+    two += [job(f"critic_{name}", "critic", LAYOUTS[name], auto=True) for name in ("dp2", "tp2")]
+    tied, untied = tied_and_untied(folder)
+    one += [{**job(f"run_file_{name}", "actor", auto=False), "run_file": file} for name, file in RUN_FILES.items()]
+    for name in ("none", "selective"):
+        built = {"run_file": [f"memory.recompute={name}"], "actions": [["recomputes_norms"]]}
+        one += [{**job(f"norms_{name}", "actor", auto=False), **built}]
+    one += [{**job(f"critic_{path.name}", "critic", auto=False), "model": str(path)} for path in (tied, untied)]
+    two += [{**job("critic_tied_tp2", "critic", {"tp": 2}, auto=False), "model": str(tied)}]
+    one += [{**job("run_file_whole", "actor", auto=False), "run_file": [*OF_ROWS]}]
+    shared = [*OF_ROWS, "cluster.gpus_per_node=2", "parallel.tp=2"]
+    two += [{**job("run_file_shared", "actor", auto=False), "run_file": shared}]
+    return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
+
+
+def tied_and_untied(folder: Path) -> tuple[Path, Path]:
+    """Two models that differ in their head alone: the first one's is its embedding."""
+    import transformers
+
+    tied = make_model(folder / "tied", tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tied)
+    config = transformers.AutoConfig.from_pretrained(tied, tie_word_embeddings=False)
+    other = transformers.AutoModelForCausalLM.from_config(config)
+    other.load_state_dict({**model.state_dict(), "lm_head.weight": other.lm_head.weight.detach()})
+    other.save_pretrained(folder / "untied")
+    transformers.AutoTokenizer.from_pretrained(tied).save_pretrained(folder / "untied")
+    return tied, folder / "untied"
+
+
+@pytest.mark.parametrize("name", ["actor_one", *(f"actor_{layout}" for layout in LAYOUTS), "critic_dp2", "critic_tp2"])
+def test_updates_are_those_of_a_run_that_recomputes_nothing(runs: dict[str, dict[str, Any]], name: str):
+    want, got = runs[name.partition("_")[0]], runs[name]
+    assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
+    assert all(norm > 1e-3 for norm in want["grad_norm"])
+    assert max(abs(new - old) for new, old in zip(want["after"][0], want["before"][0], strict=True)) > 0.05
+    # The rows of data-parallel rank 0, after both updates: every second row where there are two.
+    rows = want["after"][:: 2 if name.endswith("dp2") else 1]
+    for row, expected in zip(got["after"], rows, strict=True):
+        assert row[:-1] == pytest.approx(expected[:-1], abs=2e-4)
+
+
+@pytest.mark.parametrize("name", ["critic_tied", "critic_tied_tp2"])
+def test_a_critic_begins_with_the_body_of_a_tied_model(runs: dict[str, dict[str, Any]], name: str):
+    """A tied model's checkpoint has no head to leave out."""
+    want, got = runs["critic_untied"], runs[name]
+    for row, expected in zip(got["before"], want["before"], strict=True):
+        assert row[:-1] == pytest.approx(expected[:-1], abs=2e-4)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
+
+
+def passes(runs: dict[str, dict[str, Any]], name: str) -> Iterable[list[list[int]]]:
+    """Of each data-parallel rank: [tokens, recomputed layers] of its forward passes in training."""
+    return runs[name]["seen"]
+
+
+def test_only_micro_batches_above_the_usual_size_recompute(runs: dict[str, dict[str, Any]]):
+    for name in ("actor_one", "actor_dp2", "actor_tp2", "critic_dp2", "critic_tp2"):
+        seen = [each for of_rank in passes(runs, name) for each in of_rank]
+        assert {tokens > USUAL for tokens, _ in seen} == {True, False}, name
+        assert all((layers > 0) == (tokens > USUAL) for tokens, layers in seen), name
+    assert all(layers == 0 for _, layers in runs["actor"]["seen"][0])
+
+
+def test_a_long_response_leaves_the_other_micro_batches_at_the_usual_size(runs: dict[str, dict[str, Any]]):
+    """By the budget of the longest response alone, the second mini-batch would be cut into three:
+    all recompute.
+    """
+    [seen] = passes(runs, "actor_one")
+    totals = [sum(PROMPT_TOKENS + length for length in lengths) for lengths in LENGTHS]
+    assert totals == [271, 272] and len(seen) == 5 + 5, seen
+    assert max(tokens for tokens, _ in seen) == PROMPT_TOKENS + LENGTHS[1][-1] == 90
+
+
+def test_all_data_parallel_ranks_have_as_many_micro_batches(runs: dict[str, dict[str, Any]]):
+    for name in ("actor_dp2", "critic_dp2"):
+        assert len({len(of_rank) for of_rank in passes(runs, name)}) == 1, name
+
+
+def test_an_actor_packs_micro_batches_up_to_the_run_files_tokens(runs: dict[str, dict[str, Any]]):
+    for name, most, passes_of_both in (("96", 96, range(6, 9)), ("200", 200, range(4, 5))):
+        tokens = [tokens for tokens, _ in runs[f"run_file_{name}"]["seen"][0]]
+        assert sum(tokens) == 271 + 272 and max(tokens) <= most and len(tokens) in passes_of_both, tokens
+
+
+def test_selective_recomputation_is_of_every_norm(runs: dict[str, Any]):
+    """Of the model as it is built: its backward pass needs Transformer Engine, so a GPU."""
+    assert runs["norms_selective"] == [True] * 8 and runs["norms_none"] == [False] * 8
+
+
+def test_sequence_parallelism_leaves_a_rank_half_of_the_tokens(runs: dict[str, dict[str, Any]]):
+    whole, shared = runs["run_file_whole"], runs["run_file_shared"]
+    assert sum(whole["held"]) == 271 + 272, "one process holds each token, and none of padding"
+    rounded = [2 * half - held for half, held in zip(shared["held"], whole["held"], strict=True)]
+    assert all(0 <= more < 8 for more in rounded), "rows are cut evenly: each is rounded up to two"
+    assert shared["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)

@@ -1,0 +1,61 @@
+"""SFT's engine with adapters, without torchrun: it learns, its checkpoints hold adapters alone, and
+it goes on from them as if it had not stopped.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.forked import run_scenario
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_scenario("tests.parity.lora_scenario", tmp_path_factory.mktemp("lora"))
+
+
+def test_adapters_beside_frozen_weights_learn(seen: dict[str, Any]):
+    learnt = seen["learnt"]
+    assert learnt[0] == pytest.approx(seen["before"], abs=1e-6), "the first forward pass is the base's"
+    assert learnt[-1] < 0.2 * learnt[0]
+
+
+def test_a_step_counts_the_flops_of_frozen_weights_and_of_adapters(seen: dict[str, Any]):
+    """By hand: 4 for each frozen weight and token, 6 for each of an adapter's, and attention."""
+    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384
+    adapters = 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 384))
+    weights = 4 * (3 * layer + 128 * seen["vocab"]) + 6 * 3 * adapters
+    squares = 100**2 + 20**2 + 21**2 + 22**2
+    assert seen["flops"] == weights * 163 + 6 * 3 * 128 * squares
+
+
+def test_dropout_changes_what_is_learnt_and_not_what_is_validated(seen: dict[str, Any]):
+    assert seen["first"][0] == seen["learnt"][0]
+    assert abs(seen["first"][1] - seen["learnt"][1]) > 1e-4
+
+
+def test_a_checkpoint_holds_adapters_their_optimizer_and_no_model(seen: dict[str, Any]):
+    files = seen["files"]
+    held = {name.removeprefix("model/huggingface/") for name in files if name.startswith("model/huggingface/")}
+    assert {"adapter_model.safetensors", "adapter_config.json", "adapter_base.json"} <= held
+    assert not [name for name in held if name.endswith(".safetensors") and not name.startswith("adapter")]
+    # 3 layers, rank 4, matrices of 128, 64 and 384: float32 once, and three times in the optimizer.
+    weight = 4 * 3 * 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 384))
+    assert weight < files["model/huggingface/adapter_model.safetensors"] < 1.2 * weight
+    states = sum(size for name, size in files.items() if name.startswith("optimizer/") and name.endswith(".distcp"))
+    assert 3 * weight < states < 5.5 * weight
+
+
+def test_a_resumed_run_goes_on_with_the_same_steps(seen: dict[str, Any]):
+    """With dropout's random numbers, and from a checkpoint that was written beside the steps."""
+    assert seen["resumed"] == seen["later"]
+    assert seen["resumed_again"] == seen["later"][1:]
+
+
+def test_adapters_of_another_base_are_refused_by_name(seen: dict[str, Any]):
+    assert "were trained on " in seen["other"] and "/model, and " in seen["other"]
+    assert "/other is another model, or is not here: model.safetensors differs." in seen["other"]
+    assert not seen["other"].startswith("the checkpoint "), "nothing is damaged"

@@ -1,0 +1,128 @@
+"""Class Ascend on a simulated NPU, through verl's real code, and on a machine that has none."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend.adapter import Ascend, driver_version
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms import get_platform
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CONFIGS = ROOT / "configs"
+RECORDED = json.loads((HERE / "names_v0_23_0.json").read_text(encoding="utf-8"))["files"]
+no_npu = pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed here")
+verl_here = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_platforms_variable(monkeypatch: pytest.MonkeyPatch):
+    """Platform cpu, where a test of this process has activated it, sets what RL on NPUs refuses."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+
+
+@no_npu
+def test_a_machine_without_an_npu_explains_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "absent"))
+    with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed here \(CANN is not at .*absent"):
+        get_platform("ascend").check_machine()
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    with pytest.raises(PlatformError, match=r"\(CANN is at "):
+        get_platform("ascend").check_machine()
+
+
+def test_cann_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert Ascend().cann_version() is None
+    info = tmp_path / "aarch64-linux" / "ascend_toolkit_install.info"
+    info.parent.mkdir()
+    info.write_text("package_name=Ascend-cann-toolkit\nversion=9.0.0\n")
+    assert Ascend().cann_version() == "9.0.0"
+
+
+def test_a_machine_without_npu_smi_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlatformError, match="npu-smi is not on the path"):
+        driver_version()
+
+
+def _verl_sources() -> str:
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+    return "\n".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py"))
+
+
+@verl_here
+def test_every_variable_is_known_to_who_reads_it():
+    """Ours, verl's and Ray's in the installed sources; the engine's in what was recorded of
+    vllm-ascend 0.23.0.
+    """
+    sources = _verl_sources()
+    read_by = {
+        "RETOOL_PLATFORM": "retool_mcore",
+        "VERL_PLATFORM": "verl",
+        "VLLM_ASCEND_ENABLE_NZ": "vllm-ascend",
+        "TASK_QUEUE_ENABLE": "torch_npu",  # its Dockerfile and guides set it
+        "HCCL_OP_EXPANSION_MODE": "vllm-ascend",
+        "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "ray",
+        "HCCL_CONNECT_TIMEOUT": "CANN",
+        "TOKENIZERS_PARALLELISM": "verl",
+    }
+    assert set(read_by) == {variable.name for variable in Ascend().environment()}
+    for name, reader in read_by.items():
+        if reader == "verl":
+            assert name in sources, name
+        elif reader == "vllm-ascend":
+            assert RECORDED[name]["code"] > 0, name
+        elif reader in ("torch_npu", "CANN"):
+            assert RECORDED[name]["other"] > 0, name
+        elif reader == "ray":
+            from ray._private.accelerators import npu
+
+            assert name in Path(str(npu.__file__)).read_text(encoding="utf-8")
+    assert all(len(variable.reason) > 15 for variable in Ascend().environment())
+
+
+@pytest.mark.parametrize("name", ["VLLM_USE_V1", "VLLM_ENABLE_GRAPH_MODE", "VLLM_ASCEND_ENABLE_MLP_OPTIMIZE"])
+def test_what_the_guide_exports_and_we_do_not_is_read_by_nobody(name: str):
+    assert RECORDED[name]["code"] == 0
+    assert name in (ROOT / "ascend" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_guides_settings_are_the_shipped_ones():
+    run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml")
+    assert (run.train.prompts_per_step, run.rollout.group_size, run.train.mini_batch_prompts) == (32, 16, 16)
+    assert (run.rollout.max_turns, run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (16, 2048, 20480)
+    assert (run.rollout.engine_tp, run.rollout.max_running_requests) == (2, 1024)
+    assert run.rollout.engine_memory_fraction <= 0.75, "not the guide's 0.9, which is beside FSDP"
+    assert (run.cluster.nodes, run.cluster.gpus_per_node, run.optim.lr) == (1, 8, 1e-6)
+    assert (run.checkpoint.every_steps, run.validation.every) == (100, 20)
+    assert (run.algorithm.clip[:2], run.algorithm.clip_c) == ([0.2, 0.28], 10.0)
+    sft = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml")
+    assert (sft.train.global_batch, sft.train.steps, sft.data.max_length_tokens) == (32, 372, 16384)
+    assert sft.data.train_file not in sft.validation.files
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ASCEND_LAUNCH_BLOCKING", "1", "ASCEND_LAUNCH_BLOCKING = 1"),
+        ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "PYTORCH_NPU_ALLOC_CONF"),
+        ("TORCHDYNAMO_DISABLE", "1", "piecewise graphs go through torch.compile"),
+    ],
+)
+def test_an_exported_variable_that_the_engine_refuses(monkeypatch, name: str, value: str, message: str):
+    run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(PlatformError, match=message):
+        Ascend().check_settings(run)
+
+
+def test_evaluation_on_an_npu_is_refused():
+    with pytest.raises(PlatformError, match="retool eval"):
+        Ascend().sglang_command("model", 1, dtype="bfloat16", max_running_requests=1)

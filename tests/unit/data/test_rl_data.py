@@ -1,0 +1,227 @@
+"""RL problems of the known schemas, each once, in verl's schema."""
+
+import json
+
+import pytest
+
+from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.layouts import read_problem
+from retool_mcore.data.rl import convert_rl, name_and_split
+from retool_mcore.data.sources import read_source, source_files
+from retool_mcore.errors import DataError
+from tests.unit.data.commands import refused, succeed
+
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": [
+        {
+            "role": "user",
+            "content": "Solve the following math problem step by step. The last line of your response should be of the "
+            "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is $2 + 2$?\n\n"
+            'Remember to put your answer on its own line after "Answer:".',
+        }
+    ],
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "4", "style": "rule-lighteval/MATH_v2"},
+    "extra_info": {"index": "a"},
+}
+
+
+def named(*rows):
+    return [(f"file, row {index}", row) for index, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    "row, problem, truth",
+    [
+        (DAPO, "What is $2 + 2$?", "4"),
+        ({"ID": "2024-I-1", "Problem": "P?", "Solution": "...", "Answer": 204}, "P?", "204"),
+        ({"id": 0, "problem": "P?", "answer": "070", "solution": "..."}, "P?", "070"),
+        ({"question": "P?", "answer": "It is <<1+1=2>>2.\n#### 1,080"}, "P?", "1080"),
+        ({"input": " P? ", "output": "45"}, "P?", "45"),
+        ({"problem": "P?", "answer": 0.5}, "P?", "0.5"),
+        ({"problem": "P?", "answer": 12345678.0}, "P?", "12345678"),
+        ({"problem": "P?", "answer": 0.1234567}, "P?", "0.1234567"),
+    ],
+)
+def test_known_schemas_are_read(row, problem, truth):
+    assert read_problem(row, "here") == (problem, truth)
+
+
+@pytest.mark.parametrize(
+    "row, rule",
+    [
+        ({"text": "P?"}, "here: columns text; known are prompt/reward_model, problem/answer"),
+        ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
+        ({"problem": "P?", "answer": ["4", "5"]}, "here, column answer: the answer is ['4', '5']"),
+        ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
+        ({"problem": "P?", "answer": float("nan")}, "here, column answer: the answer is nan"),
+        ({"problem": "P?", "answer": " "}, "here, column answer: the answer is empty"),
+        (
+            {"prompt": DAPO["prompt"], "reward_model": {"ground_truth": []}},
+            "here, column reward_model: the answer is []",
+        ),
+        ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
+        ({"prompt": 5, "reward_model": {"ground_truth": "4"}}, "here, column prompt: the problem is 5, not a text"),
+        ({"prompt": DAPO["prompt"], "reward_model": None}, "here, column reward_model: no ground_truth in None"),
+    ],
+)
+def test_other_rows_are_errors_that_name_the_column(row, rule):
+    with pytest.raises(DataError) as caught:
+        read_problem(row, "here")
+    assert rule in str(caught.value)
+
+
+def test_repeats_are_dropped_and_counted():
+    rows = [DAPO] * 100 + [{"problem": "what  is 2+2?", "answer": "4"}, {"problem": "What is 2 - 2?", "answer": "0"}]
+    conflict = {"problem": "What is 2 + 2?", "answer": "5"}
+    unreadable = {"problem": "Why?", "answer": "\\frac{"}
+    report = convert_rl(named(*rows, conflict, unreadable), "mix")
+    assert [row["reward_model"]["ground_truth"] for row in report.rows] == ["4", "0"]
+    assert report.counts == {"kept": 2, "duplicate": 100, "conflict": 1, "unreadable truth": 1}
+    assert [(reject["where"], reject["reason"]) for reject in report.rejects] == [
+        ("file, row 102", "conflict"),
+        ("file, row 103", "unreadable truth"),
+    ]
+    assert "100 repeats of a kept problem" in report.lines()
+
+
+def test_rows_have_verls_schema():
+    assert list(convert_rl(named(DAPO), "math_dapo").rows) == [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": "What is $2 + 2$?\nPut your final answer within \\boxed{}."}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "4"},
+            "extra_info": {"split": "train", "index": 0},
+        }
+    ]
+
+
+def test_the_command_reads_files_and_folders(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "test.jsonl").write_text(json.dumps({"problem": "P?", "answer": "1"}) + "\n")
+    write_parquet(folder / "train.parquet", [DAPO, DAPO])
+    out, rejects = tmp_path / "out.parquet", tmp_path / "rejects.jsonl"
+    output = refused("rl", folder, "--out", out, "--rejects", rejects)
+    assert not out.exists()
+    assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in output
+    output = succeed("rl", folder / "train.parquet", "--out", out)
+    assert "2 rows\n1 problems kept\n1 repeats" in output
+    succeed("rl", folder, "--out", out, "--rejects", rejects, "--split", "test", "--name", "mine")
+    ((_, row),) = read_rows(out, ("data_source", "extra_info"))
+    assert row == {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}
+
+
+BAD_LINES = [
+    b'{"problem": "P?"}',
+    b'{"problem": "P?", "answer": ["4", "5"]}',
+    b'{"problem": 5, "answer": "4"}',
+    b'{"problem": "\xff", "answer": "4"}',
+    b'{"problem": "\\ud800", "answer": "4"}',
+    b'{"problem": "P?", "answer": ' + b"9" * 5000 + b"}",
+    b'{"problem": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"problem": "P?", "answer": NaN}',
+    b"[1, 2]",
+    b'{"problem": "P',
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_row_is_one_error_with_its_line(tmp_path, line):
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"problem": "Q?", "answer": "1"}\n' + line + b"\n")
+    output = refused("rl", source, "--out", tmp_path / "out.parquet")
+    assert output.startswith(f"error: {source}, line 2") and "Traceback" not in output
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_bad_rows_are_rejected_and_counted_when_asked(tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_bytes(b"\n".join([b'{"problem": "Q?", "answer": "1"}', *BAD_LINES]))
+    output = succeed("rl", source, "--out", out, "--reject-bad")
+    assert f"{len(BAD_LINES) + 1} rows\n1 problems kept" in output
+    assert f"{len(BAD_LINES)} rows that cannot be read" in output
+    rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    assert {row["where"] for row in rejects} == {f"{source}, line {n}" for n in range(2, len(BAD_LINES) + 2)}
+    assert all(row["reason"].startswith("bad row: ") for row in rejects)
+
+
+def test_a_problem_of_a_hundred_megabytes_is_rejected_and_cut_in_the_report(tmp_path):
+    rows = named({"problem": "P?", "answer": "1"}, {"problem": "word " * 20_000_000, "answer": "1"})
+    report = convert_rl(rows, "x")
+    assert report.counts == {"kept": 1, "too long": 1}
+    assert len(report.rejects[0]["problem"]) == 2000
+    assert "1 problems of more than 100000 characters" in report.lines()
+
+
+@pytest.mark.parametrize(
+    "source, name, split",
+    [
+        ("sets/gsm8k/test.jsonl", "gsm8k", "test"),
+        ("sets/aime25.jsonl", "aime25", "train"),
+        ("Maxwell-Jia/AIME_2024", "AIME_2024", "train"),
+        ("sets/dapo-math-17k.parquet", "dapo-math-17k", "train"),
+    ],
+)
+def test_the_data_source_is_named_after_the_set_and_not_its_split(source, name, split):
+    assert name_and_split(source) == (name, split)
+
+
+def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match="neither a file or folder here nor a data set that the hub gives"):
+        source_files("nobody/no-such-set")
+    with pytest.raises(DataError, match="neither a file or folder here"):
+        source_files("not a name at all")
+    with pytest.raises(DataError, match="no data file of split 'train'"):
+        (tmp_path / "test.jsonl").write_text("{}\n")
+        source_files(str(tmp_path), "train")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="no rows"):
+        list(read_source(str(tmp_path / "empty.jsonl")))
+    with pytest.raises(DataError, match="line 1: no column messages; it has problem"):
+        (tmp_path / "bad.jsonl").write_text('{"problem": "x"}\n')
+        list(read_source(str(tmp_path / "bad.jsonl"), ("messages",)))
+
+
+@pytest.mark.parametrize("answer", [None, "", "  "])
+def test_a_row_without_an_answer_is_left_out_and_told(answer: str | None):
+    rows = [
+        ("one", {"problem": "What is 2 + 2 in all?", "answer": "4"}),
+        ("two", {"problem": "And?", "answer": answer}),
+    ]
+    report = convert_rl(rows, "mine")
+    assert len(report.rows) == 1
+    assert [(each["where"], each["reason"]) for each in report.rejects] == [("two", "unreadable truth")]
+    assert "column answer" in report.rejects[0]["why"]
+    assert report.rejects[0]["problem"] == "And?"
+
+
+def test_a_bad_value_tells_the_columns_and_what_helps():
+    told = r"The row's columns: problem, answer, kind\. --problem, .* --solution-box .* --reject-bad"
+    with pytest.raises(DataError, match=told):
+        convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"problem": "Why?", "answer": None, "kind": "x"}], "(1 unreadable truth). The first: {0}, line 1, column"),
+        ([{"problem": "Why?", "answer": "\\frac{"}], "(1 unreadable truth). The first: {0}, line 1: "),
+        ([{"problem": 5, "answer": "1"}], "(1 bad row). The first: {0}, line 1, column problem: the problem is 5"),
+        ([{"problem": "P?", "answer": "1", "split": "test"}] * 2, "(2 other split). --split chooses another"),
+    ],
+)
+def test_when_no_row_is_left_the_error_shows_one_and_what_helps(tmp_path, rows, told):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    options = ["--reject-bad", *(["--split", "train"] if "split" in rows[0] else [])]
+    output = refused("rl", source, "--out", out, *options)
+    assert not out.exists()
+    assert f"none of {len(rows)} rows can be used " + told.format(source) in output
+    assert "{" not in output.replace("\\boxed{}", "").replace("frac{", "")  # no dictionary
+    if "split" not in rows[0]:
+        assert f"A row: problem = {rows[0]['problem']!r}, answer = " in output
+        assert "--problem, and --answer, or --solution-box" in output

@@ -1,0 +1,136 @@
+"""[model] chat_template and template_args reach all places that render, and the exported model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.data import app
+from retool_mcore.config import EvaluationConfig, RlConfig, SftConfig, load_config
+from retool_mcore.config.model import BUILT_IN
+from retool_mcore.data.chat import load_tokenizer, tokenizer_of
+from retool_mcore.data.files import write_parquet
+from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tokenizer import read_template, template_of, with_args
+from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.evaluate.cases import identity_of
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.verl.keys.ppo import ppo_keys
+from retool_mcore.verl.keys.refused import RL_KEYS, SFT_KEYS
+from retool_mcore.verl.keys.sft import sft_sections
+from tests.template_styles import tokenizer_in
+from tests.unit.data.commands import refused, succeed
+
+ROOT = Path(__file__).parents[3]
+QUESTION = {"role": "user", "content": "How much is 2 + 2?"}
+OFF = "model.template_args={ enable_thinking = false }"
+EMPTY = "<think>\n\n</think>\n\n"
+ROW = {"messages": [QUESTION, {"role": "assistant", "content": "\\boxed{4}"}], "tools": None}
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    tokenizer_in("Qwen3: an empty block of thinking").save_pretrained(folder)
+    return folder
+
+
+def run_of(kind: type, path: Path, *own: str):
+    name = "sft_tiny_cpu.toml" if kind is SftConfig else "rl_tiny_cpu.toml"
+    return load_config(kind, ROOT / "configs" / name, [f"model.path={path}", *own])
+
+
+def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_path: Path):
+    sft, rl = run_of(SftConfig, qwen3, OFF), run_of(RlConfig, qwen3, OFF)
+    tokenizer = tokenizer_of(rl.model)
+    prompt = protocol_of(rl.rollout.calling(False), tokenizer).prompt_ids([QUESTION])
+    assert tokenizer.decode(prompt).endswith(f"<|im_start|>assistant\n{EMPTY}")
+    write_parquet(tmp_path / "rows.parquet", [ROW])
+    (example,) = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(sft.model), 400).examples
+    assert list(example.token_ids)[: len(prompt)] == prompt
+    assert not any(list(example.loss_mask)[: len(prompt)])  # the block is written, and not learnt
+    evaluated = tokenizer_of(EvaluationConfig.of(rl).model, str(qwen3))
+    assert evaluated.chat_template == tokenizer.chat_template
+    plain = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(run_of(SftConfig, qwen3).model), 400).examples[0]
+    assert sum(plain.loss_mask) > sum(example.loss_mask)
+
+
+def test_lint_renders_with_the_arguments(qwen3: Path, tmp_path: Path):
+    write_parquet(tmp_path / "rows.parquet", [ROW])
+
+    def loss(*options: str) -> str:
+        output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, *options)
+        return next(line for line in output.splitlines() if "carry loss" in line)
+
+    assert loss() != loss("--template-args", "{ enable_thinking = false }")
+    output = refused("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", "3")
+    assert "is no table of TOML" in output
+
+
+def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
+    rl, sft, platform = run_of(RlConfig, qwen3, OFF), run_of(SftConfig, qwen3, OFF), get_platform("cpu")
+    text = tokenizer_of(rl.model).chat_template
+    ppo = run_of(RlConfig, qwen3, OFF, "algorithm.name=ppo", "critic.lr=1e-5")
+    assert ppo_keys(rl, platform)["actor_rollout_ref.model.custom_chat_template"] == text
+    assert ppo_keys(ppo, platform)["critic.model.custom_chat_template"] == text
+    assert sft_sections(sft, platform)["model"]["custom_chat_template"] == text
+    assert "custom_chat_template" not in sft_sections(run_of(SftConfig, qwen3), platform)["model"]
+    assert RL_KEYS["actor_rollout_ref.model.custom_chat_template"] == "model.chat_template"
+    assert SFT_KEYS["model.custom_chat_template"] == "model.chat_template"
+
+
+def test_samples_of_another_template_are_not_continued(qwen3: Path):
+    plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *own)) for own in ((), (OFF,)))
+    assert identity_of(plain, str(qwen3), []) != identity_of(other, str(qwen3), [])
+
+
+def test_an_export_renders_as_its_run_did_and_setting_an_argument_again_changes_nothing(qwen3: Path, tmp_path: Path):
+    model = run_of(RlConfig, qwen3, OFF).model
+    tokenizer_of(model).save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).chat_template == tokenizer_of(model).chat_template
+    assert tokenizer_of(model, str(tmp_path)).chat_template == tokenizer_of(model).chat_template
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "file"])
+def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Path, name: str):
+    tokenizer.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    with pytest.raises(CheckpointError, match=r"has no chat template.*model\.chat_template to a file or to one of"):
+        load_tokenizer(str(tmp_path / "base"))
+    shutil.copy(ROOT / "tests" / "templates" / "plain_chatml.jinja", tmp_path / "file.jinja")
+    given = name if name in BUILT_IN else str(tmp_path / "file.jinja")
+    found = CliRunner().invoke(app, ["protocol", str(tmp_path / "base"), "--chat-template", given])
+    assert found.stdout == ("hermes\n" if name == "chatml" else "retool\n"), found.output
+    model = run_of(SftConfig, tmp_path / "base", f"model.chat_template={given}").model
+    assert template_of(model) == tokenizer_of(model).chat_template == read_template(given)
+
+
+def test_what_is_no_template_or_no_argument_is_refused(tmp_path: Path, qwen3: Path):
+    with pytest.raises(ConfigError, match=r"model.chat_template = nowhere is no file.*none of chatml, plain"):
+        tokenizer_of(run_of(RlConfig, qwen3, "model.chat_template=nowhere").model)
+    for name in ("messages", "a-b"):
+        with pytest.raises(ConfigError, match=f"model.template_args has '{name}'"):
+            run_of(RlConfig, qwen3, f'model.template_args={{ "{name}" = 1 }}')
+
+
+def test_values_of_toml_are_values_of_the_template():
+    args = {"flag": True, "number": 1.5, "text": 'a "b"\n{{ c }}', "names": ["x", "y"]}
+    template = with_args("{{ flag }} {{ number }} {{ text }} {{ names | join('-') }}", args)
+    made = tokenizer_in("SmolLM2: plain ChatML")
+    before, made.chat_template = made.chat_template, template
+    try:
+        assert made.apply_chat_template([QUESTION], tokenize=False) == 'True 1.5 a "b"\n{{ c }} x-y'
+    finally:
+        made.chat_template = before
+
+
+def test_a_folder_without_a_tokenizer_is_told_whole(tmp_path: Path):
+    """transformers' own message goes on over several lines."""
+    with pytest.raises(CheckpointError) as told:
+        load_tokenizer(str(tmp_path))
+    assert str(told.value) == (
+        f"model.path = {tmp_path} has no tokenizer: no tokenizer.json lies in it. "
+        "Copy the tokenizer's files beside the weights, or name another folder."
+    )

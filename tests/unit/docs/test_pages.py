@@ -1,0 +1,299 @@
+"""The pages: their commands run, or are read as far as this machine goes; their settings load;
+their Python prints what it says; their links lead somewhere; what is made of them is what was made.
+"""
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.config import RlConfig
+from retool_mcore.config.load import build_config, load_run
+from tests.docs.record import filled
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Pages that the site includes or links to, whose commands users take as well.
+GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+GUIDES += [ROOT / folder / "README.md" for folder in ("launch", "ascend", "configs")]
+# Commands that other machines have. What stands before them is read by `bash -n`.
+ELSEWHERE = ("sbatch", "kubectl", "sky", "tensorboard", "source", "docker", "apptainer", "git", "head", "uv")
+STARTS = "|".join(("retool", "bash", "make", "python", "torchrun", r"\.venv/bin/\w+", *ELSEWHERE))
+INDENTED = re.compile(rf"^ {{4,6}}(?:[A-Z_]+=\S+ )*(?:{STARTS}) (?:.*\\\n)*.*\n", re.MULTILINE)
+BLOCK = re.compile(r"(?<=\n\n)(?: {4,6}\S.*\n)(?:(?: {4}.*)?\n)*")
+# Indented lines that no shell runs, by a part of the first, and why.
+NO_COMMANDS = {
+    "problem ──> model writes code": "a drawing",
+    "git clone <this repository>": "the address is the reader's",
+    "def test_a_lowest_rate": "Python of CONTRIBUTING's first change",
+    "if self.min_lr and": "the same",
+    "rollout.protocol =": "a setting whose module is the reader's",
+    "from retool_mcore.": "Python of the reader's own package; tests/unit/rollout and tests/unit/reward run its like",
+}
+SETTING = re.compile(r"[a-z_]+\.[a-z_0-9.]+=.*", re.DOTALL)
+# Of other machines, or with tests of their own.
+SLOW = (
+    "data task",
+    "data fetch",
+    "data sft",
+    "data protocol",
+    "data model",
+    "sandbox serve",
+    "eval",
+    "score",
+    "quickstart",
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for kind, body in FENCED.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def commands(page: Path) -> list[str]:
+    """Every line of a page that a shell would run; a line that ends in a backslash goes on."""
+    text = page.read_text(encoding="utf-8")
+    found = blocks(page, "bash") + INDENTED.findall(FENCED.sub("", text))
+    lines = "".join(found).replace("\\\n", " ").splitlines()
+    kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    return [line for line in kept if not any(part in line for part in NO_COMMANDS)]
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a command without its comment, redirections and variables of the environment."""
+    words = shlex.split(line.partition(" < ")[0], comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    return words
+
+
+ALL = [(str(page.relative_to(ROOT)), line) for page in [*PAGES, *GUIDES] for line in commands(page)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_indented_line_is_taken_for_a_command_or_has_a_reason(page: Path):
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    taken = "".join(INDENTED.findall(text))
+    for block in BLOCK.findall(text):
+        if not any(part in block for part in NO_COMMANDS):
+            left = [line for line in block.splitlines() if line.strip() and line not in taken]
+            assert not [line for line in left if not line.strip().startswith("#")], page
+
+
+def test_every_reason_is_still_one():
+    text = "".join(page.read_text(encoding="utf-8") for page in GUIDES)
+    assert not [part for part in NO_COMMANDS if part not in text]
+
+
+def test_every_page_is_in_the_navigation_and_every_part_of_it_is_there():
+    tree = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def pages(nav: Any) -> list[str]:
+        if isinstance(nav, str):
+            return [nav]
+        return [name for part in (nav.values() if isinstance(nav, dict) else nav) for name in pages(part)]
+
+    listed = pages(tree["nav"])
+    assert {name for name in listed if "/" not in name} == {page.name for page in PAGES}
+    away = [name.removeprefix("repository/") for name in listed if "/" in name]
+    assert all((ROOT / name).exists() for name in away)
+
+
+@pytest.mark.parametrize(("page", "line"), [pair for pair in ALL if words_of(pair[1])[:1] == ["retool"]])
+def test_a_command_has_the_options_and_settings_that_the_page_gives(page: str, line: str):
+    """As click and the configuration read them; nothing runs."""
+    command: Any = typer.main.get_command(all_commands())
+    words = words_of(line)[1:]
+    context = command.make_context("retool", words, resilient_parsing=False)
+    # What a group has not read is in both: its command's name is protected.
+    while hasattr(command, "commands") and (left := [*getattr(context, "_protected_args", ()), *context.args]):
+        name, command, rest = command.resolve_command(context, left)
+        context = command.make_context(name, list(rest), parent=context)
+    settings = [word for word in words if SETTING.fullmatch(word) and not word.startswith("-")]
+    named = [word for word in words if word.startswith("configs/") and (ROOT / word).exists()]
+    if named:
+        load_run(ROOT / named[0], [setting for setting in settings if not setting.endswith("=...")])
+
+
+@pytest.mark.parametrize(("page", "line"), [pair for pair in ALL if words_of(pair[1])[:1] not in (["retool"], [])])
+def test_what_another_command_names_is_there(page: str, line: str):
+    words = words_of(line)
+    if words[0] in ELSEWHERE or words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert words[0] != "make" or words[1] in targets, f"make {words[1]}"
+    files = [word for word in words if re.fullmatch(r"(?:launch|ascend|configs|perf|tests)/[\w./-]+", word)]
+    assert all((ROOT / file).exists() for file in files), line
+    modules = [word for before, word in itertools.pairwise(words) if before == "-m" and "." in word]
+    assert all(module.startswith("sglang") or importlib.util.find_spec(module) for module in modules), line
+    if any(word.endswith(("launch/sft_mcore.py", "launch/rl.py")) for word in words):
+        [named] = [word for word in files if word.startswith("configs/")]
+        load_run(ROOT / named, [word for word in words if SETTING.fullmatch(word)])
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a clone is."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("configs", "tests", "perf", "launch", "ascend"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "data").mkdir()
+    (folder / "turn.txt").write_text("It is \\boxed{4}.", encoding="utf-8")
+    return folder
+
+
+def runnable(line: str) -> bool:
+    words = words_of(line)
+    told = " ".join(words[1:3])
+    here = words[0] == "retool" and words[1] in ("plan", "config", "get", "parse", "data")
+    absent = ("two_tools", "my_", "--like", "data/", "CONFIG", "[", "run.sh", "FILE", "DIR", "SOURCE")
+    return here and not told.startswith(SLOW) and not any(part in line for part in absent)
+
+
+HERE = [pair for pair in ALL if runnable(pair[1])] + [
+    ("docs/data.md", "retool data rl tests/data/samples/gsm8k_60.jsonl --out data/mine.parquet"),
+    ("docs/data.md", "retool data lint data/mine.parquet"),
+]
+
+
+def test_enough_commands_run_here():
+    assert len({line for _, line in HERE}) >= 10
+    assert len(set(DRY)) >= 5
+    assert all(line in text for page, line in HERE for text in [(ROOT / page).read_text(encoding="utf-8")])
+
+
+@pytest.mark.parametrize("line", list(dict.fromkeys(line for _, line in HERE)))
+def test_a_command_that_needs_no_machine_runs(line: str, workplace: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(workplace)
+    stdin = (workplace / "turn.txt").read_text(encoding="utf-8") if " < " in line else None
+    result = CliRunner().invoke(all_commands(), words_of(line)[1:], input=stdin)
+    assert result.exit_code == 0, result.output[-2000:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.stem)
+def test_the_settings_of_a_page_load(page: Path):
+    """Each block beside what a run must have."""
+    for block in blocks(page, "toml"):
+        tree = tomllib.loads((ROOT / "configs/rl_tiny_cpu.toml").read_text(encoding="utf-8"))
+        for section, table in tomllib.loads(block).items():
+            tree[section] = tree.get(section, {}) | table
+        build_config(RlConfig, tree, page.name)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_the_python_of_a_page_prints_what_it_says(page: Path):
+    for block in blocks(page, "python"):
+        if "asyncio.run" in block:  # test_serving.py runs the file that it is made of
+            continue
+        told = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
+        assert told, f"a block of {page.name} prints nothing that can be compared"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(block, page.name, "exec", dont_inherit=True), {"__name__": "page"})
+        assert out.getvalue().splitlines() == told
+
+
+def slug(heading: str) -> str:
+    """As Python-Markdown makes an anchor of a heading."""
+    plain = re.sub(r"[^\w\s-]", "", re.sub(r"[`*]", "", heading)).strip().lower()
+    return re.sub(r"[-\s]+", "-", plain)
+
+
+def anchors(path: Path) -> set[str]:
+    text = FENCED.sub("", path.read_text(encoding="utf-8"))
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path):
+    for target, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(path), f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_is_made_of_a_page_is_up_to_date(page: Path):
+    """python -m tests.docs.record"""
+    text = page.read_text(encoding="utf-8")
+    if "<!-- made: mapping" in text and importlib.util.find_spec("verl") is None:
+        pytest.skip("verl is not installed")
+    assert filled(text) == text
+
+
+NAME = re.compile(r"`([a-z_]+\.[a-z_0-9]+)(?: = ([^`]*))?`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_setting_that_a_page_names_is_one(page: Path):
+    """In the first sections of names; files and Python's names have others."""
+    known = {
+        f"{section}.{name}": field
+        for section, part in RlConfig.model_fields.items()
+        for name, field in getattr(part.annotation, "model_fields", {}).items()
+    }
+    sft = {"train.global_batch", "data.max_length_tokens"}
+    theirs = {"data.max_length", "data.train_batch_size", "data.max_token_len_per_gpu"}  # verl's
+    text = page.read_text(encoding="utf-8").split("<!-- made: mapping")[0]
+    found = {name for name, _ in NAME.findall(text) if name.split(".")[0] in RlConfig.model_fields}
+    endings = (".py", ".md", ".toml", ".sh", ".json")
+    assert not {name for name in found if not name.endswith(endings)} - known.keys() - sft - theirs
+
+
+DRY = [line for _, line in ALL if re.match(r"retool (?:rl|sft) configs/(?!mine).* --dry-run$", line)]
+
+
+@pytest.mark.parametrize("line", list(dict.fromkeys(DRY)))
+def test_a_dry_run_of_a_page_is_one(line: str, monkeypatch: pytest.MonkeyPatch):
+    if importlib.util.find_spec("verl") is None:
+        pytest.skip("verl is not installed")
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(all_commands(), shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output[-2000:]
+    assert "Nothing was started" in result.output
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path):
+    """By mkdocs, where `make docs` has made its environment; CI makes it."""
+    mkdocs = ROOT / ".venv-docs/bin/mkdocs"
+    if importlib.util.find_spec("mkdocs") is not None:
+        command = [sys.executable, "-m", "mkdocs"]
+    elif mkdocs.exists():
+        command = [str(mkdocs)]
+    else:
+        pytest.skip("mkdocs is not installed: make docs")
+    done = subprocess.run(
+        [*command, "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "questions/index.html").exists()
+    assert "judge" in (tmp_path / "repository/retool_mcore/reward/index.html").read_text(encoding="utf-8")
+
+
+def test_a_link_that_leads_nowhere_ends_the_build():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    assert spec and spec.loader
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.linked("[a](../launch/README.md#x)", "memory.md") == "[a](repository/launch/README.md#x)"
+    assert hooks.linked("[a](../configs/examples/tools.py)", "memory.md") == "a (`configs/examples/tools.py`)"
+    with pytest.raises(ValueError, match=r"absent\.md leads to no file"):
+        hooks.linked("[a](absent.md)", "memory.md")

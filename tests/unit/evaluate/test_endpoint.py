@@ -1,0 +1,451 @@
+"""`retool eval --endpoint`: a model behind an OpenAI-compatible API, here a server that says what
+it is told and keeps what it was asked.
+"""
+
+import contextlib
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.config import load_evaluation
+from retool_mcore.evaluate.cases import Case, evaluate_many
+from retool_mcore.reward.response import Response
+from retool_mcore.rollout.tools import Given, Tool
+from retool_mcore.run.folder import lock_run
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Sandbox
+from tests.unit.report.view.test_page import parts
+
+LOCAL = ["sandbox.min_level=rlimits", "sandbox.workers=1", "rollout.max_running_requests=1"]
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers requests with ``script``: JSON, or a status with JSON and perhaps headers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script: list[Any] = []
+        self.asked: list[tuple[str, dict[str, Any], str | None]] = []
+        self.pause_s, self.now, self.most, self.lock = 0.0, 0, 0, threading.Lock()
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """``most`` is how many requests were there at the same time."""
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        yield
+        with self.lock:
+            self.now -= 1
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body, self.headers.get("Authorization")))
+        script = self.server.script  # a request too many is refused, as a failure would be retried
+        answer = script.pop(0) if script else (400, {"error": {"message": "the script is over"}})
+        status, answer, *headers = answer if isinstance(answer, tuple) else (200, answer)
+        with self.server.counted():
+            time.sleep(self.server.pause_s)
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers[0] if headers else {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Here(Sandbox):
+    """Runs the code in this process: the other one starts in seconds, and one test has it."""
+
+    is_open: ClassVar[list[bool]] = []  # of each that was made
+
+    def __init__(self) -> None:
+        self.number = len(self.is_open)
+        self.is_open.append(False)
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(request.code, {})
+        return ExecResult(status="finished", return_code=0, stdout=out.getvalue(), stderr="")
+
+    async def end_session(self, session: str) -> None:
+        pass
+
+    async def open(self) -> None:
+        self.is_open[self.number] = True
+
+    async def close(self) -> None:
+        self.is_open[self.number] = False
+
+
+@pytest.fixture(autouse=True)
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "in_the_sandbox" not in request.node.name:
+        monkeypatch.setattr(Here, "is_open", [])
+        monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: Here())
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with StandIn() as one:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        yield one
+        one.shutdown()
+
+
+def chat(content: str | None, *codes: str, finish: str = "stop", tokens: int = 10) -> dict[str, Any]:
+    """An answer of /v1/chat/completions; ``codes`` are calls, or arguments that are no JSON."""
+    calls = [
+        {
+            "id": f"call_{number}_x",
+            "type": "function",
+            "function": {"name": "code_interpreter", "arguments": json.dumps({"code": code}) if code else "{"},
+        }
+        for number, code in enumerate(codes)
+    ]
+    message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    reason = "tool_calls" if calls else finish
+    return {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
+    }
+
+
+def text(said: str, finish: str = "stop", **more: Any) -> dict[str, Any]:
+    """An answer of /v1/completions, whose stop text is left out."""
+    return {"object": "text_completion", "choices": [{"index": 0, "text": said, "finish_reason": finish, **more}]}
+
+
+def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579") -> tuple[int, str, dict[str, Any]]:
+    """Exit code, output, and the report if there is one."""
+    out, data = tmp_path / "out", str(problems(tmp_path, truth))
+    words = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", data, "--n", "1"]
+    result = CliRunner().invoke(all_commands(), [*words, "--out", str(out), *LOCAL, *options])
+    report = out / "served" / "report.json"
+    return result.exit_code, result.output, json.loads(report.read_text()) if report.exists() else {}
+
+
+def problems(tmp_path: Path, truth: str = "579") -> Path:
+    """A file with one problem."""
+    tmp_path.mkdir(exist_ok=True)
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"problem": "What is 123 + 456?", "answer": truth}) + "\n", encoding="utf-8")
+    return file
+
+
+def row(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "out" / "served" / "samples.jsonl").read_text())
+
+
+def test_its_samples_open_in_the_viewer_which_says_what_is_absent(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
+    assert evaluate(server, tmp_path)[0] == 0
+    assert "response_ids" not in row(tmp_path)
+    page = tmp_path / "view.html"
+    result = CliRunner().invoke(all_commands(), ["view", str(tmp_path / "out/served"), "--out", str(page)])
+    assert result.exit_code == 0, result.output
+    assert "served (evaluation): no tokens: a server behind an API gives text alone" in result.output
+    assert "tokenizer" not in result.output and "1 trajectories" in result.output
+    index, _ = parts(page)
+    assert (index["rows"][0]["tokens"], index["rows"][0]["calls"], index["rows"][0]["right"]) == (None, 1, True)
+
+
+def test_all_cases_have_one_sandbox_which_is_closed_after_the_last(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    during: list[bool] = []
+    server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
+    config = load_evaluation(Path("configs/rl_tiny_cpu.toml"), LOCAL)
+    evaluate_many(
+        config,
+        [Case(name=name, model=name) for name in ("first", "second")],
+        endpoint=server.url,
+        data=[problems(tmp_path)],
+        out=tmp_path / "eval",
+        n=1,
+        on_sample=lambda name, right: during.append(right and Here.is_open[-1]),
+    )
+    assert during == [True, True]
+    assert Here.is_open == [False], "one was made, and it is closed"
+
+
+def test_the_sandbox_has_a_worker_for_each_core_and_no_fewer_than_its_setting(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[int] = []
+
+    def opened(where: Any, *, workers: int, **options: Any) -> Here:
+        made.append(workers)
+        return Here()
+
+    monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", opened)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    for workers in ("8", "64"):
+        server.script = [chat("\\boxed{579}")]
+        assert evaluate(server, tmp_path / workers, f"sandbox.workers={workers}")[0] == 0
+    assert made == [16, 64]
+
+
+def test_no_figure_of_tokens_is_told(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print(1)"), chat("\\boxed{579}")]
+    _, output, report = evaluate(server, tmp_path)
+    assert "behavior/calls" in report["behavior"]
+    assert not [name for name in report["behavior"] if "token" in name or "position" in name]
+    assert "response_ids" not in row(tmp_path)
+    assert report["accuracy"] == 1.0, output
+
+
+def test_the_inline_protocol_goes_on_after_each_result_by_completions(server: StandIn, tmp_path: Path):
+    block = "Let me see.\n<code>\n```python\nprint('a</interpreter>b', 123 + 456)\n```\n"
+    server.script = [text(block), text("<answer>\n\\boxed{579}\n</answer>", stop_reason=None)]
+    code, output, report = evaluate(server, tmp_path, "--protocol", "retool")
+    assert code == 0, output
+    assert report["accuracy"] == 1.0
+    (path, first, _), (_, second, _) = server.asked
+    assert (path, first["stop"]) == ("/v1/completions", ["</code>"])
+    assert first["prompt"].endswith("<|im_start|>assistant\n")
+    assert "*user question:*\nWhat is 123 + 456?" in first["prompt"]
+    shown = "< /interpreter>"  # markup in a result is broken up
+    told = f"{block}</code>\n<interpreter>\na{shown}b 579\n\n</interpreter>\n"
+    added = second["prompt"].removeprefix(first["prompt"])
+    assert added.replace("\n\n", "\n") == told.replace("\n\n", "\n")
+
+
+def test_a_stop_that_the_server_does_not_name_as_the_code_tag_adds_none(server: StandIn, tmp_path: Path):
+    """The model ended its message inside a block: nothing may be written into its mouth."""
+    server.script = [text("<code>\n```python\nprint(1)\n", stop_reason="<|im_end|>")]
+    _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
+    assert report["behavior"]["behavior/calls"] == 0
+    assert report["behavior"]["behavior/stop/finished"] == 1.0
+
+
+def test_a_text_without_a_block_is_not_closed_as_one(server: StandIn, tmp_path: Path):
+    server.script = [text("It is 579.", stop_reason=None)]
+    _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
+    assert report["behavior"]["behavior/stop/finished"] == 1.0
+    assert row(tmp_path)["turns"][0]["text"] == "It is 579."
+
+
+def test_arguments_that_are_no_json_are_told_to_the_model_and_counted(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "", "print(2)"), chat("\\boxed{579}")]
+    _, _, report = evaluate(server, tmp_path)
+    results = [message for message in server.asked[1][1]["messages"] if message["role"] == "tool"]
+    assert [each["tool_call_id"] for each in results] == ["call_0_x", "call_1_x"], "each call has its answer"
+    assert all(each["content"].startswith("Error: arguments must be") for each in results)
+    assert report["behavior"]["behavior/malformed/arguments"] == 1.0
+    assert report["behavior"]["behavior/calls"] == 0
+
+
+def test_a_server_that_reads_no_calls_leaves_them_in_the_text(server: StandIn, tmp_path: Path):
+    call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(579)"}})
+    server.script = [chat(f"<tool_call>\n{call}\n</tool_call>"), chat("\\boxed{579}")]
+    _, _, report = evaluate(server, tmp_path)
+    assert report["behavior"]["behavior/calls"] == 1
+    assert report["behavior"]["behavior/executable_fraction"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ([chat("It is \\boxed{5", finish="length")], "length"),
+        ([chat("a", "print(1)", tokens=16384)], "length"),
+        (
+            [chat("a", "print(1)"), (400, {"error": {"message": "maximum context length is 4096 tokens"}})],
+            "no_room",
+        ),
+        ([chat("a", "print(1)")] * 2, "turns"),
+        ([chat("a", "")] * 3, "malformed_calls"),
+    ],
+)
+def test_a_trajectory_ends_as_in_training(server: StandIn, tmp_path: Path, script: list[Any], reason: str):
+    server.script = list(script)
+    code, output, report = evaluate(server, tmp_path, *["rollout.max_turns=2"] * (reason == "turns"))
+    assert code == 0, output
+    assert report["behavior"][f"behavior/stop/{reason}"] == 1.0
+    assert report["accuracy"] == 0.0
+
+
+def test_an_answer_that_the_budget_cuts_off_counts_and_calls_that_can_be_read_start_the_count_anew(
+    server: StandIn, tmp_path: Path
+):
+    server.script = [
+        chat("a", ""),
+        chat("a", ""),
+        chat("b", "print(1)"),
+        chat("c", ""),
+        chat("c", ""),
+        chat("\\boxed{579} d", "print(2)", tokens=16384),
+    ]
+    _, _, report = evaluate(server, tmp_path)
+    assert report["behavior"]["behavior/stop/length"] == 1.0 and report["behavior"]["behavior/calls"] == 1
+    assert report["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("content", ["It is done.", None])
+def test_an_answer_in_thoughts_that_the_server_separates_counts(server: StandIn, tmp_path: Path, content: str | None):
+    server.script = [chat(content)]
+    server.script[0]["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
+    _, _, report = evaluate(server, tmp_path)
+    assert report["accuracy"] == 1.0
+
+
+class Known(Tool):
+    name, description, parameters = "known", "Tells the answer.", {"type": "object", "properties": {}}
+
+    async def start(self, given: Given) -> Any:
+        return given.truth
+
+    async def call(self, arguments: Any, state: Any) -> str:
+        return f"it is {state}"
+
+
+def limited(response: Response) -> dict[str, float]:
+    return {"score": 0.0, "acc": float(response.timeout_s == 7.5)}
+
+
+def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: StandIn, tmp_path: Path):
+    asked = chat(None, "")
+    asked["choices"][0]["message"]["tool_calls"][0]["function"] = {"name": "known", "arguments": "{}"}
+    server.script = [asked, chat("no answer")]
+    tools = f'rollout.tools=["code_interpreter", "{__name__}:Known"]'
+    own = ("reward.timeout_s=7.5", f"reward.function={__name__}:limited")
+    _, output, report = evaluate(server, tmp_path, tools, *own)
+    assert server.asked[1][1]["messages"][-1]["content"] == "it is 579"
+    assert report["accuracy"] == 1.0, output
+
+
+def test_a_run_without_the_interpreter_offers_its_own_tools_alone(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print(1)"), chat("\\boxed{579}")]
+    evaluate(server, tmp_path, f'rollout.tools=["{__name__}:Known"]')
+    assert [tool["function"]["name"] for tool in server.asked[0][1]["tools"]] == ["known"]
+    told = server.asked[1][1]["messages"][-1]["content"]
+    assert told == "Error: there is no tool named 'code_interpreter'. The tools are 'known'"
+
+
+def test_without_the_tool_none_is_offered(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}")]
+    _, _, report = evaluate(server, tmp_path, "--tool", "off")
+    assert report["accuracy"] == 1.0
+    assert "tools" not in server.asked[0][1]
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
+)
+def test_what_the_server_refuses_at_first_costs_one_line(server: StandIn, tmp_path: Path, status: int, message: str):
+    """Also a prompt beyond the context: it is no response that got too long."""
+    server.script = [(status, {"error": {"message": message}})]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 3
+    assert message in " ".join(output.split())
+    assert [line.partition(":")[0] for line in output.splitlines() if "rror" in line] == ["error"], output
+    assert "What is 123 + 456?" in output, "the first prompt as it is sent"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_busy_is_asked_again_no_sooner_than_it_says(server: StandIn, tmp_path: Path, status: int):
+    server.script = [(status, {"error": {"message": "slow down"}}, {"Retry-After": "2"}), chat("\\boxed{579}")]
+    began = time.monotonic()
+    code, output, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 2), output
+    assert time.monotonic() - began >= 2
+
+
+def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(server: StandIn, tmp_path: Path):
+    refusal = (400, {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}})
+    server.script = [refusal, chat(None, "print(579)"), chat("\\boxed{579}")]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 0, output
+    names = [[name for name in body if name.startswith("max_")] for _, body, _ in server.asked]
+    assert names == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_thoughts_before_a_call_go_back_with_it(server: StandIn, tmp_path: Path, name: str):
+    first = chat(None, "print(579)")
+    first["choices"][0]["message"][name] = "I compute."
+    server.script = [first, chat("\\boxed{579}")]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 0, output
+    assert server.asked[1][1]["messages"][-2][name] == "I compute."
+
+
+def test_control_tokens_in_what_code_prints_are_broken_up(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print('<|im_end|>', 1 < 2, '<|eot_id|>')"), chat("\\boxed{579}")]
+    evaluate(server, tmp_path)
+    assert server.asked[1][1]["messages"][-1]["content"].strip() == "< |im_end|> True < |eot_id|>"
+
+
+def test_concurrency_says_how_many_samples_are_in_flight(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}") for _ in range(6)]
+    server.pause_s = 0.3
+    code, output, _ = evaluate(server, tmp_path, "--n", "6", "--concurrency", "3")
+    assert code == 0, output
+    assert server.most == 3
+
+
+def test_a_larger_n_adds_samples_to_those_that_are_there(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}"), chat("\\boxed{1}")]
+    evaluate(server, tmp_path)
+    code, output, report = evaluate(server, tmp_path, "--n", "2")
+    assert (code, report["accuracy"], len(server.asked)) == (0, 0.5, 2), output
+    seeds = [body["seed"] for _, body, _ in server.asked]
+    assert len(set(seeds)) == 2
+
+
+def test_where_nobody_answers_is_told_at_once_and_before_any_bar(tmp_path: Path):
+    with StandIn() as server:
+        pass
+    began = time.monotonic()
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 2 and time.monotonic() - began < 30, "requests are tried again for 120 s"
+    assert f"--endpoint {server.url}: no server answers there" in " ".join(output.split())
+    assert len(output.strip().splitlines()) <= 3 and "0/1" not in output, output
+
+
+def test_a_long_result_is_cut_by_characters(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print('x' * 1000)"), chat("\\boxed{579}")]
+    evaluate(server, tmp_path, "rollout.max_tool_output_tokens=10")
+    told = server.asked[1][1]["messages"][-1]["content"]
+    assert "[... 961 characters cut here ...]" in told or "[... 960 characters cut here ...]" in told
+    assert len(told) < 100
+
+
+def test_an_evaluation_goes_on_where_it_was(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}")]
+    evaluate(server, tmp_path)
+    code, _, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 1)
+
+
+def test_a_second_evaluation_into_the_same_folder_asks_nothing(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}")]
+    with lock_run(tmp_path / "out"):
+        code, output, _ = evaluate(server, tmp_path)
+    assert (code, server.asked) == (2, [])
+    assert "in use by process" in output and "name another folder in --out" in " ".join(output.split())

@@ -1,0 +1,110 @@
+"""Problem files: verl's parquet and the benchmarks' JSON lines; a bad row is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retool_mcore.config import load_evaluation
+from retool_mcore.data.prompt_format import PromptFormat, recorded_format
+from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import Problem, read_problems
+from retool_mcore.evaluate.run import Case, Settings
+from retool_mcore.evaluate.servers import TokenSampler
+from retool_mcore.rollout.protocol import open_protocol
+
+CONFIG = Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml"
+
+
+def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "1 + 1?", "answer": "2"},
+        {"Problem": "1 + 1?", "Answer": 2},
+        {"input": "1 + 1?", "output": "2"},
+        {"question": "1 + 1?", "answer": "One and one.\n<<1+1=2>>\n#### 2"},
+    ],
+)
+def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
+    asked = [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
+    assert read_problems([jsonl(tmp_path / "p.jsonl", row)]) == [
+        Problem(id=0, messages=asked, truth="2", text="1 + 1?")
+    ]
+
+
+def test_a_bare_problem_is_asked_as_the_model_was_and_a_files_own_turns_stay(tmp_path: Path):
+    known = PromptFormat(system="Be brief.", instruction="")
+    (bare,) = read_problems([jsonl(tmp_path / "p.jsonl", {"problem": "1 + 1?", "answer": "2"})])
+    assert bare.asked_in(known).messages == known.messages("1 + 1?")
+    assert bare.asked_in(None) == bare
+    turns = [{"role": "user", "content": "1 + 1?"}]
+    row = {"prompt": turns, "reward_model": {"ground_truth": "2"}}
+    (own,) = read_problems([jsonl(tmp_path / "q.jsonl", row)])
+    assert own.asked_in(known).messages == turns
+
+
+def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
+    prompt = [{"role": "system", "content": "s", "name": None}, {"role": "user", "content": "1 + 1?", "name": "me"}]
+    rows = [{"prompt": prompt, "reward_model": {"ground_truth": "2", "style": "rule"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    (problem,) = read_problems([tmp_path / "p.parquet"])
+    assert problem.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 1?", "name": "me"}]
+    assert (problem.id, problem.truth) == (0, "2")
+
+
+def test_limit_takes_the_first_rows(tmp_path: Path):
+    rows = [{"problem": str(number), "answer": str(number)} for number in range(5)]
+    assert [each.truth for each in read_problems([jsonl(tmp_path / "p.jsonl", *rows)], limit=2)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (
+            {"problem": "1 + 1?", "answer": None},
+            "line 1, column answer: the answer is None.* `retool data rl` leaves such rows out",
+        ),
+        ({"problem": "1 + 1?", "answer": " "}, "line 1, column answer: the answer is empty"),
+        ({"problem": "1 + 1?", "answer": ["2", "3"]}, r"line 1, column answer: the answer is \['2', '3'\]"),
+        ({"problem": 5, "answer": "2"}, "line 1, column problem: the problem is 5"),
+        ({"prompt": 5, "reward_model": {"ground_truth": "2"}}, "line 1, column prompt: the problem is 5"),
+        (
+            {"prompt": [{"role": "user", "content": "x"}], "reward_model": "2"},
+            "line 1, column reward_model: no ground_truth in '2'",
+        ),
+        ({"text": "1 + 1?"}, "line 1: columns text; known are prompt/reward_model, problem/answer"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], told: str):
+    with pytest.raises(DataError, match=told):
+        read_problems([jsonl(tmp_path / "p.jsonl", row)])
+
+
+def test_an_empty_file_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="no problems"):
+        read_problems([jsonl(tmp_path / "p.jsonl")])
+
+
+def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path: Path, tokenizer: Any):
+    settings = Settings.of(load_evaluation(CONFIG), 1, tool=True)
+    case = Case(name="m", model=str(tmp_path))
+
+    def notes(problem: Problem) -> list[str]:
+        return list(TokenSampler(open_protocol("hermes", tokenizer), settings, [problem]).notes(case, [problem]))
+
+    own = Problem(id=0, messages=[{"role": "user", "content": "1 + 1?"}], truth="2")
+    (shown,) = notes(own)
+    assert shown.startswith("the first prompt, as m sees it:\n<|im_start|>system") and "code_interpreter" in shown
+    PromptFormat(system="Be brief.", instruction="").write(tmp_path)
+    warning, _ = notes(own)
+    assert 'system turn "Be brief."' in warning and "no system turn" in warning
+    (shown,) = notes(Problem(id=0, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(tmp_path)))
+    assert "Be brief." in shown and "2 + 2?" in shown

@@ -1,0 +1,302 @@
+"""Which devices an evaluation's servers take, what they are started with, and who gets which
+trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from retool_mcore.config import EvaluationConfig, load_evaluation
+from retool_mcore.data.task_model import write_model
+from retool_mcore.data.tokenizer import load_tokenizer
+from retool_mcore.errors import ConfigError, RolloutError
+from retool_mcore.evaluate import servers
+from retool_mcore.evaluate.servers import Servers, SpreadEngine, kind_of
+from retool_mcore.platforms.base import PREFILLS_ENV, get_platform, sglang_options
+from retool_mcore.platforms.cuda.platform import Cuda
+from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+class Node(Cuda):
+    """A CUDA machine of so many devices."""
+
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
+
+    def device_count(self) -> int:
+        return self.devices
+
+
+def h200x8(*settings: str) -> EvaluationConfig:
+    return load_evaluation(CONFIGS / "rl_qwen2.5_7b_h200x8.toml", settings)
+
+
+@pytest.mark.parametrize(
+    ("present", "settings", "groups"),
+    [
+        (8, (), [[0], [1], [2], [3], [4], [5], [6], [7]]),
+        (8, ("rollout.engine_tp=4",), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (8, ("cluster.gpus_per_node=4",), [[0], [1], [2], [3]]),
+        (2, (), [[0], [1]]),
+        (7, ("rollout.engine_tp=2",), [[0, 1], [2, 3], [4, 5]]),
+    ],
+)
+def test_servers_fill_the_devices_of_the_node(present: int, settings: tuple[str, ...], groups: list[list[int]]):
+    assert Node(present).server_devices(h200x8(*settings)) == groups
+
+
+def test_too_few_devices_are_an_error_and_a_cpu_has_one_server():
+    with pytest.raises(ConfigError, match=r"rollout.engine_tp = 4 is more than the 2 devices"):
+        Node(2).server_devices(h200x8("rollout.engine_tp=4"))
+    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", ["cluster.gpus_per_node=4"])
+    assert get_platform("cpu").server_devices(config) == [[]]
+
+
+def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Cuda().only_devices([2, 3]) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-6a,7")
+    assert Cuda().only_devices([2, 3]) == {"CUDA_VISIBLE_DEVICES": "GPU-6a,7"}
+
+
+def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[dict[str, Any]] = []
+    order: list[str] = []
+
+    class Recorded:
+        def __init__(self, model: str, platform: Any, **kwargs: Any) -> None:
+            made.append({"model": model, **kwargs})
+            self.url = f"http://{len(made)}"
+
+        def start(self) -> None:
+            order.append("start")
+
+        def wait_until_healthy(self) -> None:
+            order.append("wait")
+
+        def stop(self) -> None:
+            order.append("stop")
+
+    monkeypatch.setattr(servers, "SglangServer", Recorded)
+    monkeypatch.setattr(servers, "get_platform", lambda name: Node(4))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    args = 'rollout.engine_args={attention_backend="triton",enable_metrics=true}'
+    settings = ("rollout.engine_tp=2", "run.seed=7", "rollout.batch_prefills=false", args)
+    with Servers(h200x8(*settings), tmp_path, None) as running:
+        assert len(running) == 2
+        assert running.urls_of(str(model)) == ["http://1", "http://2"]
+    assert order == ["start", "start", "wait", "wait", "stop", "stop"]
+    assert [each["env"] for each in made] == [{PREFILLS_ENV: "0"}] * 2
+    assert [(each["devices"], each["tp"], each["log_path"].name) for each in made] == [
+        ([0, 1], 2, "server_0.log"),
+        ([2, 3], 2, "server_1.log"),
+    ]
+    shared = {"attention_backend": "triton", "enable_metrics": True, "cuda_graph_backend_prefill": "disabled"}
+    assert [each["engine_args"] for each in made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
+
+
+def test_wrong_engine_args_are_refused_before_a_server_starts(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", ["rollout.engine_args={atention_backend=1}"])
+    with Servers(config, tmp_path, None) as running, pytest.raises(ConfigError, match="atention_backend"):
+        running.urls_of(str(tmp_path))
+
+
+async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
+    seen: Counter[int] = Counter()
+
+    class Numbered:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def generate(self, request: TurnRequest) -> EngineTurn:
+            seen[self.number] += 1
+            return EngineTurn(token_ids=[self.number], logprobs=[0.0], stop="stop")
+
+    engine = SpreadEngine([Numbered(number) for number in range(4)])
+    for trajectory in range(400):
+        request = TurnRequest(
+            token_ids=[1], max_new_tokens=1, stop_token_ids=(), sampling=Sampling(), trajectory_id=f"{trajectory}-0"
+        )
+        first, again = await engine.generate(request), await engine.generate(request)
+        assert first.token_ids == again.token_ids
+    assert min(seen.values()) >= 120, "of 800 turns, 200 each on average"
+
+
+def test_sglang_reads_the_options_as_verl_gives_the_arguments():
+    """By SGLang's own parser: what RL's engine is given as fields, an evaluation's is given as
+    options.
+    """
+    get_platform("cpu").activate()
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    args = {
+        "attention_backend": "triton",
+        "enable_metrics": True,
+        "disable_radix_cache": False,
+        "chunked_prefill_size": 2048,
+        "schedule_conservativeness": 0.5,
+        "cuda_graph_bs_decode": [1, 2, 4],
+        "random_seed": 3,
+        "json_model_override_args": '{"a": 1}',
+    }
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    parsed = parser.parse_args(["--model-path", "x", *sglang_options(args)])
+    assert {name: getattr(parsed, name) for name in args} == args
+
+
+class Holding:
+    """A server in the place of SGLang's, which says that it holds what it was started with."""
+
+    held: ClassVar[dict[str, str]] = {}  # by URL
+    started: ClassVar[list[str]] = []
+    deaf = False  # takes weights and keeps its own
+
+    def __init__(self, model: str, platform: Any, **_: Any) -> None:
+        self.url, self.model = f"http://{len(Holding.started)}", model
+
+    def start(self) -> None:
+        Holding.started.append(self.model)
+        Holding.held[self.url] = self.model
+
+    def wait_until_healthy(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Client:
+    """The client of a ``Holding`` server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def load(self, model: str) -> None:
+        if not Holding.deaf:
+            Holding.held[self.url] = model
+
+    async def model_info(self) -> dict[str, Any]:
+        return {"model_path": Holding.held[self.url]}
+
+
+@pytest.fixture
+def tiny(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Servers, Path, Path]:
+    """Servers of one device, and two folders of one shape with other weights."""
+    Holding.held, Holding.started, Holding.deaf = {}, [], False
+    monkeypatch.setattr(servers, "SglangServer", Holding)
+    monkeypatch.setattr(servers, "SglangEngine", Client)
+    for seed, name in enumerate(("first", "second")):
+        write_model(tmp_path / name, tokenizer, seed=seed)
+    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", [])
+    return Servers(config, tmp_path, None), tmp_path / "first", tmp_path / "second"
+
+
+def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, Path, Path]):
+    running, first, second = tiny
+    urls = running.urls_of(str(first))
+    assert running.urls_of(str(first)) == urls  # the same model without its tool
+    assert running.urls_of(str(second)) == urls
+    assert (Holding.started, Holding.held) == ([str(first)], {urls[0]: str(second)})
+
+
+def _more_ends(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+
+
+def _another_end(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<|endoftext|>"}))
+
+
+def _a_tensor_less(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]  # the server would keep the other model's
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("change", [_more_ends, _another_end, _a_tensor_less])
+def test_what_weights_alone_do_not_change_starts_a_server_anew(tiny: tuple[Servers, Path, Path], change: Any):
+    running, first, second = tiny
+    before = kind_of(str(second), load_tokenizer(str(second)))
+    change(second)
+    assert kind_of(str(second), load_tokenizer(str(second))) != before, "nothing was changed"
+    urls = running.urls_of(str(first))
+    assert running.urls_of(str(second)) != urls
+    assert Holding.started == [str(first), str(second)]
+
+
+def test_a_server_that_keeps_its_weights_is_an_error(tiny: tuple[Servers, Path, Path]):
+    running, first, second = tiny
+    running.urls_of(str(first))
+    Holding.deaf = True
+    with pytest.raises(RolloutError, match=r"was to load .*second and says that it holds .*first"):
+        running.urls_of(str(second))
+
+
+PUBLISHED = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "eos_token_id": 151645,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.44.0",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def folder_of(path: Path, config: dict[str, Any]) -> str:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_a_published_model_and_its_export_share_a_server(tmp_path: Path):
+    from transformers import AutoConfig
+
+    published = folder_of(tmp_path / "published", PUBLISHED)
+    AutoConfig.from_pretrained(published).save_pretrained(tmp_path / "export")  # as the bridge writes it
+    exported = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
+    assert "rope_parameters" in exported, "else the two files spell it alike, and this test shows nothing"
+    assert servers.architecture_of(published) == servers.architecture_of(str(tmp_path / "export"))
+
+
+@pytest.mark.parametrize("changed", [{"rope_theta": 10000.0}, {"num_hidden_layers": 28}, {"eos_token_id": 151643}])
+def test_models_that_compute_otherwise_do_not_share_one(tmp_path: Path, changed: dict[str, Any]):
+    first = servers.architecture_of(folder_of(tmp_path / "first", PUBLISHED))
+    assert first != servers.architecture_of(folder_of(tmp_path / "second", PUBLISHED | changed))
+
+
+def test_a_type_that_transformers_does_not_know_is_compared_by_entry(tmp_path: Path):
+    config = {"model_type": "of_nobody", "width": 8, "dtype": "float32"}
+    first = servers.architecture_of(folder_of(tmp_path / "first", config))
+    assert first == servers.architecture_of(folder_of(tmp_path / "second", config | {"dtype": "bfloat16"}))
+    assert first != servers.architecture_of(folder_of(tmp_path / "third", config | {"width": 9}))

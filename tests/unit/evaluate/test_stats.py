@@ -1,0 +1,55 @@
+"""The evaluation's estimators are verl's own, on the same samples."""
+
+import random
+
+import numpy as np
+import pytest
+
+from retool_mcore.evaluate.stats import Samples, interval, pass_at, sizes, summarize
+
+
+def made_up(problems: int, k: int, seed: int) -> list[Samples]:
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(problems):
+        votes = [draw.choice(["1", "2", "3"]) for _ in range(k)]
+        right = draw.choice(["1", "2", "4"])
+        rows.append(Samples(scores=[float(vote == right) for vote in votes], votes=votes))
+    return rows
+
+
+@pytest.mark.parametrize(("k", "ns"), [(1, []), (2, [2]), (3, [2, 3]), (8, [2, 4, 8]), (30, [2, 4, 8, 16, 30])])
+def test_sizes_are_powers_of_two_and_k(k: int, ns: list[int]):
+    assert sizes(k) == ns
+
+
+@pytest.mark.parametrize(
+    ("k", "correct", "n", "value"),
+    [(4, 0, 2, 0.0), (4, 4, 1, 1.0), (4, 1, 1, 0.25), (4, 1, 2, 0.5), (10, 3, 5, 11 / 12)],
+)
+def test_pass_at_counts_draws_without_replacement(k: int, correct: int, n: int, value: float):
+    assert pass_at(k, correct, n) == pytest.approx(value)
+
+
+def test_one_sample_each_gives_its_mean_alone():
+    out = summarize([Samples(scores=[1.0], votes=["1"]), Samples(scores=[0.0], votes=[None])])
+    assert out["mean@1"] == 0.5
+    assert out["pass@1"] == 0.5
+    assert not [name for name in out if name.startswith(("best", "maj", "worst"))]
+
+
+def test_the_interval_holds_the_mean_and_narrows_with_problems():
+    few, many = (summarize(made_up(count, 4, seed=1)) for count in (10, 250))
+    for out in (few, many):
+        assert out["mean@4/low"] <= out["mean@4"] <= out["mean@4/high"]
+    assert many["mean@4/high"] - many["mean@4/low"] < few["mean@4/high"] - few["mean@4/low"]
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    draw = random.Random(0)
+    covered = 0
+    for _ in range(200):
+        means = np.array([float(draw.random() < 0.4) for _ in range(100)])
+        low, high = interval(means)
+        covered += low <= 0.4 <= high
+    assert 0.88 <= covered / 200 <= 0.99

@@ -1,0 +1,196 @@
+"""`launch/gsm8k/large.py`: what is replaced, what stays, and that all is right."""
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from retool_mcore.data.verify import Rejected
+from tests.unit.launch.gsm8k import ANSWER, QUESTION
+
+# isort: split
+from large import LARGEST_FACTOR, SMALLEST_FACTOR, calculated, read, variant
+from solutions import evaluate, parse
+from texts import numbers_in
+
+
+def values_of(question: str) -> list[int]:
+    return [int(number.value) for number in numbers_in(question)]
+
+
+def test_question_text_and_marks_change_together():
+    row = variant(QUESTION, ANSWER, 0)
+    (new,) = values_of(row["question"])
+    assert 48_000 <= new <= 4_800_000 and new % 2 == 0
+    half = new // 2
+    assert row == {
+        "question": QUESTION.replace("48", str(new)),
+        "answer": (
+            f"Natalia sold {new}/2 = <<{new}/2={half}>>{half} clips in May.\n"
+            f"Natalia sold {new}+{half} = <<{new}+{half}={new + half}>>{new + half} clips altogether in April "
+            f"and May.\n"
+            f"#### {new + half}"
+        ),
+        "original_question": QUESTION,
+    }
+
+
+def test_seed_and_question_decide_the_numbers():
+    assert variant(QUESTION, ANSWER, 0) == variant(QUESTION, ANSWER, 0) != variant(QUESTION, ANSWER, 1)
+    other = QUESTION.replace("Natalia", "Ann")
+    assert values_of(variant(other, ANSWER, 0)["question"]) != values_of(variant(QUESTION, ANSWER, 0)["question"])
+
+
+@pytest.mark.parametrize(
+    "before, stays, after",
+    [
+        ("pays", "20%", "of it"),
+        ("works", "20 hours", "on it"),
+        ("works for", "20-minute", "turns"),
+        ("is", "20 times", "as many"),
+        ("takes", "1/20", "of them"),
+        ("is his", "20th", "try"),
+        ("starts on May", "20", "with it"),
+        ("starts at", "20:30", "with it"),
+        ("lives in room", "20", "with them"),
+        ("shares with the", "20", "friends"),
+    ],
+)
+def test_percent_fractions_ordinals_times_dates_and_counts_of_the_named_stay(before, stays, after):
+    question = f"Bo buys 300 pens. He {before} {stays} {after}. How many?"
+    answer = "It is 300*20 = <<300*20=6000>>6000 pens.\n#### 6000"
+    row = variant(question, answer, 3)
+    assert f" {before} {stays} {after}." in row["question"] and "300" not in re.findall(r"\d+", row["question"])
+    (step,) = parse(row["answer"]).steps
+    assert step.expression.endswith("*20") and step.stated == 20 * values_of(row["question"])[0]
+
+
+def test_a_number_of_the_same_writing_in_another_place_is_not_taken_for_it():
+    question = "Bo buys 300 pens and 20 caps. The 20 friends get them. How many things are there?"
+    row = variant(question, "There are 300+20 = <<300+20=320>>320 things.\n#### 320", 0)
+    assert "20 caps. The 20 friends" in row["question"], "it stands there twice, so it stays"
+
+
+def test_commas_stay_and_differences_keep_their_sign():
+    question = "A car is $12,000 and a bike $700. How much more is the car?"
+    row = variant(question, "It is $12,000 - $700 = $<<12000-700=11300>>11,300 more.\n#### 11,300", 0)
+    car, bike = values_of(row["question"])
+    assert car > bike > 700_000 - 1 and f"${car:,} and a bike ${bike}." in row["question"]
+    assert (
+        row["answer"]
+        == f"It is ${car:,} - ${bike} = $<<{car}-{bike}={car - bike}>>{car - bike:,} more.\n#### {car - bike}"
+    )
+
+
+def test_a_division_of_two_numbers_of_the_question_stays_whole():
+    row = variant(
+        "Bo has 720 grams. A bag holds 60 grams. How many bags?", "He has 720/60 = <<720/60=12>>12.\n#### 12", 0
+    )
+    whole, bag = values_of(row["question"])
+    assert whole % bag == 0 and whole // bag != 12 and row["answer"].endswith(f"#### {whole // bag}")
+
+
+@pytest.mark.parametrize(
+    "question, answer, reason",
+    [
+        ("Bo has 10 and gets 5. Half?", "<<10+5=15>>15 <<15-10=5>>5 <<5*2=10>>10\n#### 10", "two sources"),
+        ("Bo has 48 pens.", "<<48*9=432>>432\n#### 432", "unknown operand"),
+        ("Bo has 48 pens. 9 were lost.", "So 35 are left: <<48-9=39>>39\n#### 39", "unknown number in the text"),
+        ("Bo has 48 pens. Half?", "<<48/2=24>>24 and forty\n#### 25", "another answer"),
+        ("Bo is 48 years old, Al 3 younger.", "<<48-3=45>>45\n#### 45", "ages"),
+        ("Bo has ten pens, Al has 1.", "<<10*1=10>>10\n#### 10", "nothing to replace"),
+        ("Bo has 48 pens and 9 caps.", "Nine caps <<48-9=39>>39\n#### 39", "in words"),
+        ("Bo has 40 pens, 3 sell together.", "<<40/3=13.33>>13.33\n#### 13.33", "rounded"),
+        ("Bo has 40 pens. If there are more than 30, half is lost. Half?", "<<40/2=20>>20\n#### 20", "no numbers fit"),
+        ("Bo has 6 pens. Half?", "<<6*0=0>>0\n#### 0", "unknown operand"),
+    ],
+)
+def test_what_is_not_certain_is_rejected(question, answer, reason):
+    with pytest.raises(Rejected, match=reason):
+        variant(question, answer, 0)
+
+
+def test_a_number_that_a_word_may_mean_as_well_stays():
+    question = "Bo has 300 pens and 2 caps. Half of his pens are red. How many things are not?"
+    answer = "Red are 300/2 = <<300/2=150>>150.\nThat leaves <<300-150+2=152>>152.\n#### 152"
+    row = variant(question, answer, 0)
+    assert values_of(row["question"])[1] == 2 and "/2 = " in row["answer"]
+
+
+def test_a_constant_is_a_step_only_where_that_step_would_be_in_vain():
+    question = "Bo has 36 pens in 3 rows for half of a year. How many a month of the year in all?"
+    answer = "A row has <<36/3=12>>12 pens.\nThat is <<12*7=84>>84 pens.\n#### 84"
+    row = variant(f"{question} 7 days a week.", answer, 0)
+    first, second = parse(row["answer"]).steps
+    assert second.expression == f"{first.stated}*7" and first.stated != 12
+    both = "A row has <<36/3=12>>12 pens.\nThat is <<12*12=144>>144 pens.\n#### 144"
+    with pytest.raises(Rejected, match="two sources"):
+        variant(question, both, 0)
+    later = "A row has <<36/3=12>>12 pens.\nThat is <<36*7=252>>252.\nAnd <<252*12=3024>>3024 pens.\n#### 3024"
+    with pytest.raises(Rejected, match="two sources"):
+        variant(f"{question} 7 days a week.", later, 0)
+
+
+def test_new_numbers_are_within_bounds_and_so_is_every_part_of_a_calculation():
+    problem = read("Bo has 300 rows of 200 pens, 500 in a box. How many boxes?", "<<300*200/500=120>>120\n#### 120")
+    old = [Fraction(300), Fraction(200), Fraction(500)]
+    assert problem.free == tuple(old)
+    assert calculated(problem, {value: value * 10_000 for value in old}) is not None
+    assert calculated(problem, {value: value * 100_000 for value in old}) is None, "300 * 200 is 6e14 then"
+    assert calculated(problem, {value: value * 999 for value in old}) is None
+
+
+@given(
+    a=st.integers(2, 900), b=st.integers(2, 900), c=st.integers(2, 40), shape=st.integers(0, 4), seed=st.integers(0, 99)
+)
+@example(a=2, b=3, c=4, shape=2, seed=0)  # a negative step: its sign is no part of a number that is replaced
+@settings(max_examples=60)
+def test_every_variant_is_right_whole_and_of_the_same_relations(a, b, c, shape, seed):
+    """The expected values come from the new question's numbers alone."""
+    steps = [
+        lambda x, y, z: [f"{x}+{y}", f"{{0}}*{z}"],
+        lambda x, y, z: [f"{x}*{y}", f"{{0}}-{z}"],
+        lambda x, y, z: [f"{x}-{y}", f"{{0}}*{z}"],
+        lambda x, y, z: [f"{x}*25/100", f"{{0}}+{y}*{z}"],
+        lambda x, y, z: [f"{x}*{y}", f"{{0}}/{z}", "{1}*2"],
+    ][shape]
+
+    def solve(x: int, y: int, z: int) -> list[Fraction]:
+        found: list[Fraction] = []
+        for expression in steps(x, y, z):
+            found.append(evaluate(expression.format(*(f"({value})" for value in found))))
+        return found
+
+    before = solve(a, b, c)
+    if any(value.denominator != 1 for value in before):
+        return
+    lines = []
+    for expression, value in zip(steps(a, b, c), before, strict=True):
+        text = expression.format(*before)
+        lines.append(f"So {text} = <<{text}={value}>>{value} pens.")
+    question = f"Bo has {a} pens, Al {b} and Cy {c}; 25% are red. How many are twice that?"
+    try:
+        row = variant(question, "\n".join([*lines, f"#### {before[-1]}"]), seed)
+    except Rejected as rejected:
+        assert rejected.stage in ("source", "calculation")
+        return
+    x, y, z, percent = values_of(row["question"])
+    assert percent == 25 and (x, y, z) != (a, b, c)
+    for old, new in ((a, x), (b, y), (c, z)):
+        assert new == old or SMALLEST_FACTOR * old <= new <= LARGEST_FACTOR * old
+    changed = sorted((old, new) for old, new in ((a, x), (b, y), (c, z)) if old != new)
+    assert changed == sorted(changed, key=lambda pair: pair[1])
+    after = solve(x, y, z)
+    solution = parse(row["answer"])
+    assert [Fraction(step.stated) for step in solution.steps] == after
+    assert all(evaluate(step.expression) == step.stated for step in solution.steps)
+    assert all(value.denominator == 1 for value in after) and Fraction(solution.truth) == after[-1]
+    assert [value > 0 for value in before] == [value > 0 for value in after]
+    for line, value in zip(row["answer"].splitlines(), after, strict=False):
+        assert line.endswith(f">>{value} pens.")
+        said = re.search(r"So (.*) = <<(.*)=", line)
+        assert said is not None
+        written, marked = said.groups()
+        assert written == marked, "the text says what the mark calculates"

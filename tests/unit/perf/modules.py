@@ -1,0 +1,16 @@
+"""The scripts of perf/ as modules; they import each other by their own names."""
+
+import sys
+from pathlib import Path
+
+PERF = str(Path(__file__).parents[3] / "perf")
+sys.path.insert(0, PERF)
+try:
+    import bench
+    import compare
+    import interleave
+    import scripted
+finally:
+    sys.path.remove(PERF)
+
+__all__ = ["bench", "compare", "interleave", "scripted"]

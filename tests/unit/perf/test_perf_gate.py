@@ -1,0 +1,223 @@
+"""The gate: what it lets through, what it stops, and what it refuses to compare."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tests.unit.perf.modules import bench, interleave
+from tests.unit.perf.modules import compare as gate
+
+ROOT = Path(__file__).parents[3]
+SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
+
+
+def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[str, Any]:
+    steps = [{"tokens": tokens, "time_step_s": s * scale + 5.0, "time_checkpoint_s": 5.0} for s in SECONDS]
+    provenance = {
+        "commit": "0123456789",
+        "hardware": {"devices": ["NVIDIA H200"], "used": 2},
+        "settings": {"model": {"fp8": "off"}},
+    }
+    made = {
+        "case": "sft_7b_h200x2",
+        "exit_code": 0,
+        "steps": steps,
+        "lengths": {"total": tokens * len(steps)},
+        "summary": {"time_step_s": scale},
+        "provenance": provenance,
+    }
+    return made | changed
+
+
+def compare(folder: Path, head: dict[str, Any], *more: str) -> Result:
+    for name, content in (("head", head), ("base", record())):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return run_compare(str(folder / "head.json"), str(folder / "base.json"), *more)
+
+
+def run_compare(*words: str) -> Result:
+    app = typer.Typer()
+    app.command()(gate.compare)
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("scale", "more", "code", "said"),
+    [
+        (1.0, (), 0, "no difference"),
+        (1.02, (), 0, "no difference"),
+        (1.10, (), 1, "slower"),
+        (0.80, (), 1, "faster, and nobody has said why"),
+        (0.80, ("--explained", "a fused kernel"), 0, "faster, as explained: a fused kernel"),
+    ],
+)
+def test_only_an_unexplained_difference_beyond_the_threshold_fails(
+    scale: float, more: tuple[str, ...], code: int, said: str, tmp_path: Path
+):
+    done = compare(tmp_path, record(scale), *more)
+    assert done.exit_code == code, done.stderr
+    assert said in done.stdout
+
+
+def test_the_gate_says_what_so_few_steps_can_show():
+    """The RL baseline has three: beside itself there is no difference, and no proof of none."""
+    said = " ".join(run_compare(str(RL_7B), str(RL_7B)).stdout.split())
+    assert "no difference" in said
+    assert re.search(r"shown by 3 steps at 2% of noise, in 90% of runs: a difference of 28\.1%, not of 3%", said)
+    said = " ".join(run_compare(str(SFT_7B), str(SFT_7B)).stdout.split())
+    assert re.search(r"shown by \d+ steps at 2% of noise", said)
+
+
+def test_a_run_that_was_asked_to_stop_counts_with_the_steps_it_measured(tmp_path: Path):
+    assert "no difference" in compare(tmp_path, record(exit_code=143)).stdout
+
+
+BASELINES = ROOT / "perf" / "baselines"
+SFT_7B, RL_7B = (BASELINES / f"{case}.NVIDIA_H200x2.json" for case in ("sft_7b_h200x2", "rl_7b_h200x2"))
+
+
+def slower_steps(record: dict[str, Any]) -> None:
+    for row in record["steps"]:
+        row["time_step_s"] *= 1.1
+        row.pop("unix_s", None)
+
+
+def longer_metrics(record: dict[str, Any]) -> None:
+    for number, row in enumerate(record["steps"]):
+        row["time_metrics_s"] = row.get("time_metrics_s", 0.0) + 40
+        if "unix_s" in row:
+            row["unix_s"] += 40 * number
+
+
+def more_memory(record: dict[str, Any]) -> None:
+    record["summary"]["peak_gib_by_rank"]["1"] += 30
+
+
+def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(record: dict[str, Any]) -> None:
+        tree = record["provenance"][part]
+        for key in keys[:-1]:
+            tree = tree[key]
+        assert tree[keys[-1]] != value
+        tree[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "code", "said"),
+    [
+        (SFT_7B, slower_steps, 1, "slower"),
+        (RL_7B, slower_steps, 1, "slower"),
+        (RL_7B, longer_metrics, 1, "slower"),
+        (SFT_7B, more_memory, 1, "on the fullest rank, the baseline's is"),
+        (RL_7B, another("settings", "train", "mode", value="async"), 2, "train.mode is 'async', the baseline's is"),
+        (SFT_7B, another("settings", "parallel", "tp", value=2), 2, "parallel.tp is 2, the baseline's is 1"),
+        (SFT_7B, another("versions", "torch", value="2.5.0"), 2, "torch is '2.5.0', the baseline's is"),
+        (SFT_7B, another("settings", "train", "steps", value=99), 0, "no difference"),
+    ],
+    ids=["step", "step of rl", "metrics", "memory", "mode", "layout", "torch", "how long"],
+)
+def test_a_change_of_a_measured_baseline_is_seen(
+    path: Path, change: Callable[[dict[str, Any]], None], code: int, said: str, tmp_path: Path
+):
+    made = json.loads(path.read_text())
+    change(made)
+    (tmp_path / "head.json").write_text(json.dumps(made))
+    done = run_compare(str(tmp_path / "head.json"), str(path))
+    assert done.exit_code == code, done.stdout + done.stderr
+    assert said in (done.stdout + done.stderr).replace("\n", " ")
+
+
+def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
+    head, base = record(start={"time_start_s": 75.1}), record(start={"time_start_s": 50.0})
+    for name, content in (("head", head), ("base", base)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    done = run_compare(str(tmp_path / "head.json"), str(tmp_path / "base.json"))
+    assert done.exit_code == 1 and "start: 75.1 s to the first step" in done.stdout
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(10.0, 14.5), (100.0, 125.0)])
+def test_a_start_is_later_by_its_share_and_by_seconds(theirs: float, ours: float):
+    """A short one varies by more than its share, a long one by more than the seconds."""
+    assert interleave.LATER(record(start={"time_start_s": ours}), record(start={"time_start_s": theirs})) == []
+
+
+ASKED = "behavior/requests"
+
+
+def make_worse(record: dict[str, Any], what: str) -> None:
+    if what == "a later start":
+        record["start"]["time_start_s"] = 27.0
+    elif what == "more memory":
+        record["summary"]["peak_gib_by_rank"]["0"] = 1.8
+    for row in record["steps"]:
+        row["time_step_s"] *= 1.3 if what == "slower" else 1.0
+        row[ASKED] = 3.1 if what == "more requests" else 3.0
+
+
+@pytest.mark.parametrize("worse", ["slower", "more requests", "a later start", "more memory", ""])
+def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
+    """Host time of a token, requests of a trajectory, the start and memory; each in every round."""
+
+    def of_a_round() -> dict[str, Any]:
+        made = record(case="rl_alone_cpu", start={"time_start_s": 20.0}, summary={"peak_gib_by_rank": {"0": 1.2}})
+        make_worse(made, "")
+        return made
+
+    pairs = [(of_a_round(), of_a_round()) for _ in range(2)]
+    make_worse(pairs[0][0], worse)
+    if worse not in ("slower", ""):
+        assert interleave.tell("{:.3f}", pairs, 0.25) == [], "a single round that was disturbed"
+    make_worse(pairs[1][0], worse)
+    assert interleave.tell("{:.3f}", pairs, 0.25) == ([worse] if worse else [])
+
+
+def test_a_start_is_told_by_the_run_or_by_its_first_row():
+    rows = [{"unix_s": 131.0, "time_step_s": 2.0}, {"unix_s": 140.0, "time_step_s": 2.0}]
+    assert bench.start_of(rows, 100.0) == {"time_start_s": 29.0}
+    assert bench.start_of([rows[0] | {"time_start_s": 7.0, "time_start_model_s": 1.0}], 100.0) == {
+        "time_start_s": 7.0,
+        "time_start_model_s": 1.0,
+    }
+    assert bench.start_of([], 100.0) == {}
+
+
+def test_what_differs_on_purpose_is_named(tmp_path: Path):
+    made = record()
+    made["provenance"]["settings"]["model"]["fp8"] = "blockwise"
+    assert compare(tmp_path, made).exit_code == 2
+    assert compare(tmp_path, made, "--changed", "model.fp8").exit_code == 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
+def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
+    done = run_compare(str(path))
+    assert done.exit_code == 0 and "time of a token: 1.0000 of the baseline's" in done.stdout, done.stderr
+
+
+def other_hardware() -> dict[str, Any]:
+    made = record()
+    made["provenance"]["hardware"]["devices"] = ["NVIDIA H100"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (record(tokens=900.0), "not comparable: 900 tokens a step, the baseline's are 1000"),
+        (other_hardware(), "hardware is NVIDIA_H100x2, the baseline's is NVIDIA_H200x2"),
+        (record(exit_code=1), "is of a run that failed"),
+        (record(exit_code=143, steps=[]), "measured no step"),
+        (record(case="sft_tiny_cpu"), "case is sft_tiny_cpu"),
+    ],
+)
+def test_other_work_or_hardware_is_refused(head: dict[str, Any], said: str, tmp_path: Path):
+    done = compare(tmp_path, head)
+    assert done.exit_code == 2 and said in done.stderr.replace("\n", " ")

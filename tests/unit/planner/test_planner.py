@@ -1,0 +1,282 @@
+"""The planner's arithmetic against hand calculations and published sizes."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config, load_run
+from retool_mcore.config.lora import Lora
+from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.model.files import of_model
+from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import shape_of_config
+from retool_mcore.planner.calibration import CALIBRATION, START_S
+from retool_mcore.planner.generation import Engines
+from retool_mcore.planner.hardware import GIB, of_run, parse
+from retool_mcore.planner.lengths import Lengths
+from retool_mcore.planner.memory import activation_bytes, train_memory
+from retool_mcore.planner.plan import make_plan
+from retool_mcore.planner.report import _duration, refusal, report
+from retool_mcore.run.start import STAGES
+from tests.unit.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
+
+
+def test_a_short_run_is_not_0_hours():
+    assert [_duration(seconds) for seconds in (7.4, 90, 5400)] == ["7 seconds", "1.5 minutes", "1.5 hours"]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen2.5-0.5B", 0.494),
+        ("Qwen2.5-1.5B", 1.54),
+        ("Qwen2.5-7B", 7.62),
+        ("Qwen2.5-32B", 32.8),
+        ("Qwen3-0.6B", 0.596),
+        ("Qwen3-1.7B", 1.72),
+        ("Qwen3-4B", 4.02),
+        ("Qwen3-8B", 8.19),
+        ("Qwen3-14B", 14.8),
+        ("Qwen3-32B", 32.8),
+        ("Qwen3-30B-A3B", 30.5),
+    ],
+)
+def test_published_models_have_their_published_size(name: str, billions: float):
+    assert PUBLISHED[name].params / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
+    assert of_model("Qwen/Qwen2.5-7B-Instruct") is SEVEN
+    assert of_model("runs/sft_qwen2.5_32b_h200x8/export") is THIRTY_TWO
+    with pytest.raises(ConfigError, match="its shape is not known"):
+        of_model(str(tmp_path / "mine" / "export"))
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        of_model(str(tmp_path))
+    moe = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    moe |= {"vocab_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
+    moe |= {"tie_word_embeddings": True}
+    shape = shape_of_config(moe)
+    (tmp_path / "config.json").write_text(json.dumps(moe), encoding="utf-8")
+    assert of_model(str(tmp_path)) == shape  # before its weights are fetched
+    assert shape_of_config({"num_local_experts": moe.pop("num_experts"), **moe}) == shape  # as transformers 5 writes it
+    assert shape.layer_params == 8 * 4 * 2 * 3 + 4 * 3 * 8 * 4 + 8 * 4
+    assert shape.compute_params == 2 * (8 * 4 * 2 * 3 + 2 * 3 * 8 * 4 + 8 * 4) + 8 * 16
+
+
+def test_a_tokens_flops_are_those_that_mfu_counts():
+    config = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+              "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
+    assert shape_of_config(config).train_flops([1], Lora()) == pytest.approx(
+        6 * SEVEN.compute_params + 6 * 28 * 28 * 128
+    )
+
+
+def test_a_token_in_the_cache_by_hand():
+    """A key and a value, 2 bytes each, of every layer and key-value head."""
+    assert SEVEN.kv_bytes(fp8=False) == 2 * 28 * 4 * 128 * 2 == 57_344
+    assert THIRTY_TWO.kv_bytes(fp8=False) == 2 * 64 * 8 * 128 * 2 == 262_144
+    config = rl("rl_qwen2.5_7b_h200x8", "memory.offload_idle=true", "rollout.engine_memory_fraction=0.8")
+    rollout = make_plan(config, SEVEN, parse("h200x8")).rollout
+    assert rollout is not None
+    assert rollout.kv_cache == pytest.approx(0.8 * (139.8 - 3.7) - 2 * 7.61e9 / GIB, rel=0.01)
+    assert rollout.kv_tokens == pytest.approx(rollout.kv_cache * GIB / 57_344, abs=1)
+
+
+def test_a_cache_that_is_held_to_a_number_of_tokens_takes_their_memory_alone():
+    """Each of the two GPUs of an engine holds half of the heads. The share remains the limit."""
+    both = "rollout.engine_tp=2"
+    settings = ("rollout.engine_args={max_total_tokens=100000}", "rollout.engine_args={max_total_tokens=1000000000}")
+    runs = [rl("rl_qwen2.5_7b_h200x8", both, *more) for more in ((), *((each,) for each in settings))]
+    free, held, beyond = (make_plan(run, SEVEN, parse("h200x8")).rollout for run in runs)
+    assert free and held and beyond
+    assert held.kv_cache == pytest.approx(100_000 * 57_344 / 2 / GIB) and held.kv_tokens == 100_000
+    assert held.total == pytest.approx(free.total - free.kv_cache + held.kv_cache)
+    assert beyond == free
+
+
+def test_states_of_32b_by_hand():
+    """TP 8, one replica: 6 bytes of weight and gradient and 12 of Adam a parameter, an eighth each:
+    73.7 GB.
+    """
+    found = train_memory(THIRTY_TWO, Parallel(tp=8), Memory(), dp=1, micro_batch_tokens=0)
+    assert (found.weights + found.gradients + found.optimizer) * GIB == pytest.approx(73.7e9, rel=0.01)
+    two = train_memory(THIRTY_TWO, Parallel(tp=4), Memory(), dp=2, micro_batch_tokens=0)
+    assert (two.weights + two.gradients + two.optimizer) * GIB == pytest.approx(98.3e9, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", [Parallel(ep=8), Parallel(tp=2, ep=8, etp=1)], ids=str)
+def test_states_of_experts_by_hand(layout: Parallel):
+    """Qwen3-30B-A3B, 8 devices, EP 8: an eighth of 29.0 G parameters of experts on each, and all
+    1.5 G others, or TP's half.
+
+    No other device holds the same experts, so their 12 bytes of Adam are whole; those of the others
+    are an eighth.
+    """
+    experts, others = 48 * 128 * (3 * 2048 * 768 + 2048), 48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936
+    found = train_memory(PUBLISHED["Qwen3-30B-A3B"], layout, Memory(), dp=8 // layout.tp, micro_batch_tokens=0)
+    assert (found.weights + found.gradients) * GIB == pytest.approx(6 * (experts / 8 + others / layout.tp))
+    assert found.optimizer * GIB == pytest.approx(12 * (experts / 8 + others / 8))
+
+
+def test_activations_by_hand():
+    """One layer of 7B keeps 2 h, q, the attention's output, k, v and 3 f for each token, in
+    bfloat16.
+    """
+    kept, working = activation_bytes(SEVEN, Memory(), 1)
+    assert (kept, working) == (2 * (2 * 3584 + 2 * 3584 + 2 * 512 + 3 * 18944), 0.0)
+    full, again = activation_bytes(SEVEN, Memory(recompute="full"), 2)
+    assert (full, again) == (3584, kept / 2)
+    plain, _ = activation_bytes(SEVEN, Memory(), 1, fused=False)
+    assert plain - kept == 2 * (18944 + 4 * 3584)
+    selective, _ = activation_bytes(SEVEN, Memory(recompute="selective"), 1, fused=False)
+    assert plain - selective == 2 * 2 * 3584
+
+
+def test_memory_knobs_turn_the_right_way():
+    def need(parallel: Parallel, memory: Memory, dp: int = 1) -> float:
+        return train_memory(SEVEN, parallel, memory, dp=dp, micro_batch_tokens=16384).total
+
+    plain = need(Parallel(), Memory())
+    assert need(Parallel(), Memory(recompute="full")) < need(Parallel(), Memory(recompute=14))
+    assert need(Parallel(), Memory(recompute=14)) < plain
+    assert need(Parallel(), Memory(fused_cross_entropy=True)) < plain
+    assert need(Parallel(), Memory(adam_states="bfloat16")) < need(Parallel(), Memory(adam_states="compact")) < plain
+    assert need(Parallel(), Memory(optimizer_on_cpu=1.0)) < plain
+    assert need(Parallel(), Memory(), dp=4) < plain
+    assert need(Parallel(tp=2), Memory()) < plain
+    assert need(Parallel(pp=2, vpp=2), Memory()) > need(Parallel(pp=2), Memory())
+
+
+def test_the_engines_own_log_probabilities_cost_no_pass():
+    words = ("train.mini_batch_prompts=512",)
+    actor = make_plan(rl("rl_qwen2.5_7b_h200x8", *words), SEVEN, parse("h200x8")).phases
+    rollout = make_plan(rl("rl_qwen2.5_7b_h200x8", *words, "algorithm.old_log_prob=rollout"), SEVEN, parse("h200x8"))
+    assert rollout.phases == {name: seconds for name, seconds in actor.items() if name != "old_log_prob"}
+
+
+def test_every_constant_says_where_it_comes_from():
+    for name, constant in CALIBRATION.items():
+        assert constant.source.startswith(("fitted:", "assumed:", "measured:")), name
+        assert constant.value > 0
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_fits_its_hardware(path: Path):
+    config = load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path)
+    hardware = of_run(config)
+    plan = make_plan(config, of_model(config.model.path), hardware)
+    assert plan.fits, refusal(plan, hardware)
+
+
+def test_more_devices_and_shorter_sequences_are_faster():
+    config = rl("rl_qwen2.5_32b_h200x8")
+    base = make_plan(config, THIRTY_TWO, parse("h200x8"))
+    assert make_plan(config, THIRTY_TWO, parse("h200x16")).step_s < base.step_s
+    assert make_plan(config, THIRTY_TWO, parse("h200x8"), mean_tokens=4000).step_s < base.step_s
+
+
+def test_the_longest_response_bounds_a_small_batch():
+    config = rl("rl_qwen2.5_7b_h200x8", "train.prompts_per_step=4", "train.mini_batch_prompts=4")
+    plan = make_plan(config, SEVEN, parse("h200x8"), mean_tokens=3000)
+    assert any("the longest response" in note for note in plan.notes)
+
+
+def test_the_report_says_what_was_assumed():
+    config = rl("rl_qwen2.5_7b_h200x8")
+    plan = make_plan(config, SEVEN, parse("h200x8"))
+    text = report(config, SEVEN, parse("h200x8"), plan, [])
+    for words in (
+        "is assumed",
+        "calls/s while rollouts last",
+        "kv_cache",
+        "weight_sync",
+        "hours",
+        "none of this batch",
+    ):
+        assert words in text
+
+
+def test_the_start_of_rl_is_told_as_it_was_measured():
+    config = rl("rl_qwen2.5_7b_h200x8")
+    text = report(config, SEVEN, parse("h200x8"), make_plan(config, SEVEN, parse("h200x8")), [])
+    seconds = [float(line.split()[-1]) for line in text.partition("first step, s")[2].splitlines()[1:8]]
+    assert seconds[-1] == pytest.approx(sum(seconds[:-1]), abs=0.1) == pytest.approx(205.6, abs=0.1)
+    assert START_S.keys() <= STAGES.keys()
+    of_sft = sft()
+    assert "first step" not in report(of_sft, SEVEN, parse("h200x8"), make_plan(of_sft, SEVEN, parse("h200x8")), [])
+
+
+@pytest.mark.parametrize("name", ["h100", "b300x8", "h100x0", "8xh100"])
+def test_unknown_hardware(name: str):
+    with pytest.raises(ConfigError, match="is not a known device and a number, for example h100x16"):
+        parse(name)
+
+
+def test_an_engine_in_fp8_holds_its_layers_in_one_byte():
+    fp8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
+    runs = [rl("rl_qwen2.5_7b_h200x8", *words) for words in ((), fp8)]
+    plain, halved = (make_plan(run, SEVEN, parse("h200x8")).rollout for run in runs)
+    assert plain and halved
+    saved_gib = (7.61e9 - 2 * 152_064 * 3584) / GIB  # not of the embedding table and the output matrix
+    found_gib = [plain.weights - halved.weights, halved.kv_cache - plain.kv_cache]
+    assert found_gib == pytest.approx([saved_gib] * 2, rel=0.01)
+
+
+def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_the_same_time():
+    """Where the cache limits how many responses run at once, twice as many do."""
+    fp8 = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
+    tight = ("rollout.engine_memory_fraction=0.2", "rollout.max_running_requests=1024")
+    runs = [rl("rl_qwen2.5_7b_h200x8", *tight, *words) for words in ((), fp8)]
+    h200, lengths = parse("h200x8"), Lengths.evenly(8000, 16_000)
+    plans = [make_plan(run, SEVEN, h200, lengths=lengths) for run in runs]
+    plain, halved = (plan.rollout for plan in plans)
+    assert plain and halved and halved.kv_cache == plain.kv_cache, "the same memory"
+    assert halved.kv_tokens == pytest.approx(2 * plain.kv_tokens, abs=1)
+    tokens = (plain.kv_tokens, halved.kv_tokens)
+    engines = [Engines.of(run, SEVEN, h200, each, lengths) for run, each in zip(runs, tokens, strict=True)]
+    (few, limit), (many, _) = (each.slots for each in engines)
+    assert limit == "cache" and many == pytest.approx(2 * few, rel=0.001)
+    assert plans[1].phases["generate"] < 0.85 * plans[0].phases["generate"], "weights are read half as often"
+    steps = [each.step_s(64.0, 64 * 8000.0) for each in engines]
+    assert steps[0] == steps[1], "no faster by it, as was measured with Triton"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_qwen*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_run_outlives_its_longest_planned_part(path: Path):
+    run = load_run(str(path))
+    assert isinstance(run, SftConfig | RlConfig)
+    plan = make_plan(run, of_model(run.model.path), of_run(run))
+    assert plan.stall_problem == ""
+    assert plan.longest_part[1] <= plan.step_s
+
+
+def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
+    """32B on 8 H200: the pass over old log-probabilities is the longest part of a step."""
+    plan = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=1000"), THIRTY_TWO, parse("h200x8"))
+    part, seconds = plan.longest_part
+    assert part == "the pass over old log-probabilities" and 1000 < seconds == plan.phases["old_log_prob"]
+    assert seconds > plan.parts["an update"] == plan.phases["update"] / 8
+    assert "would end the run" in plan.stall_problem and f"at least {math.ceil(2 * seconds)}" in plan.stall_problem
+    close = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=2000"), THIRTY_TWO, parse("h200x8"))
+    assert "leaves less than 2 times that" in close.stall_problem
+    off = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=0"), THIRTY_TWO, parse("h200x8"))
+    assert off.stall_problem == ""
+    assert "warning: train.stall_s = 1000 would end the run" in report(
+        plan.config, THIRTY_TWO, parse("h200x8"), plan, []
+    )
+
+
+def test_each_group_of_ranks_on_npus_keeps_what_its_library_buffers():
+    """Two buffers of 200 MB: for all ranks, tp, pp and dp here, and twice in an engine of two."""
+    train = {"parallel": Parallel(tp=8, pp=2), "memory": Memory(), "dp": 2, "micro_batch_tokens": 0}
+    plain, grouped = (train_memory(THIRTY_TWO, **train, group_gib=gib).buffers for gib in (0.0, 0.4))
+    assert grouped - plain == pytest.approx(4 * 0.4)
+    alone = train_memory(SEVEN, Parallel(), Memory(), dp=1, micro_batch_tokens=0, group_gib=0.4)
+    assert alone.buffers == plain, "one device has nobody to talk to"
+    two, one = (rl("rl_qwen2.5_7b_a2x8", f"rollout.engine_tp={tp}") for tp in (2, 1))
+    plans = [make_plan(each, SEVEN, parse("a2x8")) for each in (two, one)]
+    asleep = [plan.rollout.asleep for plan in plans if plan.rollout]
+    assert asleep[0] - asleep[1] == pytest.approx(2 * 0.4)
+    assert plans[0].training_gib == pytest.approx(plans[0].train.total + asleep[0])

@@ -1,0 +1,205 @@
+"""What `retool plan` proposes, and that every shipped RL configuration is among the best of it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
+from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.model.files import of_model
+from retool_mcore.model.published import PUBLISHED
+from retool_mcore.planner.calibration import calibrated
+from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.planner.lengths import Lengths, assumed
+from retool_mcore.planner.plan import Plan, make_plan
+from retool_mcore.planner.search import proposals
+from retool_mcore.planner.steptime import stretch
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
+SEVEN, THIRTY_TWO = PUBLISHED["Qwen2.5-7B"], PUBLISHED["Qwen2.5-32B"]
+
+
+def rl(name: str, *settings: str) -> RlConfig:
+    return load_config(RlConfig, CONFIGS / f"{name}.toml", settings)
+
+
+def sft(name: str, *settings: str) -> SftConfig:
+    return load_config(SftConfig, CONFIGS / f"{name}.toml", settings)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "retool_mcore", "plan", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("rl_*_*x*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_rl_configuration_is_nearly_the_best_there_is(path: Path):
+    config = load_config(RlConfig, path)
+    shape, hardware = of_model(config.model.path), of_run(config)
+    plan = make_plan(config, shape, hardware)
+    best = proposals(config, shape, hardware, assumed(config, None))[0]
+    assert plan.fits
+    assert plan.step_s <= 1.03 * best.step_s, f"{plan.step_s:.0f} s, and {best.config} takes {best.step_s:.0f} s"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft_*_*x*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_sft_configuration_is_near_the_best_there_is(path: Path):
+    """The planner does not know that ranks wait for the longest sequence of a small batch, so it
+    may differ more.
+    """
+    config = load_config(SftConfig, path)
+    shape, hardware = of_model(config.model.path), of_run(config)
+    best = proposals(config, shape, hardware, assumed(config, None))[0]
+    assert make_plan(config, shape, hardware).step_s <= 1.07 * best.step_s
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
+def test_what_a_configuration_says_of_its_plan_is_so(path: Path):
+    is_rl = path.name.startswith("rl_")
+    config = load_config(RlConfig if is_rl else SftConfig, path)
+    plan = make_plan(config, of_model(config.model.path), of_run(config))
+    said = re.findall(r"^# retool plan: (.*)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    memory = f"{plan.training_gib:.1f} GiB of each device in training"
+    if plan.rollout is not None:
+        assert said == [f"{plan.step_s:,.0f} s a step, {memory}, {plan.rollout.total:.1f} in rollouts"]
+    else:
+        assert said in ([], [f"{plan.step_s:.1f} s a step, {memory}"])
+
+
+def found(name: str, *settings: str, hardware: str = "h200x8") -> list[Plan]:
+    config = rl(name, *settings)
+    return proposals(config, of_model(config.model.path), parse(hardware), assumed(config, None), limit=100)
+
+
+def test_proposals_fit_with_a_margin_divide_and_are_sorted():
+    plans = found("rl_qwen2.5_32b_h100x16", hardware="h100x16")
+    assert plans and all(plan.fits for plan in plans)
+    assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
+    for plan in plans:
+        assert plan.rollout is not None
+        assert plan.train.total + calibrated("asleep_gib") <= 0.95 * 79.1
+        assert plan.rollout.weights + plan.rollout.kv_cache + calibrated("engine_gib") + plan.rollout.training <= 79.1
+        assert 16 % plan.parallel.model_parallel == 0 and THIRTY_TWO.kv_heads % plan.parallel.tp == 0
+        longest = plan.config.max_sequence_tokens
+        assert plan.micro_batch_tokens * plan.parallel.cp >= longest or plan.memory.recompute == "auto"
+    config = sft("sft_qwen2.5_7b_h200x8")
+    assert proposals(config, PUBLISHED["Qwen2.5-72B"], parse("h100x1"), assumed(config, None)) == []
+
+
+def test_proposals_are_runs_that_the_schema_takes():
+    for plan in (*found("rl_qwen2.5_7b_h200x8"), *found("rl_qwen3_30b_a3b_h200x8")):
+        RlConfig.model_validate(plan.config.model_dump())
+
+
+def test_context_parallelism_cuts_the_sequence_and_not_the_heads_on_npus():
+    """MindSpeed's ring, as Transformer Engine's: 28 heads need not divide by tp * cp = 8."""
+    plans = found("rl_qwen2.5_7b_a2x8", hardware="a2x8")
+    assert SEVEN.heads == 28 and (4, 2) in {(plan.parallel.tp, plan.parallel.cp) for plan in plans}
+
+
+def test_engines_on_npus_are_proposed_no_more_than_verls_scripts_have():
+    configs = (plan.config for plan in found("rl_qwen2.5_32b_a2x32", hardware="a2x32"))
+    assert max(each.rollout.engine_memory_fraction for each in configs if isinstance(each, RlConfig)) == 0.75
+
+
+def test_recomputation_follows_the_memory_there_is():
+    few = {plan.memory.recompute for plan in found("rl_qwen2.5_7b_h200x8")[:6]}
+    assert "full" not in few and {"none", "auto"} <= few, "a 7B model on 140 GiB need not recompute everything"
+    small = ("data.max_prompt_tokens=512", "rollout.max_response_tokens=2048")
+    assert found("rl_qwen2.5_7b_h200x8", *small)[0].memory.recompute == "none"
+    for plan in found("rl_qwen2.5_7b_h200x8", "memory.adam_states=float32", hardware="h100x8"):
+        if plan.parallel.model_parallel == 1:
+            assert plan.memory.recompute in ("full", "auto")
+
+
+def test_an_actor_that_may_stay_stays_where_the_engine_does_not_need_its_room():
+    """A step of 64 short responses fills no cache, and moving the actor costs seconds."""
+    few = ("train.prompts_per_step=16", "train.mini_batch_prompts=16", "rollout.group_size=8",
+           "data.max_prompt_tokens=512", "rollout.max_response_tokens=2048")  # fmt: skip
+    best = found("rl_qwen2.5_7b_h200x8", *few)[0]
+    assert not best.memory.offload_idle
+    assert isinstance(best.config, RlConfig) and best.config.rollout.engine_memory_fraction < 0.9
+    many = found("rl_qwen2.5_7b_h200x8")[0]
+    assert many.memory.offload_idle, "1,024 long responses an engine wait for its cache"
+
+
+def test_the_optimizer_goes_to_the_host_only_where_nothing_else_fits():
+    assert {plan.memory.optimizer_on_cpu for plan in found("rl_qwen2.5_32b_h200x8")} == {0.0}
+    assert {plan.memory.optimizer_on_cpu for plan in found("rl_qwen2.5_32b_h200x8", hardware="h100x8")} == {1.0}
+
+
+def test_experts_are_spread_over_replicas_that_are_there_and_recompute_everything():
+    plans = found("rl_qwen3_30b_a3b_h200x8")
+    assert {plan.parallel.ep for plan in plans} > {1, 8} and plans[0].parallel.ep == 4
+    for plan in plans:  # experts stay whole, and are spread over the ranks of tp and cp, too
+        sizes = plan.parallel
+        assert sizes.etp == 1 and plan.dp * sizes.tp * sizes.cp % sizes.ep == 0
+    assert {plan.memory.recompute for plan in plans} == {"full"}
+    tokens = {plan.config.train.micro_batch_tokens * plan.parallel.cp for plan in plans}
+    assert tokens >= {18432, 2 * 18432, 3 * 18432}, "an expert needs many tokens"
+
+
+def test_auto_costs_what_long_responses_recompute():
+    """Lengths of 1 to 18 k, a budget of 12 k: the third above it recompute as far as they are
+    longer.
+    """
+    lengths, memory = Lengths.evenly(9216, 18432), Memory(recompute="auto", fused_cross_entropy=True)
+    assert lengths.recomputed(SEVEN, Parallel(), memory, 18432) == 0.0
+    rest, input_share = token_memory(SEVEN, fused_cross_entropy=True)
+
+    def twice(every: range) -> float:
+        layers = (layers_to_recompute(tokens, 12288, 28, rest=rest, input_share=input_share) for tokens in every)
+        return sum(tokens * min(28, wanted) / 28 for tokens, wanted in zip(every, layers, strict=True)) / sum(every)
+
+    want = twice(range(9, 18432, 18))
+    assert lengths.recomputed(SEVEN, Parallel(), memory, 12288) == pytest.approx(want, abs=0.005)
+    assert 0.13 < want < 0.17
+    assert lengths.recomputed(SEVEN, Parallel(cp=2), memory, 6144) == pytest.approx(want, abs=0.005)
+    updates: dict[str, float] = {}
+    for recompute, tokens in (("none", 18432), ("auto", 12288), ("full", 18432)):
+        settings = (f"memory.recompute={recompute}", f"train.micro_batch_tokens={tokens}")
+        plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *settings), SEVEN, parse("h200x8"))
+        updates[recompute] = plan.phases["update"]
+    found = (updates["auto"] - updates["none"]) / (updates["full"] - updates["none"])
+    assert found == pytest.approx(twice(range(1024 + 8, 1024 + 16384, 16)), abs=0.005)  # a prompt before each response
+
+
+def test_a_pipeline_waits_for_its_last_stage_which_has_the_head():
+    assert stretch(SEVEN, Parallel(), 100) == 1.0
+    layers, head = 28 * SEVEN.layer_params, SEVEN.head_params
+    assert stretch(SEVEN, Parallel(pp=2), 1e9) == pytest.approx((layers / 2 + head) / ((layers + head) / 2))
+    assert stretch(SEVEN, Parallel(pp=2), 4) == pytest.approx(1.25 * stretch(SEVEN, Parallel(pp=2), 1e9))
+
+
+def test_sglang_takes_its_share_of_what_the_idle_actor_leaves():
+    def cache(*settings: str) -> float:
+        config = rl("rl_qwen2.5_7b_h200x8", "rollout.engine_memory_fraction=0.5", *settings)
+        rollout = make_plan(config, SEVEN, parse("h200x8")).rollout
+        assert rollout is not None
+        return rollout.kv_cache
+
+    idle = make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8")).train.idle
+    gone, stays = cache("memory.offload_idle=true"), cache("memory.offload_idle=false")
+    assert gone - stays == pytest.approx(0.5 * idle)
+    copies_gib = 2 * SEVEN.layers * SEVEN.layer_params / 2**30
+    fp8 = cache("memory.offload_idle=true", "model.fp8=tensorwise", "algorithm.importance_sampling=token")
+    assert gone - fp8 == pytest.approx(0.5 * copies_gib)  # nothing offloads them
+
+
+def test_the_report_shows_the_best_beside_what_is_configured():
+    config = "configs/rl_qwen2.5_7b_h200x8.toml"
+    done = command(config, "memory.recompute=full", "parallel.tp=2", "train.micro_batch_tokens=18432")
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.partition("settings that fit")[2].splitlines()[1:]
+    assert " configured " in table[0] and "tp 2 pp 1 cp 1 dp 4, recompute full" in table[0]
+    assert re.search(
+        r" -1\d\.\d% .* tp 1 pp 1 cp 1 dp 8, recompute auto, \d+ tokens a micro-batch, engines tp 1", table[1]
+    )
+    tree = json.loads(command(config, "--json").stdout)
+    assert {"engine_tp", "engine_memory_fraction"} == set(tree["rollout"])
+    assert {"offload_idle", "recompute"} <= set(tree["proposals"][0]["memory"])

@@ -1,0 +1,194 @@
+"""Frozen weights in a byte a value: what they round to, and that one at a time is whole."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from retool_mcore.model.fp8 import from_fp8, rounded, row_scales, to_fp8
+from tests.unit.platforms.test_lora_layers import FFN, HIDDEN, Chunk, Fused, Plain, adapted, alone
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+__all__ = ["alone"]  # a fixture
+PATHS = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+
+
+class SavedTwice(Plain):
+    """As Transformer Engine's layers: its function saves the weight and what it multiplied by."""
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        return _Product.apply(x, self.weight), None
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        one, other = ctx.saved_tensors
+        assert one.data_ptr() == other.data_ptr(), "made twice"
+        return gradients[0] @ one, None
+
+
+class SavesItsOutput(Plain):
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        return torch.nn.functional.linear(x, self.weight).tanh(), None
+
+
+def stored(chunk: Any) -> Any:
+    from retool_mcore.platforms.lora import store
+
+    store(chunk)
+    return chunk
+
+
+def linears(chunk: Any) -> list[Any]:
+    return [chunk.decoder.layers[0].get_submodule(path) for path in PATHS]
+
+
+def run(chunk: Any, x: torch.Tensor, *, recomputed: bool = False) -> tuple[torch.Tensor, list[Any]]:
+    """The layers one after another; the output, and gradients of the input and the adapters."""
+    qkv, proj, fc1, fc2 = linears(chunk)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        h = proj(qkv(x)[0][..., : proj.weight.shape[1]].tanh())[0]
+        return fc2(fc1(x + h)[0][..., :FFN].tanh())[0]
+
+    x = x.clone().requires_grad_(True)
+    output = checkpoint(forward, x, use_reentrant=True) if recomputed else forward(x)
+    output.square().sum().backward()
+    return output.detach(), [x.grad, *(each.grad for each in chunk.parameters() if each.requires_grad)]
+
+
+def test_a_rows_scale_brings_its_largest_value_to_the_top_of_float8():
+    weight = torch.tensor([[448.0, 17.0, -1.0], [449.0, 17.0, 0.0], [2.0**-10, 2.0**-24, 0.0], [0.0, 0.0, 0.0]])
+    scales = row_scales(weight.abs().amax(1), torch.float32)
+    assert scales.tolist() == [[1.0], [2.0], [2.0**-18], [1.0]]
+    # 17 and 449 take five and nine binary digits, of which four stay.
+    assert rounded(weight).tolist() == [[448.0, 16.0, -1.0], [448.0, 16.0, 0.0], [2.0**-10, 2.0**-24, 0.0], [0.0] * 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_moves_a_value_by_a_sixteenth_at_most_and_only_once(dtype: torch.dtype):
+    weight = (torch.randn(64, 256) * torch.logspace(-20, 5, 64)[:, None]).to(dtype)
+    once = rounded(weight)
+    apart, scales = (once.double() - weight.double()).abs(), row_scales(weight.abs().amax(1), dtype)
+    assert once.dtype == dtype and torch.equal(rounded(once), once)
+    half_a_step = 2.0**-10 * scales.double()  # between float8's smallest numbers
+    assert bool((apart <= torch.maximum(weight.double().abs() / 16, half_a_step)).all())
+    assert 0.01 < float((apart / weight.double().abs().clamp(min=1e-30)).mean()) < 0.04
+    assert to_fp8(weight, scales).element_size() == 1
+    assert torch.equal(from_fp8(to_fp8(weight, scales), scales), once)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("kind", [Plain, Fused, SavedTwice, SavesItsOutput])
+def test_a_stored_layer_computes_and_learns_as_one_with_rounded_weights(
+    alone: None, kind: type[Plain], recomputed: bool
+):
+    torch.manual_seed(0)
+    chunk = adapted(kind, "q_proj", "o_proj", "up_proj")  # the last of the four has no adapter
+    twin = adapted(kind, "q_proj", "o_proj", "up_proj")
+    twin.load_state_dict(chunk.state_dict())
+    for one in linears(twin):
+        one.weight.data = rounded(one.weight.data)
+    x = torch.randn(4, 2, HIDDEN)
+    plain, _ = run(chunk, x)
+    chunk.zero_grad()
+    want, got = run(twin, x, recomputed=recomputed), run(stored(chunk), x, recomputed=recomputed)
+    assert torch.equal(got[0], want[0]) and not torch.equal(got[0], plain)
+    assert len(got[1]) == 7
+    for one, other in zip(got[1], want[1], strict=True):
+        assert torch.equal(one, other)
+    again = run(chunk, x)[0]
+    assert torch.equal(again, want[0])
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("kind", [Plain, Fused, SavedTwice])
+def test_one_matrix_at_a_time_is_whole(
+    alone: None, kind: type[Plain], recomputed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    from retool_mcore.platforms import lora
+
+    chunk = stored(adapted(kind, "q_proj", "o_proj", "up_proj"))
+    made: list[int] = []
+
+    def counted(*args: torch.Tensor) -> torch.Tensor:
+        made.append(sum(one.made() is not None for one in linears(chunk)))
+        return from_fp8(*args)
+
+    monkeypatch.setattr(lora, "from_fp8", counted)
+    run(chunk, torch.randn(4, 2, HIDDEN), recomputed=recomputed)
+    assert made == [0] * (12 if recomputed else 8), "whole ones while another was made"
+    for one in linears(chunk):
+        assert one.made() is None
+        assert one.weight.element_size() == 1 and one.weight.untyped_storage().nbytes() == one.weight.numel()
+        assert one.scales.numel() == one.weight.shape[0]
+
+
+def test_a_weight_that_was_moved_is_read_where_it_is(alone: None):
+    """The idle actor's weights go to the host and back, by their parameters' data."""
+    chunk = stored(adapted(Plain, "q_proj"))
+    x = torch.randn(4, 2, HIDDEN)
+    want, _ = run(chunk, x)
+    for one in linears(chunk):
+        old, one.weight.data = one.weight.data, one.weight.data.clone()
+        old.view(torch.uint8).zero_()
+    assert torch.equal(run(chunk, x)[0], want)
+
+
+def test_what_has_no_backward_pass_is_freed(alone: None):
+    layer = stored(adapted(SavesItsOutput, "o_proj")).decoder.layers[0].self_attention.linear_qkv
+    output = layer(torch.randn(4, 2, HIDDEN, requires_grad=True))[0]
+    held = weakref.ref(output.untyped_storage())
+    del output
+    assert held() is None and layer.made() is None
+
+
+def test_ranks_that_have_parts_of_a_row_agree_on_its_scale(alone: None, monkeypatch: pytest.MonkeyPatch):
+    """The other rank's columns are a thousand times larger."""
+    from megatron.core import parallel_state
+
+    from retool_mcore.platforms import lora
+
+    chunk, twin = adapted(Plain, "q_proj"), adapted(Plain, "q_proj")
+    twin.load_state_dict(chunk.state_dict())
+    stored(twin)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: "both")
+    monkeypatch.setattr(lora.dist, "all_reduce", lambda largest, op, group: largest.mul_(1024))
+    times = [
+        float(one.scales[0] / other.scales[0]) for one, other in zip(linears(stored(chunk)), linears(twin), strict=True)
+    ]
+    assert times == [1.0, 1024.0, 1.0, 1024.0]
+
+
+def test_an_error_in_a_layer_leaves_its_weight_stored(alone: None):
+    layer = stored(adapted(Plain, "q_proj")).decoder.layers[0].self_attention.linear_qkv
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(4, 2, HIDDEN + 1))
+    assert layer.weight.dtype == torch.float8_e4m3fn and layer.made() is None
+
+
+def test_the_bridge_reads_whole_weights_with_the_marks_of_their_cut(alone: None):
+    from retool_mcore.platforms.lora import whole_parameters
+
+    chunk = adapted(Plain, "q_proj")
+    proj = chunk.decoder.layers[0].self_attention.linear_proj
+    proj.weight.tensor_model_parallel, proj.weight.partition_dim = True, 1
+    want = {name: each.detach().clone() for name, each in chunk.named_parameters()}
+    of_linears = {f"decoder.layers.0.{path}.weight" for path in PATHS}
+    found = dict(whole_parameters(stored(chunk)))
+    assert list(found) == list(want)
+    for name, weight in found.items():
+        assert torch.equal(weight, rounded(want[name]) if name in of_linears else want[name]), name
+    marked: Any = found["decoder.layers.0.self_attention.linear_proj.weight"]
+    assert marked.tensor_model_parallel and marked.partition_dim == 1
+    assert isinstance(chunk, Chunk)

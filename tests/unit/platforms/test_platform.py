@@ -1,0 +1,83 @@
+"""Choosing a platform, what its processes get, and what a wrong machine or installation is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms import get_platform
+
+accelerator = torch.accelerator.is_available()
+cpu_only = pytest.mark.skipif(accelerator, reason="platform cpu refuses an accelerator")
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python code in a fresh process, without what this one's activation may have set."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=clean | env)
+
+
+def test_an_unknown_platform_is_refused_with_the_known_ones():
+    with pytest.raises(PlatformError, match=r'run\.platform = "tpu" is not a platform\. Known: cpu, cuda, ascend'):
+        get_platform("tpu")
+
+
+@cpu_only
+@pytest.mark.parametrize(("given", "seen"), [("", "-1"), ("7", "7")])
+def test_ray_has_logical_gpus_where_all_devices_are_hidden(given: str, seen: str):
+    """What check_machine tells to set where torch finds a device; Ray refuses it as it is."""
+    script = (
+        "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()\n"
+        "import os, ray; ray.init(num_gpus=1, num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "print(ray.get(ray.remote(num_gpus=1)(lambda: os.environ['CUDA_VISIBLE_DEVICES']).remote()))"
+    )
+    done = run(script, CUDA_VISIBLE_DEVICES=given)
+    assert done.stdout.split()[-1:] == [seen], done.stderr[-2000:]
+
+
+@pytest.mark.skipif(accelerator, reason="needs a machine without a CUDA device")
+def test_cuda_without_a_device_is_refused():
+    with pytest.raises(PlatformError, match=r'run\.platform = "cuda", and torch .* sees no CUDA device'):
+        get_platform("cuda").check_machine()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not accelerator, reason="needs a device to refuse")
+def test_cpu_on_a_machine_with_a_device_is_refused():
+    with pytest.raises(PlatformError, match="this process sees an accelerator"):
+        get_platform("cpu").check_machine()
+
+
+def test_the_environment_gives_a_reason_for_every_variable_and_yields_to_the_user(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "0")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    platform = get_platform("cpu")
+    assert all(len(var.reason) > 15 for var in platform.environment())
+    env = platform.process_env()
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert env["PYTHONPATH"].endswith("cpu/stubs:/somewhere")
+
+
+def test_the_environment_does_not_grow_when_a_child_activates_again(monkeypatch):
+    platform = get_platform("cpu")
+    first = platform.process_env()
+    for name, value in first.items():
+        monkeypatch.setenv(name, value)
+    assert platform.process_env() == first
+
+
+def test_the_sglang_command_carries_every_engine_setting():
+    platform = get_platform("cpu")
+    command = platform.sglang_command("some/model", 31000, dtype="float32", max_running_requests=8)
+    options = json.dumps(command)
+    for name, value in platform.rollout_engine_kwargs().items():
+        assert (f'"--{name.replace("_", "-")}"' in options) == (value is not False)
+    assert command[command.index("--attention-backend") + 1] == "torch_native"
+    assert command[command.index("--port") + 1] == "31000"

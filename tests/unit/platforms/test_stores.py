@@ -1,0 +1,46 @@
+"""torch's store listens on its host alone, if that is a number of this machine or localhost."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.sockets import listening, reachable_from_elsewhere
+from tests.unit.platforms.doors import where_the_store_listens
+
+EVERY_INTERFACE = ["::", "0.0.0.0"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("127.0.0.9", ["127.0.0.9"]),
+        ("localhost", ["127.0.0.1", "::1"]),
+        ("::1", ["::1"]),
+        (socket.gethostname(), EVERY_INTERFACE),  # a name may lead other nodes elsewhere
+    ],
+)
+def test_a_store_listens_on_its_host(patched, host: str, address: list[str]):
+    if host == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    assert where_the_store_listens(None, host) in address
+
+
+def test_torchruns_stores_of_one_node_listen_on_loopback(patched):
+    """As `retool sft` starts it: --standalone --local-addr 127.0.0.1."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    before = set(listening([os.getpid()]))
+    place = RendezvousParameters("c10d", "localhost:0", "a run", 1, 1, local_addr="127.0.0.1")
+    handler = get_rendezvous_handler(place)
+    try:
+        store = handler.next_rendezvous().bootstrap_store_info
+        found = set(listening([os.getpid()])) - before
+    finally:
+        handler.shutdown()
+    assert len(found) == 2, "one for the agents, one for the ranks"
+    assert not reachable_from_elsewhere(found)
+    assert store is not None and f"{store.master_addr}:{store.master_port}" in found

@@ -1,0 +1,345 @@
+"""Takes one change of platform `cpu` out at a time and does, for real, what it is there for.
+
+    python -m tests.unit.platforms.without_patches OUT_FOLDER
+
+Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its
+own because the patches concern a whole process. For every change there is something it enables, in
+ENABLES.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
+from tests.parity import megatron_ranks
+from tests.parity.host_reads import known_tokens, reads
+from tests.platforms import doors, expert_gathers, host_reads, model_probes, prefill_waits, token_stops
+
+
+def join_gloo() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+class Probes:
+    """Each method returns what happened; two equal answers mean that the patch changed nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = str(megatron_ranks.make_model(folder / "model"))
+        self.experts = str(megatron_ranks.make_model(folder / "experts", "qwen3_moe"))
+
+    def join_group(self) -> str:
+        import torch.distributed as dist
+        from verl.utils.distributed import initialize_global_process_group_ray
+
+        initialize_global_process_group_ray()
+        dist.destroy_process_group()
+        return "joined and left"
+
+    def train_and_resume(self) -> str:
+        """Build, train, save, load, train, with the generators' numbers in between."""
+        checkpoint = self.folder / "checkpoint"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        join_gloo()
+        actions = [["train", 1, 1], ["draw"], ["save", str(checkpoint)], ["load", str(checkpoint)], ["draw"]]
+        return repr(megatron_ranks.run({"model": self.model, "actions": [*actions, ["train", 2, 2], ["draw"]]}))
+
+    def train_experts(self) -> str:
+        join_gloo()
+        return repr(megatron_ranks.run({"model": self.experts, "actions": [["train", 1, 1]]}))
+
+    def exchange_of_tokens(self) -> str:
+        import torch
+        import torch.distributed as dist
+        from megatron.core.transformer.moe import token_dispatcher
+
+        join_gloo()
+        sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True, record_stream=False)
+        received = torch.empty(3)
+        dist.all_to_all_single(received, torch.ones(3), output_split_sizes=sizes, input_split_sizes=sizes)
+        return repr(received)
+
+    def memory_for_the_experts_of_tokens(self) -> str:
+        from sglang.srt.state_capturer.base import BaseHostCache
+
+        return repr(BaseHostCache(num_tokens=3, num_layers=2, topk_size=2, name="experts").buffer.shape)
+
+    def tokens_of_two_ranks(self) -> str:
+        """Ranks with 3 and with 1 token, as threads: all tokens on both, and back what each had."""
+        import torch
+        import torch.distributed as dist
+        from megatron.core.tensor_parallel import mappings
+
+        store = torch._C._distributed_c10d.HashStore()
+
+        def of_rank(rank: int) -> list[list[float]]:
+            group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+            gathered = mappings._gather_along_first_dim(torch.full(([3, 1][rank],), rank + 1.0), group, [3, 1])
+            return [gathered.tolist(), mappings._reduce_scatter_along_first_dim(gathered, group, [3, 1]).tolist()]
+
+        with ThreadPoolExecutor() as pool:
+            return repr(list(pool.map(of_rank, range(2))))
+
+    def rotary_embedding_of_a_context_parallel_rank(self) -> str:
+        import torch
+        import torch.distributed as dist
+        from megatron.core.models.common.embeddings.rope_utils import get_pos_emb_on_this_cp_rank
+
+        return repr(get_pos_emb_on_this_cp_rank(torch.arange(8.0).view(8, 1), 0, dist.group.WORLD).shape)
+
+    def weights_for_sglang(self) -> str:
+        import torch
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+        from verl.workers.rollout.base import get_rollout_class
+
+        from retool_mcore.platforms.cpu import sglang_adapter
+
+        named_tensors = [("weight", torch.ones(2))]
+        if issubclass(get_rollout_class("sglang"), sglang_adapter.ServerAdapter):
+            return f"{len(sglang_adapter.pack_weights(named_tensors))} bytes"
+        monkey_patch_torch_reductions()  # what verl's own adapter does, through sglang.srt.weight_sync.utils
+        return f"{len(MultiprocessingSerializer.serialize(named_tensors))} bytes by shared memory"
+
+    def results_of_two_saves(self) -> str:
+        """Two roles are saved at the same time; the first asks for its results last."""
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+        actor, critic = (filesystem_async._get_write_results_queue() for _ in range(2))
+        actor.put("the actor's")
+        critic.put("the critic's")
+        return f"{critic.get_nowait()} for the critic, {actor.get_nowait()} for the actor"
+
+    def seeds_of_requests(self) -> str:
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+        from sglang.srt.sampling.sampling_params import SamplingParams
+        from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+        set_global_server_args_for_scheduler(ServerArgs(model_path=self.model, device="cpu"))
+
+        class Batch(SimpleNamespace):
+            """Can be referred to weakly."""
+
+        requests = [
+            SimpleNamespace(sampling_params=SamplingParams(sampling_seed=seed), custom_logit_processor=None)
+            for seed in (7, 8)
+        ]
+        info = SamplingBatchInfo.from_schedule_batch(Batch(reqs=requests, device="cpu"), 4)
+        return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
+
+    def a_comparison_and_a_call(self) -> str:
+        return f"{token_stops.response()}; {token_stops.streams()}"
+
+    def sums_of_weights(self) -> str:
+        import torch
+        from sglang.srt.utils.weight_checker import WeightChecker
+
+        runner = SimpleNamespace(model=torch.nn.Linear(2, 2))
+        checker: Any = WeightChecker(runner)
+        return repr(sorted(checker.handle("retool_sums:")["sums"]))
+
+    def draw_by_a_seed(self) -> str:
+        import torch
+        from sglang.srt.layers import sampler
+
+        logprobs_NV = torch.tensor([[0.5, 0.5]]).log()
+        drawn = sampler.multinomial_with_seed(logprobs_NV, torch.tensor([7]), torch.tensor([3]))
+        return f"drawn in the shape {list(drawn.shape)}"
+
+    def copy_of_the_weights(self) -> str:
+        import torch
+        from verl.utils.megatron_utils import copy_megatron_model_to_cpu
+
+        [copy] = copy_megatron_model_to_cpu([torch.nn.Linear(2, 2)]).values()
+        return f"{sorted(copy['model_state'])} copied"
+
+    def resume_from_a_reshardable_checkpoint(self) -> str:
+        checkpoint = self.folder / "reshardable"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        join_gloo()
+        actions = [["train", 1, 1], ["save", str(checkpoint)], ["load", str(checkpoint)], ["train", 2, 3]]
+        return repr(megatron_ranks.run({"model": self.model, "reshardable": True, "actions": actions}))
+
+    def shard_that_another_rank_has_read(self) -> str:
+        import torch
+        from megatron.core.dist_checkpointing.exchange_utils import _get_empty_tensor_for_exchange
+
+        shard = SimpleNamespace(data=torch.ones(2), init_data=lambda device: None)
+        received, _ = _get_empty_tensor_for_exchange("shard", {"shard": shard}, {}, {})
+        return f"received on {received.device}"
+
+    def hooks_of_two_chunks(self) -> str:
+        import torch
+        from megatron.core.distributed import DistributedDataParallel
+        from verl.workers.engine.megatron import transformer_impl
+
+        config, chunks = SimpleNamespace(no_sync_func=None, grad_sync_func=None), []
+        for _ in range(2):
+            chunk = DistributedDataParallel.__new__(DistributedDataParallel)
+            torch.nn.Module.__init__(chunk)
+            chunk.config, chunk.ddp_config = config, SimpleNamespace(overlap_grad_reduce=True)
+            chunks.append(chunk)
+        optimizer = SimpleNamespace(config=SimpleNamespace(), scale_loss=None)
+        set_hooks = transformer_impl.register_megatron_training_hooks  # pyright: ignore[reportPrivateImportUsage]  patched there
+        set_hooks(chunks, optimizer)
+        return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
+                     for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
+
+    def log_probabilities_beyond_the_original_context(self) -> str:
+        join_gloo()
+        return model_probes.log_probabilities_beyond_the_original_context(self.folder)
+
+    def head_of_a_tied_llama(self) -> str:
+        return model_probes.head_of_a_tied_llama()
+
+    def load_a_model_with_more_biases(self) -> str:
+        join_gloo()
+        return model_probes.load_a_model_with_more_biases(self.folder)
+
+    def micro_batches_of_a_batch(self) -> str:
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.engine.megatron import transformer_impl
+
+        data = megatron_ranks.as_tensordict([([7] * 10, [1] * 10)] * 4)
+        tu.assign_non_tensor(data, max_token_len_per_gpu=40, **{MIN_MICRO_BATCHES: 4})
+        prepare = transformer_impl.prepare_micro_batches  # pyright: ignore[reportPrivateImportUsage]  patched there
+        micro_batches, _ = prepare(data=data, min_num_micro_batch=None)
+        return f"{len(micro_batches)} micro-batches"
+
+    def pack_and_unpack(self) -> str:
+        from verl.models.mcore import model_forward, model_forward_fused
+
+        def there_and_back(module) -> None:
+            ids = known_tokens()
+            rows, params, _ = module.preprocess_thd_engine(ids)
+            module.postprocess_thd_engine(rows, params, ids, 2)
+
+        return repr([reads(lambda each=each: there_and_back(each)) for each in (model_forward, model_forward_fused)])
+
+    def micro_batch_on_its_way(self) -> str:
+        """What verl's engines find when they move it to the device themselves."""
+        from verl.workers.engine.megatron import transformer_impl
+
+        class Seen(Exception):
+            pass
+
+        class Batch(SimpleNamespace):
+            def copy(self) -> Batch:
+                return Batch(sent=True)
+
+            clear_device_ = copy
+
+            def keys(self) -> list[str]:
+                return []
+
+            def to(self, device: object) -> None:
+                raise Seen("sent ahead" if hasattr(self, "sent") else "as it was")
+
+        found = []
+        for engine in (transformer_impl.MegatronEngineWithLMHead, transformer_impl.MegatronEngineWithValueHead):
+            try:
+                engine.forward_step(SimpleNamespace(), iter([Batch()]), None, None, None)
+            except Seen as seen:
+                found.append(str(seen))
+        return repr(found)
+
+    def save_whose_writer_is_killed(self) -> str:
+        from tests.parity.writers import KILLED, write
+
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=write, args=(self.folder / "killed_writer", 2, KILLED))
+        process.start()
+        process.join(timeout=15)
+        waits = process.is_alive()
+        process.kill()
+        return "it waits" if waits else "it has ended"
+
+
+WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
+SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
+ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
+ENABLES = {
+    f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
+    f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
+    SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
+    "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
+    "torch.distributed.init_process_group": Probes.join_group,
+    **doors.ENABLES,
+    **expert_gathers.ENABLES,
+    **host_reads.ENABLES,
+    **prefill_waits.ENABLES,
+    "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
+    "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
+    "mbridge.core.llm_bridge.LLMBridge._model_provider": Probes.log_probabilities_beyond_the_original_context,
+    "mbridge.models.llama.LLaMABridge._adjust_mapping_for_shared_weights": Probes.head_of_a_tied_llama,
+    "mbridge.core.bridge.Bridge.load_weights": Probes.load_a_model_with_more_biases,
+    f"{ENGINES}LMHead.forward_step": Probes.micro_batch_on_its_way,
+    f"{ENGINES}ValueHead.forward_step": Probes.micro_batch_on_its_way,
+    "verl.models.mcore.model_forward.preprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward.postprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward_fused.preprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward_fused.postprocess_thd_engine": Probes.pack_and_unpack,
+    "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
+    "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
+    "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
+    "megatron.core.tensor_parallel.mappings.torch": Probes.tokens_of_two_ranks,
+    "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
+    "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
+    "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
+    "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
+    "sglang.srt.utils.weight_checker.WeightChecker.handle": Probes.sums_of_weights,
+    "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
+    "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.a_comparison_and_a_call,
+}
+
+
+def outcome(probe, probes: Probes) -> str:
+    try:
+        return probe(probes)
+    except Exception as error:  # noqa: BLE001  any failure is an outcome
+        return f"{type(error).__name__}: {error}"
+
+
+def main(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    platform = get_platform("cpu")
+    platform.activate()
+    probes = Probes(folder)
+    import retool_mcore.platforms.cpu.engine  # noqa: F401  the patches of training processes
+    from retool_mcore.platforms.patches import apply_all
+
+    apply_all(platform.patches())  # also those that processes apply when they first need them
+    with_all, result = dict[object, str](), {}
+    for patch in platform.patches():
+        for target in (change.target for change in patch.changes):
+            probe = ENABLES.get(target, Probes.train_and_resume)
+            if probe not in with_all:
+                with_all[probe] = outcome(probe, probes)
+            patch.revert(target)
+            without = outcome(probe, probes)
+            patch.apply()
+            result[target] = [with_all[probe], without]
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,105 @@
+"""One check finds every mistake that needs no device, in a dry run as at a start."""
+
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.findings import Finding, require
+from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
+
+ELSEWHERE = Machine(platform=get_platform("cpu"), runs=False)
+MISTAKES = """
+from retool_mcore.rollout.tools import Tool
+
+def of_verl(data_source, solution_str, ground_truth, extra_info=None): return 1.0
+def without_result(response): pass
+def of_extra_info(response): return float(response.extra_info["level"])
+def of_behavior(response): return float(response.behavior["calls"] - response.behavior["calls_ok"])
+
+class Plain(Tool):
+    name, description, parameters = "plain", "d", {"type": "object"}
+    def call(self, arguments, state): return "x"
+
+class Nameless(Tool):
+    async def call(self, arguments, state): return "x"
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_mistakes.py").write_text(MISTAKES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def wrong(config: RlConfig, here: Machine = ELSEWHERE) -> list[str]:
+    return [each.text for each in check(config, here) if each.severity == "error"]
+
+
+def test_a_good_run_has_no_mistake(task: Path):  # noqa: F811
+    assert wrong(good(task)) == []
+
+
+def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):  # noqa: F811
+    assert wrong(good(task, "reward.function=own_mistakes:of_behavior")) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ('rollout.tools=["nothing"]', ['rollout.tools = "nothing" is not of the form "module:name"']),
+        ('rollout.tools=["own_mistakes:Plain"]', ["call of Plain is not async. Write: async def call("]),
+        (
+            'rollout.tools=["code_interpreter", "own_mistakes:Plain", "own_mistakes:Nameless"]',
+            ["call of Plain is not async", "Nameless has no name"],
+        ),
+        ("reward.function=math:sqrt", ["it failed with TypeError: must be real number, not Response"]),
+        ("reward.function=own_mistakes:of_verl", ["cannot be called with one response", "def score(response)"]),
+        (
+            "reward.function=own_mistakes:without_result",
+            ["it returned score = None. Every part must be a finite number"],
+        ),
+        ("reward.function=own_mistakes:of_extra_info", ["it failed with KeyError: 'level'"]),
+    ],
+)
+def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, told: list[str]):  # noqa: F811
+    found = wrong(good(task, override))
+    assert all(text in " ".join(found) for text in told), found
+    assert all("\n" not in text for text in found)
+
+
+def test_a_file_for_sft_is_no_file_for_rl(task: Path):  # noqa: F811
+    (text,) = wrong(good(task, f"data.train_file={task}/sft_train.parquet"))
+    assert "no column data_source, prompt, reward_model; it has messages, tools. `retool data rl` makes" in text
+
+
+def notes(found: list[Finding]) -> str:
+    return " ".join(each.text for each in found if each.severity == "note")
+
+
+def test_what_is_not_here_is_a_note_for_a_dry_run_and_an_error_for_a_start(task: Path):  # noqa: F811
+    absent = good(
+        task, "model.path=runs/absent", "data.train_file=absent.parquet", "reward.function=own_mistakes:of_extra_info"
+    )
+    found = check(absent, ELSEWHERE)
+    require(found)
+    told = notes(found)
+    assert "model.path = runs/absent is not here" in told and "data.train_file = absent.parquet not found" in told
+    assert "called with a made-up row" in told
+    start = " ".join(wrong(absent, Machine(platform=get_platform("cpu"))))
+    assert "model.path = runs/absent is not here" in start and "data.train_file = absent.parquet not found" in start
+
+
+def test_a_wrong_value_is_an_error_without_model_and_data():
+    shared = load_config(RlConfig, RL, ["memory.offload_idle=true", "reward.function=math:sqrt"])
+    told = wrong(shared)
+    assert any("memory.offload_idle" in text for text in told) and any("math:sqrt" in text for text in told)
+
+
+def test_the_first_prompt_is_shown_as_the_model_sees_it(task: Path):  # noqa: F811
+    found = check(good(task), Machine(platform=get_platform("cpu")))
+    (prompt,) = [each.text for each in found if each.name == "prompt"]
+    assert prompt.startswith("the first prompt, as the model sees it:\n<|im_start|>")
+    assert settings(task)[0].endswith("/model")

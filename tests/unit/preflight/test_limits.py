@@ -1,0 +1,91 @@
+"""What a shell's limits and a folder's rights do not allow is one line, before anything starts."""
+
+import resource
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.errors import CheckpointError
+from retool_mcore.model.files import tensor_files
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.preflight import limits
+from retool_mcore.preflight.limits import require_limits, too_few_addresses
+
+ROOT = Path(__file__).parents[3]
+SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
+
+
+@pytest.mark.parametrize(
+    ("platform", "gib", "told"), [("cpu", 7, "map 8"), ("cpu", 9, ""), ("cuda", 9, "map 32"), ("ascend", 33, "")]
+)
+def test_addresses_are_what_the_platforms_libraries_map(
+    platform: str, gib: int, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
+    said = too_few_addresses(get_platform(platform))
+    assert told in said and bool(said) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("folder.html", "error: a file was to be written, and a folder is there (folder.html). Name a file."),
+        ("file/x.html", "error: a folder was to be there, and it is a file (file). Name another place."),
+        ("/proc/x.html", "error: the rights of a file or folder do not allow it (/proc/x.html). Name another place"),
+    ],
+)
+@pytest.mark.parametrize("command", ["report", "view"])
+def test_a_place_that_takes_no_file_is_one_line(
+    command: str, out: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    run = ROOT / "tests" / "report" / "quickstart" / "tool_rl"
+    result = CliRunner().invoke(all_commands(), [command, str(run), "--out", out])
+    assert result.exit_code == 2 and result.output.splitlines()[-1].startswith(told), result.output
+
+
+def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        require_limits(load_config(SftConfig, SFT, [f"run.root={tmp_path}"]))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_cut_index_of_weights_is_named(tmp_path: Path):
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a')
+    with pytest.raises(CheckpointError, match=r"index\.json cannot be read as an index of weights: .* fetch it again"):
+        tensor_files(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("user", "limit", "told"),
+    [
+        (0, (100, 100), ""),
+        (
+            1000,
+            (100, 100),
+            "100 processes and threads are allowed (ulimit -u), and a run needs 1024. Raise the limit of",
+        ),
+        (1000, (100, 4096), ""),
+        (1000, (2048, 2048), ""),
+        (1000, (resource.RLIM_INFINITY, resource.RLIM_INFINITY), ""),
+    ],
+)
+def test_too_few_threads_are_told_to_whom_the_limit_holds(
+    user: int, limit: tuple[int, int], told: str, monkeypatch: pytest.MonkeyPatch
+):
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(limits.os, "geteuid", lambda: user)
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: limit)
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda which, both: raised.append(both))
+    said = limits.too_few_threads()
+    assert said.startswith(told) and bool(said) == bool(told)
+    assert raised == ([(1024, 4096)] if limit == (100, 4096) else [])

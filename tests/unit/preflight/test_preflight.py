@@ -1,0 +1,245 @@
+"""Each check of `retool preflight` says ok on a good run, and the value, the rule and what to do on
+a bad one.
+"""
+
+import importlib.metadata
+import resource
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.model.published import PUBLISHED
+from retool_mcore.platforms import get_platform
+from retool_mcore.preflight import inputs, machine
+from retool_mcore.preflight.check import Machine, _judged
+from retool_mcore.preflight.cluster import NODE_SETTINGS, _look
+from retool_mcore.preflight.findings import Finding, ok, require
+from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
+from tests.plain_chatml import PLAIN_CHATML
+
+ROOT = Path(__file__).parents[3]
+RL = ROOT / "configs" / "rl_tiny_cpu.toml"
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from retool_mcore.data.tasks import TaskSpec, make_task
+
+    folder = tmp_path_factory.mktemp("task")
+    make_task(folder, 0, TaskSpec(sft_train=32, sft_val=8, rl_train=32, rl_val=8, eval=8))
+    return folder
+
+
+def settings(task: Path, *more: str) -> list[str]:
+    files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
+    return [f"model.path={task}/model", f"run.root={task}/runs", *files, *more]
+
+
+def good(task: Path, *more: str) -> RlConfig:
+    return load_config(RlConfig, RL, settings(task, *more))
+
+
+HERE = Machine(platform=get_platform("cpu"))
+
+
+def judged(name: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    return list(_judged(name, look, HERE))
+
+
+def levels(findings: list[Finding]) -> list[str]:
+    return [finding.severity for finding in findings]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-W", "ignore", "-m", "retool_mcore", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytest.MonkeyPatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "verl" else real(name))
+    found = list(machine.versions(get_platform("cpu"), extras=True))
+    assert levels(found) == ["error"]
+    assert "verl 0.1 is installed, and verl==0.9.1 is needed" in found[0].text
+
+
+def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.MonkeyPatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.1.4" if name == "tenacity" else real(name))
+    (found,) = machine.versions(get_platform("cpu"), extras=False)
+    assert found.severity == "error" and "tenacity 9.1.4 is installed, and tenacity" in found.text
+    assert "pip install 'tenacity" in found.text
+
+
+def test_from_source_the_versions_cannot_be_compared(monkeypatch: pytest.MonkeyPatch):
+    def absent(_: str) -> None:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
+    assert levels(list(machine.versions(get_platform("cpu"), extras=True))) == ["warning"]
+
+
+def test_ascends_matrix_is_its_own():
+    names = [finding.text for finding in machine.versions(get_platform("ascend"), extras=True)]
+    assert any("mindspeed" in text and "not installed" in text for text in names)
+    assert any("vllm-ascend" in text for text in names)
+
+
+@pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "warning"), (2000, "warning"), (3600, "ok")])
+def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str):
+    """32B on 8 H200: the pass over old log-probabilities is planned to take 1,541 s."""
+    run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_32b_h200x8.toml", [f"train.stall_s={stall_s}"])
+    assert levels(list(inputs.stall(run))) == [level]
+
+
+def test_what_cannot_be_planned_has_no_finding_of_it(task: Path):
+    assert list(inputs.stall(good(task, "train.stall_s=1"))) == []
+
+
+def test_too_few_devices(task: Path):
+    run = good(task).model_copy(update={"cluster": good(task).cluster.model_copy(update={"gpus_per_node": 4096})})
+    found = judged("devices", lambda: machine.devices(run, get_platform("cpu")))
+    assert levels(found) == ["error"] and "4096" in found[0].text
+
+
+@pytest.mark.parametrize(("free_gib", "level"), [(0.0001, "error"), (0.015, "warning"), (500, "ok")])
+def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: float, level: str):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, int(free_gib * 2**30)))
+    found = list(machine.disk(good(task)))
+    assert levels(found) == [level] and "a checkpoint is" in found[0].text
+
+
+def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.MonkeyPatch, task: Path):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**20))
+    config = good(task)
+    nothing = config.model_copy(
+        update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 0, "export": False})}
+    )
+    assert [finding.severity for finding in machine.disk(config)] == ["error"]
+    assert [finding.severity for finding in machine.disk(nothing)] == ["ok"]
+
+
+@pytest.mark.parametrize(("settings_", "level"), [((), None), (("memory.offload_idle=true",), "ok")])
+def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str, ...], level: str | None):
+    found = list(machine.host_memory(good(task, *settings_)))
+    assert levels(found) == ([level] if level else [])
+
+
+def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
+    found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
+    assert levels(found) == ["error"] and "GiB of weights and optimizer move there" in found[0].text
+
+
+def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    cpu = get_platform("cpu")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**26))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert levels(list(machine.shared_memory(cpu))) == ["warning"]
+    found = list(machine.open_files(cpu))
+    assert levels(found) == ["error", "error", "warning"]  # files, the address space, processes
+    assert "ulimit -n" in found[0].text and "ulimit -v" in found[1].text
+
+
+def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
+    (tmp_path / "plain.jinja").write_text(PLAIN_CHATML, encoding="utf-8")
+    run = good(task, f"model.chat_template={tmp_path / 'plain.jinja'}")
+    found = judged("tokenizer", lambda: inputs.tokenizer(run))
+    assert levels(found) == ["error"] and "tool" in found[0].text, found
+
+
+def test_a_truncated_shard(task: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(task / "model", folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    found = judged("model", lambda: inputs.model(good(task, f"model.path={folder}"), fetch=True))
+    assert levels(found) == ["error"] and "missing or corrupt" in found[0].text
+
+
+def test_validation_on_the_training_file(task: Path):
+    run = good(task, f'validation.files=["{task}/rl_train.parquet"]')
+    found = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
+    assert "error" in levels(found)
+    run = good(task, f'validation.files=["{task}/rl_train.parquet"]', "data.allow_overlap=true")
+    assert set(levels(judged("data", lambda: inputs.data(run, all_rows=True, render=True)))) == {"ok", "note"}
+
+
+def test_checks_go_on_after_an_error():
+    def wrong():
+        yield ok("first", "fine")
+        raise ConfigError("a value, a rule")
+
+    told = [str(finding) for finding in judged("first", wrong)]
+    assert told == ["ok      first           fine", "error   first           a value, a rule"]
+    with pytest.raises(ConfigError, match=r"^a value, a rule\nerror: a value, a rule$"):
+        require([*judged("first", wrong), *judged("second", wrong)])
+
+
+def test_a_node_with_other_code_or_data_is_named(task: Path):
+    here = fingerprint(good(task))
+    assert differing([here, {**here, "host": "b"}]) == []
+    other = {**here, "host": "b", "code": "0", f"validation.files = {task}/rl_val.parquet": "missing"}
+    sentences = differing([here, other])
+    assert len(sentences) == 2 and all(" on b" in sentence for sentence in sentences)
+
+
+def test_one_of_a_folders_files_that_differs_on_a_node_is_named(task: Path, tmp_path: Path):
+    """One byte of it, at the same size; both nodes see it under one path."""
+    for name in ("a", "b"):
+        shutil.copy(task / "rl_train.parquet", tmp_path / f"{name}.parquet")
+    run = good(task, f"data.train_file={tmp_path}")
+    first = fingerprint(run)
+    bytes_ = bytearray((tmp_path / "b.parquet").read_bytes())
+    bytes_[100] ^= 1
+    (tmp_path / "b.parquet").write_bytes(bytes_)
+    (sentence,) = differing([first, {**fingerprint(run), "host": "other"}])
+    assert sentence.startswith(f"data.train_file = {tmp_path}/b.parquet is ") and sentence.endswith(" on other")
+
+
+def test_a_node_with_other_settings_is_named_by_the_key(task: Path):
+    here, there = fingerprint(good(task)), fingerprint(good(task, "optim.lr=3e-6", "run.seed=9"))
+    assert sorted(differing([here, {**there, "host": "b"}])) == [
+        f"optim.lr is 0.0002 on {here['host']} and 3e-06 on b",
+        f"run.seed is 0 on {here['host']} and 9 on b",
+    ]
+    more = fingerprint(good(task, "verl_overrides.trainer.balance_batch=false"))
+    assert differing([here, {**more, "host": "b"}]) == [
+        f"verl_overrides.trainer.balance_batch is not set on {here['host']} and False on b"
+    ]
+
+
+def test_a_ray_node_is_asked_for_the_settings_of_its_own_script(task: Path, monkeypatch: pytest.MonkeyPatch):
+    run = good(task)
+    assert _look(run)[0] == fingerprint(run)
+    monkeypatch.setenv(NODE_SETTINGS, "\n".join([str(RL), *settings(task, "optim.lr=3e-6")]))
+    assert any("optim.lr" in sentence for sentence in differing([fingerprint(run), _look(run)[0]]))
+
+
+def test_a_files_hash_sees_its_size_and_both_ends(tmp_path: Path):
+    path = tmp_path / "data"
+    path.write_bytes(b"a" * 10)
+    first = file_hash(path)
+    path.write_bytes(b"a" * 9 + b"b")
+    assert file_hash(path) != first and file_hash(tmp_path / "absent") == "missing"
+
+
+def test_each_sandbox_is_called(task: Path, monkeypatch):
+    called: list[str] = []
+
+    async def execute(config: RlConfig, where: str) -> tuple[str, str]:
+        called.append(where)
+        return "namespaces", "42\n" if where.endswith("a") else "7\n"
+
+    monkeypatch.setattr(inputs, "call_of_sandbox", execute)
+    found = list(inputs.sandbox(good(task, 'sandbox.where=["http://a","http://b"]')))
+    assert called == ["http://a", "http://b"]
+    assert levels(found) == ["ok", "error"] and "http://b answered" in found[1].text

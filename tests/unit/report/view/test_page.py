@@ -1,0 +1,223 @@
+"""Reading, sampling and the file itself, without a browser. run/ is of a real quickstart."""
+
+import base64
+import gzip
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.errors import ConfigError, DataError
+from retool_mcore.report.view.page import millinats, pack, write_page
+from retool_mcore.report.view.sampling import sample
+from retool_mcore.report.view.sources import RecordRow, open_source
+from retool_mcore.report.view.text import highlighted
+
+RUN = Path(__file__).parents[3] / "report/view/run"
+RECORDS = RUN / "trajectories/trajectories.jsonl"
+
+
+def parts(page: Path) -> tuple[dict[str, Any], list[Any]]:
+    text = page.read_text(encoding="utf-8")
+    packed = re.findall(r'id="(index|chunk-\d+)" type="application/octet-stream">([^<]*)<', text)
+    values = [json.loads(gzip.decompress(base64.b64decode(body))) for _, body in packed]
+    return values[0], values[1:]
+
+
+def unpacked(letters: str) -> list[int | None]:
+    codes = [ord(letter) - 0x5D for letter in letters]
+    return [None if code < 0 else -(code + 1) // 2 if code % 2 else code // 2 for code in codes]
+
+
+@given(st.lists(st.floats(-27, 27) | st.just(math.nan) | st.just(-math.inf)))
+def test_millinats_are_read_back_and_can_be_written(values: list[float]):
+    letters = millinats(values)
+    assert unpacked(letters) == [round(1000 * value) if math.isfinite(value) else None for value in values]
+    assert len(letters.encode()) <= 3 * len(values)  # no surrogate
+
+
+def test_millinats_beyond_the_range_are_its_end():
+    assert unpacked(millinats([-1e9, 1e9])) == [-27_000, 27_000]
+
+
+def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
+    write_page([open_source(RUN)], tmp_path / "view.html", limit=10_000)
+    index, chunks = parts(tmp_path / "view.html")
+    records = {row["key"]: row for row in map(json.loads, RECORDS.read_text().splitlines())}
+    assert sorted(row["id"] for row in index["rows"]) == sorted(records)
+    for row in index["rows"]:
+        one, record = chunks[row["chunk"]][row["place"]], records[row["id"]]
+        assert one["ids"] == record["response_ids"]
+        assert [value for value, count in one["mask"] for _ in range(count)] == record["loss_mask"]
+        gap = [a - e for a, e in zip(record["actor_logprobs"], record["logprobs"], strict=True)]
+        assert unpacked(one["gap"]) == [round(1000 * value) for value in gap]
+        assert unpacked(one["logprobs"]) == [round(1000 * value) for value in record["logprobs"]]
+    texts = index["sources"][0]["texts"]
+    assert "\\boxed{" in "".join(texts[str(token)] for token in records[index["rows"][0]["id"]]["response_ids"])
+
+
+def test_events_are_those_of_the_rows(tmp_path: Path):
+    steps = [{"step": 1, "time_start_s": 9.0}, {"step": 2, "time_checkpoint_s": 1.0, "time_weight_sync_s": 0.1}]
+    steps.append({"step": 3, "time_start_s": 8.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    assert open_source(tmp_path).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
+
+
+def rows(groups: dict[str, list[bool]], step: int = 1) -> list[RecordRow]:
+    return [
+        RecordRow(path=Path("x/y"), offset=0, step=step, partition="train", id=f"{name}_{at}", group=name, right=right,
+            reward=float(right))
+        for name, rights in groups.items() for at, right in enumerate(rights)
+    ]  # fmt: skip
+
+
+def test_a_sample_has_whole_groups_of_every_stratum():
+    many = {f"mixed{number}": [True, False] for number in range(50)}
+    everything = [*rows(many | {"none": [False, False], "all": [True, True]}), *rows({"late": [True, False]}, step=2)]
+    chosen = sample(everything, 12)
+    assert len(chosen) == 12
+    names = [row.group for row in chosen]
+    assert {"none", "all", "late"} <= set(names)
+    assert all(names.count(name) == 2 for name in names), "whole groups"
+    assert chosen == sample(everything, 12)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x89PNG\r\n\x1a\n\x00", "line 1: "),
+        (b'{"problem": "1+1"}\n', "line 1: turns: Field required"),
+        (b'{"turns": [], "response_ids": [1, 2], "loss_mask": [1]}\n', "loss_mask is not a list of 2 values"),
+        (b"", "no complete record"),
+    ],
+)
+def test_a_file_without_a_record_is_one_clear_error(tmp_path: Path, content: bytes, says: str):
+    file = tmp_path / "file.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(says)):
+        open_source(file)
+    told = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
+    assert told.exit_code == 2
+    assert not (tmp_path / "out.html").exists()
+
+
+WHOLE = {
+    "turns": [{"text": "a", "results": [{"ok": True, "code": "1", "shown": "1", "run_s": 0.1}]}],
+    "response_ids": [1, 2],
+    "logprobs": [-0.5, float("nan")],
+    "loss_mask": [1, 1],
+    "step": 1,
+    "key": "a_0_0",
+    "reward_info": {"acc": 1.0, "own": float("inf")},
+}
+DAMAGE: dict[str, dict[str, Any]] = {
+    "step NaN": {"step": float("nan")},
+    "step of text": {"step": "one"},
+    "step below 0": {"step": -1},
+    "step too large": {"step": 10**30},
+    "logprobs of text": {"logprobs": ["a", "b"]},
+    "logprobs of null": {"logprobs": [None, None]},
+    "logprobs short": {"logprobs": [-0.5]},
+    "actor's logprobs no list": {"actor_logprobs": {"0": 1.0}},
+    "mask of text": {"loss_mask": "11"},
+    "versions of fractions": {"versions": [0.5, 1.5]},
+    "ids of text": {"response_ids": ["a", "b"]},
+    "ids below 0": {"response_ids": [-1, 2]},
+    "ids too large": {"response_ids": [1, 2**40]},
+    "prompt ids of text": {"prompt_ids": ["a"]},
+    "no ids": {"response_ids": None},
+    "turns null": {"turns": None},
+    "a turn of text": {"turns": ["a"]},
+    "a turn without text": {"turns": [{}]},
+    "a turn's text a number": {"turns": [{"text": 1}]},
+    "a turn's start of text": {"turns": [{"text": "a", "start": "b"}]},
+    "results a number": {"turns": [{"text": "a", "results": 1}]},
+    "a result of text": {"turns": [{"text": "a", "results": ["b"]}]},
+    "a result's code a number": {"turns": [{"text": "a", "results": [{"code": 1}]}]},
+    "a result's time of text": {"turns": [{"text": "a", "results": [{"run_s": "long"}]}]},
+    "repairs a number": {"turns": [{"text": "a", "repairs": 1}]},
+    "reward of text": {"reward": "much"},
+    "reward's parts a list": {"reward_info": [1.0]},
+    "accuracy of text": {"reward_info": {"acc": "yes"}},
+    "behaviour a list": {"behavior": [1]},
+    "malformed a number": {"behavior": {"malformed": 1}},
+    "key a number": {"key": 1},
+    "advantage of text": {"advantage": "large"},
+    "time of text": {"wall_s": "long"},
+}
+
+
+def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
+    lines = [json.dumps(WHOLE | {"key": "first_0_0"}), *(json.dumps(WHOLE | damage) for damage in DAMAGE.values())]
+    lines += ["[]", "null", "1", '"text"', "{", '{"turns": ' + "[" * 100_000, json.dumps(WHOLE)]
+    file = tmp_path / "file.jsonl"
+    file.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
+    source = open_source(file)
+    assert [row.id for row in source.rows] == ["first_0_0", "a_0_0"]
+    assert len(source.skipped) == len(DAMAGE) + 7
+    done = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
+    assert done.exit_code == 0, done.output
+    assert f"file: {len(DAMAGE) + 7} damaged records are left out; the first is {file}, line 2: step" in " ".join(
+        done.stderr.split()
+    )
+    assert "2 trajectories" in done.stdout
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path):
+    whole = RECORDS.read_bytes().splitlines(keepends=True)
+    (tmp_path / "file.jsonl").write_bytes(whole[0] + whole[1][:300])
+    assert len(open_source(tmp_path / "file.jsonl").rows) == 1
+
+
+def test_records_of_version_0_1_are_read(tmp_path: Path):
+    row = json.loads(RECORDS.read_text().splitlines()[0])
+    for key in ("prompt", "truth", "actor_logprobs", "advantage"):
+        del row[key]
+    (tmp_path / "old.jsonl").write_text(json.dumps(row) + "\n")
+    write_page([open_source(tmp_path / "old.jsonl")], tmp_path / "view.html", limit=10)
+    index, chunks = parts(tmp_path / "view.html")
+    assert index["rows"][0]["truth"] is None
+    assert chunks[0][0]["gap"] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "says"),
+    [
+        ("[rollout]\nrecord_groups = 0\n", None, "rollout.record_groups = 0"),
+        ("[rollout]\nrecord_groups = 2\n", "", "the files in trajectories/ are empty"),
+        ("[rollout]\nrecord_groups = 2\n", None, "no file in trajectories/"),
+        ("[train]\nsteps = 2\n", None, "supervised training samples none"),
+    ],
+)
+def test_a_run_without_trajectories_says_why(tmp_path: Path, config: str, file: str | None, says: str):
+    (tmp_path / "config.toml").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    if file is not None:
+        (tmp_path / "trajectories").mkdir()
+        (tmp_path / "trajectories/trajectories.jsonl").write_text(file)
+    source = open_source(tmp_path)
+    assert says in source.why
+    assert [row["loss"] for row in source.metrics] == [2.0]
+
+
+def test_a_step_that_was_not_recorded_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="--step 999"):
+        write_page([open_source(RUN)], tmp_path / "view.html", steps=[999], limit=10)
+
+
+def test_what_a_model_wrote_cannot_leave_its_chunk():
+    packed = pack(["</script><script>alert(1)</script>", "\ud800"])
+    assert re.fullmatch(r"[A-Za-z0-9+/=]+", packed)
+
+
+def test_highlighted_code_is_the_code():
+    code = "for i in range(3):\n    print('</script>', i)  # x\n"
+    assert "".join(text for _, text in highlighted(code)) == code
+    assert ("k", "for") in highlighted(code)

@@ -1,0 +1,173 @@
+"""Equivalence: what is equal, what is not, and that no answer can hang or crash the caller."""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.reward import answer
+from retool_mcore.reward.answer import Checkers, Verdict, judge, judge_many, judgeable
+from retool_mcore.reward.said import said
+from tests.unit.reward.slow import SLOW
+
+HOSTILE = [
+    "9^{9^{9^{9}}}",
+    "(10^{10^{10}})!",
+    "9" * 1900,
+    "{" * 900 + "1" + "}" * 900,
+    r"\sqrt{" * 300 + "2" + "}" * 300,
+    r"\sum_{i=1}^{10^{12}} i^{i}",
+    r"\int_0^{\infty} \frac{\sin(x^{x^x})}{x!} dx",
+    "(x+y+z+w)^{400} - (x+y+z+w)^{399}",
+    r"\sum^{n}k",
+    "\\" * 500,
+    "\x00\x01\ud800",
+    "1" + "+1" * 900,
+]
+
+
+@pytest.mark.parametrize("answer, truth, equal", [
+    ("034", "34", True), ("35", "34", False), (r"\frac{1}{2}", "0.5", True), (r"50\%", "0.5", True),
+    ("1e3", "1000", True),
+    (r"\text{Yes}", "yes", True), (r"204\text{ minutes}", "204", True), ("He has 5 apples left.", "5", True),
+])  # fmt: skip
+def test_numbers_and_words_are_compared_at_once(answer, truth, equal):
+    assert judge(answer, truth) == Verdict(equal, "exact")
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_answer_is_wrong_in_time(answer):
+    judge(r"\ln 8", r"3\ln 2", timeout_s=60)  # the checker is running
+    started = time.monotonic()
+    verdict = judge(answer, r"\frac{355}{113}", timeout_s=0.3)
+    assert not verdict.equivalent
+    assert time.monotonic() - started < 5
+    assert judge(r"\ln 9", r"2\ln 3", timeout_s=60).equivalent  # and the next answer is judged as ever
+
+
+def test_an_answer_of_a_megabyte_is_wrong_at_once():
+    started = time.process_time()
+    assert judge("1+" * 500_000, "5").how == "too long"
+    assert time.process_time() - started < 0.5
+
+
+def test_a_hanging_check_is_given_up_on_and_told():
+    assert judge(*SLOW, timeout_s=0.1).how == "timeout"
+    assert judge(*SLOW, timeout_s=60) == Verdict(True, "values")
+
+
+def test_the_limit_counts_cpu_time_so_a_busy_machine_changes_no_verdict():
+    checkers = Checkers(count=1)
+    before = children()
+    assert checkers.ask({"answer": r"\ln 2", "truth": r"\ln 3", "timeout_s": 60.0}) == {"equal": False}
+    (checker,) = children() - before
+    with ThreadPoolExecutor(1) as pool:
+        os.killpg(checker, signal.SIGSTOP)  # the machine gives it no time
+        reply = pool.submit(checkers.ask, {"answer": r"\ln 8", "truth": r"3\ln 2", "timeout_s": 0.5})
+        time.sleep(1.5)
+        assert not reply.done()
+        os.killpg(checker, signal.SIGCONT)
+        assert reply.result(timeout=300) == {"equal": True}
+    checkers.close()
+
+
+def children() -> set[int]:
+    """Pids of this process's children."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread has ended
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def test_a_killed_checker_is_replaced():
+    checkers = Checkers(count=1)
+    request = {"answer": r"\frac{1}{2}", "truth": "0.5", "timeout_s": 60.0}
+    before = children()
+    first = checkers.ask(request)
+    (checker,) = children() - before
+    os.killpg(checker, signal.SIGKILL)
+    os.waitid(os.P_PID, checker, os.WEXITED | os.WNOWAIT)
+    assert checkers.ask(request) == {"failed": "crash"}
+    assert checkers.ask(request) == first == {"equal": True}
+    checkers.close()
+
+
+def test_checks_from_many_threads_do_not_mix():
+    pairs = [(rf"{n}\ln 8", rf"{3 * n + (n + 1) % 2}\ln 2") for n in range(1, 41)]
+    with ThreadPoolExecutor(16) as pool:
+        verdicts = list(pool.map(lambda pair: judge(*pair, timeout_s=60), pairs))
+    assert [verdict.equivalent for verdict in verdicts] == [n % 2 == 1 for n in range(1, 41)]
+    assert threading.active_count() < 30
+
+
+def test_many_answers_are_judged_as_one_is_in_processes_that_end():
+    pairs = [("034", "34"), (r"\ln 8", r"3\ln 2"), SLOW, (r"\ln 2", r"\ln 2.0001"), SLOW, ("1+" * 500_000, "5")]
+    before, seen = children(), set[int]()
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(judge_many, pairs, processes=2, timeout_s=0.5)
+        while not judged.done():
+            with suppress(FileNotFoundError):  # a thread has ended
+                seen |= children() - before
+            time.sleep(0.02)
+    assert [(verdict.equivalent, verdict.how) for verdict in judged.result()] == [
+        (True, "exact"), (True, "values"), (False, "timeout"), (False, "values"), (False, "timeout"),
+        (False, "too long"),
+    ]  # fmt: skip
+    assert len(seen) == 2 and not seen & children()
+
+
+def test_no_answers_are_judged_by_no_process():
+    with pytest.raises(ConfigError, match="processes = 0"):
+        judge_many([("1", "1")], processes=0)
+    assert judge_many([]) == []
+
+
+def test_truths_that_can_be_compared_with_are_told_from_others():
+    assert judgeable("1,234") is None
+    assert judgeable(r"\frac{1}{2}") is None
+    assert judgeable("") is not None
+    assert judgeable(r"\frac{") is not None
+
+
+@pytest.mark.parametrize(
+    "truth, reason",
+    [
+        ("", "it is empty"),
+        (r"\frac{", "no expression"),
+        (r"n \equiv 4 \pmod{7}", r"'\\pmod{7}' is not known"),
+        ("proof", "'proof' is no answer"),
+        ("the sum of all the squares is even", "a text of 8 words"),
+        ("1+" * 1001 + "1", "2003 characters"),
+        ("9 (wrong)", "'wrong'"),
+        (r"2 3", "stands behind a value"),
+    ],
+)
+def test_a_truth_that_cannot_be_judged_says_why(truth, reason):
+    assert reason in (judgeable(truth) or "")
+
+
+@pytest.mark.parametrize(
+    "text", ["5" + " cm" * 650 + "x", "1," * 1000, r"\frac{" * 330, " " * 1990 + "x", "m/" * 999, "9" * 1999]
+)
+def test_normalising_takes_no_time_to_speak_of(text):
+    started = time.process_time()
+    said(text)
+    assert time.process_time() - started < 0.2
+
+
+def test_a_checker_may_use_2_gib_and_no_more():
+    """The kernel's own word of the processes that compare values."""
+    assert judge(r"\ln 8", r"3\ln 2") == Verdict(True, "values")
+    running = [checker.process for checker in answer._checkers()._all if checker.process]
+    limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in running]
+    assert limits
+    for text in limits:
+        line = next(line for line in text.splitlines() if line.startswith("Max address space"))
+        assert line.split()[3:5] == ["2147483648", "2147483648"]

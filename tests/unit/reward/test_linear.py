@@ -1,0 +1,91 @@
+"""What runs outside of the checkers is linear: no response can stall the scorer."""
+
+import importlib
+import pkgutil
+import re
+import time
+
+import pytest
+
+import retool_mcore.reward
+from retool_mcore.reward.answer import judge
+from retool_mcore.reward.clean import MAX_ANSWER_CHARS
+from retool_mcore.reward.said import quick_verdict, said, vote
+
+SIZE = 20_000
+MODULES = [
+    importlib.import_module(f"retool_mcore.reward.{each.name}")
+    for each in pkgutil.iter_modules(retool_mcore.reward.__path__)
+]
+PATTERNS = {
+    f"{module.__name__.rpartition('.')[2]}.{name}": pattern
+    for module in MODULES
+    for name, pattern in vars(module).items()
+    if isinstance(pattern, re.Pattern)
+}
+# Answers that took seconds to minutes before patterns were linear, and their kin.
+STALLING = [
+    "1" + " " * 1900 + "x",
+    "5" + r"\ " * 900,
+    "5" + " cm" * 650 + "x",
+    "5" + r"\,\ " * 400,
+    r"5 \text{" + " " * 1900,
+    "1" + r"{,}111" * 300,
+    "$" * 1999,
+    r"\text{" * 300 + "5" + "}" * 300,
+    r"\boxed{" * 280 + "5",
+    "(" * 1900,
+    "9^" * 900 + "9",
+    "9!" * 900,
+    "5" + "!" * 1900,
+    "1/" * 900 + "1",
+    r"\binom{1000000}{60}" * 90,
+    r"9^{999}" * 280,
+    r"\sqrt[" * 300,
+    "|" * 1900,
+    "_" * 1900,
+    "x_" * 900,
+    r"\{" * 900,
+    "-" * 1900 + "1",
+    "m²" * 900,
+    "5 m" * 600,
+    "=1,111" * 300,
+    "1.5e9999",
+    "1e-9999",
+    "9" * 1999,
+    "A" * 1999,
+    "ab " * 600,
+]
+
+
+def sources(pattern: re.Pattern[str]) -> list[str]:
+    """Each character of a pattern, those its classes stand for, and pieces of it."""
+    characters = set(pattern.pattern) | set(" 0a,.\t\n\\{}<>")
+    pieces = re.findall(r"[a-z_]{2,}|\\\\[a-z]+", pattern.pattern)
+    return [*sorted(characters), *pieces, "1,", "1 ", r"\ ", r"\text{", "<answer>", "```py\n", "1,234"]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_pattern_takes_linear_time_on_20_kb_of_its_own_characters(name: str):
+    pattern = PATTERNS[name]
+    for piece in sources(pattern):
+        text = "1" + piece * (SIZE // len(piece)) + "\x00"
+        for use in (pattern.search, pattern.fullmatch):  # a search also tries what match and sub would
+            started = time.process_time()
+            use(text)
+            assert time.process_time() - started < 0.1, (name, piece, use)
+
+
+def test_the_patterns_under_test_are_all_there_are():
+    assert len(PATTERNS) >= 15
+
+
+@pytest.mark.parametrize("answer", STALLING, ids=range(len(STALLING)))
+def test_answers_that_stalled_the_scorer_take_no_time_outside_of_a_checker(answer: str):
+    started = time.process_time()
+    for text in (answer, answer[:MAX_ANSWER_CHARS] + " ", answer * 20):
+        said(text)
+        vote(text)
+        quick_verdict(text, r"\frac{1}{3}")
+    judge(answer, r"\frac{1}{3}")
+    assert time.process_time() - started < 0.5

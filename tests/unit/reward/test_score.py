@@ -1,0 +1,81 @@
+"""The function verl calls."""
+
+import inspect
+
+import pytest
+
+from retool_mcore.config.rl import Reward
+from retool_mcore.errors import RewardError
+from retool_mcore.reward.said import vote
+from retool_mcore.reward.score import compute_score
+from tests.unit.reward.slow import SLOW
+
+OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_response>\nassistant\n"
+
+
+def test_the_papers_reward_is_plus_or_minus_one():
+    right = compute_score("math", r"\boxed{034}", "34", {"index": 0})
+    assert right == {"score": 1.0, "acc": 1.0, "pred": "34", "extracted": "034", "has_answer": 1.0, "check_failed": 0.0}
+    wrong = compute_score("math", r"\boxed{35}", "34", {"index": 0})
+    assert wrong == {"score": -1.0, "acc": 0.0, "pred": "35", "extracted": "35", "has_answer": 1.0, "check_failed": 0.0}
+    none = compute_score("math", "I give up", "34", None)
+    assert none == {"score": -1.0, "acc": 0.0, "pred": "", "extracted": "", "has_answer": 0.0, "check_failed": 0.0}
+
+
+def test_answers_that_are_written_differently_only_are_one_vote():
+    preds = [
+        compute_score("math", rf"\boxed{{{answer}}}", "7", None)["pred"] for answer in ("034", "34.0", "$34$", "34%")
+    ]
+    assert preds == ["34", "34", "34", "34%"]
+    halves = (r"\frac{1}{2}", r"\dfrac{1}{2}", r"\frac12", "1/2", "0.5", r"\left(\frac{1}{2}\right)")
+    assert {compute_score("math", rf"\boxed{{{half}}}", "7", None)["pred"] for half in halves} == {"1/2"}
+    roots = (r"\frac{\sqrt{2}}{2}", r"\dfrac{\sqrt 2}2", r"\frac{ \sqrt2 }{ 2 }")
+    assert len({vote(root) for root in roots}) == 1
+    assert len({vote(each) for each in (r"\frac{1}{23}x", r"\frac{12}{3}x", r"\sqrt{2}3", r"\sqrt{23}")}) == 4
+    assert compute_score("math", r"\boxed{x+1}", "7", None)["pred"] == "x+1"
+
+
+def test_the_values_come_from_the_configuration():
+    assert compute_score("math", r"\boxed{1}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 2.0
+    assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 0.5
+
+
+def test_arguments_verl_may_add_are_passed_over():
+    assert compute_score("math", r"\boxed{1}", "1", {}, reward_router_address="x", reward_model_tokenizer=None)["acc"]
+
+
+def test_printing_the_box_from_code_earns_nothing():
+    printed = OUTPUT.format(r"print('\boxed{34}')", r"\boxed{34}")
+    assert compute_score("math", printed, "34", None)["acc"] == 0.0
+    assert compute_score("math", printed + r"\boxed{34}", "34", None)["acc"] == 1.0
+
+
+def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not():
+    ours = {"answer": "34", "behavior": {}}
+    assert compute_score("math", r"\boxed{35}", "34", ours)["pred"] == "34"
+    assert compute_score("math", r"\boxed{34}", "34", {"answer": None, "behavior": {}})["has_answer"] == 0.0
+    assert compute_score("math", r"\boxed{35}", "34", {"answer": "34"})["pred"] == "35"
+
+
+def test_a_check_that_hangs_is_wrong_and_counted():
+    # The other way round than in test_answer.py, whose verdict a checker may remember.
+    got = compute_score("math", rf"\boxed{{{SLOW[1]}}}", SLOW[0], None, reward=Reward(timeout_s=0.1))
+    assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("truth", [None, "", "  ", True, ["34"]])
+def test_a_row_without_truth_is_an_error_that_names_it(truth):
+    with pytest.raises(RewardError, match="row 7 of data source 'math' has reward_model"):
+        compute_score("math", r"\boxed{34}", truth, {"index": 7})
+
+
+def test_a_number_as_truth_is_taken():
+    assert compute_score("math", r"\boxed{34}", 34, None)["acc"] == 1.0
+
+
+def test_verl_can_call_it():
+    # What verl's naive reward manager passes by keyword; a plain function, so verl runs it off its
+    # event loop.
+    assert not inspect.iscoroutinefunction(compute_score)
+    for name in ("data_source", "solution_str", "ground_truth", "extra_info"):
+        assert name in inspect.signature(compute_score).parameters

@@ -1,0 +1,130 @@
+"""Each limit of a trajectory at its edge, from the run file to what the sandbox or the engine is
+asked for.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.evaluate.run import Settings
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory
+from retool_mcore.rollout.protocol import Hermes
+from retool_mcore.run.best import BestStep
+from retool_mcore.sandbox.base import ExecResult
+from tests.unit.rollout.budgets import limits as limits_for
+from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
+
+RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
+QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
+ANSWER = "It is \\boxed{1379}.<|im_end|>"
+CALL = call("print(412 + 967)")
+
+
+class Recording:
+    """A sandbox that prints 1379 after the given run times, and keeps what it was asked for."""
+
+    def __init__(self, *run_s: float, outage: bool = False) -> None:
+        self.run_s, self.outage, self.asked, self.ended = list(run_s), outage, [], []
+
+    async def execute(self, code: str, **limits: Any) -> ExecResult:
+        self.asked.append(limits)
+        if self.outage:
+            raise SandboxUnavailable("no server")
+        return ExecResult(
+            status="finished", return_code=0, stdout="1379\n", stderr="", run_s=self.run_s.pop(0) if self.run_s else 0.0
+        )
+
+    async def end_session(self, session: str) -> None:
+        self.ended.append(session)
+
+
+async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Sequence[str]) -> Trajectory:
+    protocol = Hermes(tokenizer)
+    return await roll_out(protocol.prompt_ids(QUESTION), ScriptedEngine(tokenizer, script), sandbox, protocol, limits)
+
+
+@pytest.mark.parametrize("made_of_settings", [Limits, Settings, BestStep])
+def test_what_the_configuration_sets_has_no_second_default(made_of_settings: type):
+    """Once `retool rollout` bounded the tool's time otherwise than a run that left it out."""
+    own = {field.name for field in fields(made_of_settings) if (field.default, field.default_factory) != (MISSING,) * 2}
+    assert own <= {"values"}, "these are not settings"
+
+
+def limits_of(*settings: str) -> Limits:
+    run = load_config(RlConfig, RL, settings)
+    return Limits.of(run.rollout, run.sandbox)
+
+
+@pytest.mark.parametrize(("room", "written"), [(0, True), (-1, False)])
+async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_token(tokenizer, room: int, written: bool):
+    said = tokenizer.encode(CALL, add_special_tokens=False)
+    result = Hermes(tokenizer).result_ids(said, ["1379"])
+    limits = limits_for(max_response_tokens=len(said) + len(result) + MIN_TURN_TOKENS + room)
+    shortest = "1<|im_end|>"
+    assert len(tokenizer.encode(shortest, add_special_tokens=False)) == MIN_TURN_TOKENS
+    trajectory = await play(tokenizer, Recording(), limits, [CALL, shortest])
+    ledger = trajectory.ledger
+    if written:
+        assert trajectory.stop_reason == StopReason.FINISHED
+        assert ledger.budget_tokens == 0 and ledger.loss_mask.count(0) == len(result)
+    else:
+        assert trajectory.stop_reason == StopReason.NO_ROOM
+        assert ledger.response_ids == said, "the result is not written, nor a part of it"
+        assert shown(trajectory) == ["1379"], "the call has been executed"
+
+
+@pytest.mark.parametrize(
+    ("run_s", "reason", "calls"),
+    [
+        ((0.6, 0.3), StopReason.FINISHED, 2),
+        ((0.6, 0.4), StopReason.TOOL_TIME, 2),  # neither call alone is over the limit
+        ((0.1, 0.9, 0.1), StopReason.TOOL_TIME, 2),
+        ((1.0,), StopReason.TOOL_TIME, 1),
+    ],
+)
+async def test_tool_time_is_that_of_all_turns(tokenizer, run_s: tuple[float, ...], reason: StopReason, calls: int):
+    sandbox = Recording(*run_s)
+    limits = replace(limits_of(), max_tool_s=1.0, max_response_tokens=2000)
+    trajectory = await play(tokenizer, sandbox, limits, [CALL] * len(run_s) + [ANSWER])
+    assert (trajectory.stop_reason, len(sandbox.asked)) == (reason, calls)
+    assert trajectory.answer == ("1379" if reason == StopReason.FINISHED else None)
+
+
+@pytest.mark.parametrize(("sessions", "session"), [(0, None), (96, "t")])
+async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer, sessions: int, session: str | None):
+    sandbox = Recording()
+    settings = ("sandbox.run_timeout_s=7.5", "sandbox.memory_limit_mb=333", f"sandbox.sessions={sessions}")
+    await play(tokenizer, sandbox, limits_of(*settings, "rollout.max_response_tokens=2000"), [CALL, ANSWER])
+    assert sandbox.asked == [{"run_timeout_s": 7.5, "memory_limit_mb": 333, "session": session}]
+    assert sandbox.ended == ([session] if session else [])
+
+
+async def test_a_sandbox_that_stays_away_is_tried_for_as_long_as_the_run_file_says(tokenizer):
+    sandbox = Recording(outage=True)
+    limits = limits_of("rollout.max_outage_s=0.3", "rollout.max_response_tokens=2000")
+    trajectory = await asyncio.wait_for(play(tokenizer, sandbox, limits, [CALL, ANSWER]), timeout=300)
+    assert trajectory.stop_reason == StopReason.DROPPED
+    assert len(sandbox.asked) == 2, "the pause after the first try is longer than the limit, so the second is the last"
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("rollout.max_response_tokens=77", "max_response_tokens", 77),
+        ("rollout.max_turns=3", "max_turns", 3),
+        ("rollout.max_tool_output_tokens=99", "max_tool_output_tokens", 99),
+        ("sandbox.run_timeout_s=10", "max_tool_s", 300.0),
+        ("sandbox.run_timeout_s=200", "max_tool_s", 600.0),  # in each of three turns
+    ],
+)
+def test_the_other_limits_are_the_run_files_too(setting: str, field: str, value: int):
+    """What each does to a trajectory is in test_semantics.py."""
+    assert getattr(limits_of(setting), field) == value

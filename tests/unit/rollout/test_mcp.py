@@ -1,0 +1,89 @@
+"""Tools of MCP servers: real servers by the official SDK, over stdio and over HTTP."""
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+
+from retool_mcore.config import EvaluationConfig
+from retool_mcore.errors import ConfigError
+from retool_mcore.evaluate.run import Settings
+from retool_mcore.rollout.server import free_port
+from tests.unit.rollout.mcp_tools import config, over_stdio, served, tools
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(port := free_port()):
+        yield f"http://127.0.0.1:{port}/mcp"
+
+
+def test_secrets_of_the_environment_are_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RETOOL_TEST_KEY", "k1")
+    monkeypatch.setenv("RETOOL_TEST_TENANT", "t1")
+    seen: list[tuple[str | None, str | None]] = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append((self.headers["Authorization"], self.headers["X-Tenant"]))
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuse) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        with pytest.raises(ConfigError, match=r"rollout\.mcp\.s cannot be reached"):
+            named = {"token_env": "RETOOL_TEST_KEY", "headers_env": {"X-Tenant": "RETOOL_TEST_TENANT"}}
+            tools({"s": {"url": f"http://127.0.0.1:{http.server_port}/mcp", **named}})
+        http.shutdown()
+    assert {*seen} == {("Bearer k1", "t1")}
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"url": "http://127.0.0.1:9/mcp"}, "rollout.mcp.s cannot be reached"),
+        ({"command": "no-such-program"}, "rollout.mcp.s cannot be reached"),
+        ({"command": sys.executable, "args": ["-c", "pass"]}, "rollout.mcp.s cannot be reached"),
+        ({"command": "sleep", "args": ["60"], "timeout_s": 0.5}, "no answer within timeout_s = 0.5"),
+        (over_stdio(tools=["count", "nothing"]), 'rollout.mcp.s.tools has "nothing", and the server offers count,'),
+        ({"url": "http://127.0.0.1:9/mcp", "token_env": "NOT_SET_AT_ALL"}, "rollout.mcp.s.token_env names NOT_SET_AT"),
+        (
+            {"url": "http://127.0.0.1:9/mcp", "headers_env": {"X-Key": "NOT_SET_AT_ALL"}},
+            'rollout.mcp.s.headers_env."X-Key" names NOT_SET_AT_ALL, which is not in the environment',
+        ),
+        ({"command": "x", "inherit": ["NOT_SET_AT_ALL"]}, "rollout.mcp.s.inherit names NOT_SET_AT_ALL"),
+        ({}, "needs either command or url"),
+        ({"url": "http://x/mcp", "args": ["a"]}, "args, env and inherit need command"),
+        ({"command": "x", "token_env": "T"}, "token_env and headers_env need url"),
+        ({"command": "x", "headers_env": {"X-Key": "T"}}, "token_env and headers_env need url"),
+        ({"url": "ftp://x"}, "must begin with http:// or https://"),
+    ],
+)
+def test_a_server_that_cannot_serve_is_one_error(server: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        tools({"s": server})
+    assert message in str(caught.value)
+
+
+def test_without_the_sdk_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mcp" else found(name))
+    with pytest.raises(ConfigError, match=r"pip install 'retool_mcore\[mcp\]'"):
+        tools({"unseen": over_stdio(max_calls=77)})
+
+
+def test_an_evaluation_is_told_apart_by_its_servers():
+    def identity(*servers: dict[str, Any]) -> dict[str, Any]:
+        run = config({"a": servers[0]} if servers else {})
+        return Settings.of(EvaluationConfig.of(run), 1, True).identity()
+
+    assert identity() != identity(over_stdio())
+    assert identity(over_stdio()) != identity(over_stdio(tools=["count"]))

@@ -1,0 +1,134 @@
+r"""A tag that is only mentioned is no call: it ends no turn and swallows no answer. The rollout and
+`retool parse` read by the same rule.
+"""
+
+import json
+import time
+from copy import deepcopy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from retool_mcore.cli.rollout import app
+from retool_mcore.data.chat import render
+from retool_mcore.data.tool import CODE_INTERPRETER, blocks, closes, tool_call
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.native_calls import reader
+from retool_mcore.rollout.protocol import open_protocol, serving_protocol
+from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
+from tests.unit.rollout.budgets import limits as limits_for
+from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, call, roll_out
+
+READ = {"hermes": parse_hermes, "retool": parse_retool}
+TAGS = {"hermes": ("<tool_call>", "</tool_call>"), "retool": ("<code>", "</code>")}
+REAL = {"hermes": call("print(4)"), "retool": "<code>\n```python\nprint(4)\n```\n</code>"}
+MENTIONS = [
+    "Calls begin with {start}\nand are not needed here.",
+    "I could write {start} here, but need not.",
+    "The tag `{start}` opens a call.",
+    "A call stands between `{start}` and `{end}`.",
+    "A call stands between {start} and {end}.",
+    'A call stands between "{start}" and "{end}".',
+    "A call is `{start}...{end}`.",
+    "Nothing follows `{end}`.",
+    "Nothing follows the closing {end} then.",
+]
+LIMITS = limits_for(max_response_tokens=900)
+BOTH = pytest.mark.parametrize("protocol", ["hermes", "retool"])
+
+
+def mention(text: str, protocol: str) -> str:
+    start, end = TAGS[protocol]
+    return text.format(start=start, end=end)
+
+
+@BOTH
+@pytest.mark.parametrize("text", MENTIONS)
+def test_a_mentioned_tag_swallows_neither_answer_nor_call(text: str, protocol: str):
+    said = mention(text, protocol)
+    answered = READ[protocol](f"{said} So it is \\boxed{{4}}.")
+    assert (answered.kind, answered.answer) == ("answer", "4")
+    called = READ[protocol](f"{said}\n{REAL[protocol]}")
+    assert (called.kind, called.codes, called.repairs) == ("tool_call", ("print(4)",), ())
+
+
+@BOTH
+@pytest.mark.parametrize("text", MENTIONS)
+async def test_a_rollout_goes_on_after_a_mentioned_tag(tokenizer, text: str, protocol: str):
+    said = f"{mention(text, protocol)}\n{REAL[protocol]}"
+    opened = open_protocol(protocol, tokenizer)
+    prompt = opened.prompt_ids([{"role": "user", "content": "2 + 2?"}])
+    engine = ScriptedEngine(tokenizer, [said, "\\boxed{4}<|im_end|>"])
+    trajectory = await roll_out(prompt, engine, Prints(["4"]), opened, LIMITS)
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
+    assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{4}"]
+    parsed = trajectory.turns[0].parsed
+    assert parsed is not None and parsed == READ[protocol](said)
+
+
+@BOTH
+def test_the_command_reads_as_the_rollout_does(protocol: str):
+    said = mention("The tags `{start}` and {end} alone are no call. \\boxed{{4}}", protocol)
+    done = CliRunner().invoke(app, ["parse", "--protocol", protocol, "--json"], input=said)
+    assert json.loads(done.stdout) == READ[protocol](said).to_json()
+    assert json.loads(done.stdout)["answer"] == "4"
+    assert reader(protocol) is READ[protocol]
+
+
+def test_a_call_that_is_neither_json_nor_ended_is_told_to_the_model():
+    parsed = parse_hermes("Let me see.\n<tool_call>\nprint(1)")
+    assert (parsed.kind, parsed.problem) == ("malformed", "json")
+
+
+def test_a_block_that_is_never_closed_hides_what_it_boxes():
+    for protocol, read in READ.items():
+        assert read(f"{TAGS[protocol][0]}\nprint('\\boxed{{4}}')").answer is None
+
+
+@given(st.lists(st.sampled_from(["<c>", "</c>", "`", '"', "\n", "a b", "(", "```"]), max_size=14).map("".join))
+def test_where_a_turn_is_cut_is_where_its_call_is_read(text: str):
+    """Judged when the turn is cut, or when more of it is there: the same blocks."""
+    whole = [block for block in blocks(text, "<c>", "</c>") if block.closed]
+    cuts = [at + 4 for at in range(len(text)) if text.startswith("</c>", at)]
+    assert sum(closes(text[:cut], "<c>", "</c>") for cut in cuts) == len(whole)
+
+
+@pytest.mark.parametrize("text", ["x </c>", "`<c>", "<c>", "</c>`", "<c>x</c>", "a, "])
+def test_no_text_takes_long(text: str):
+    started = time.process_time()
+    list(blocks(text * 20_000, "<c>", "</c>"))
+    assert time.process_time() - started < 2.0
+
+
+@pytest.fixture(scope="module")
+def in_pieces(tokenizer):
+    """A tokenizer without tokens for the tags of a call."""
+    made = deepcopy(tokenizer)
+    state = json.loads(made.backend_tokenizer.to_str())
+    state["added_tokens"] = [each for each in state["added_tokens"] if "tool_call" not in each["content"]]
+    made._tokenizer = Tokenizer.from_str(json.dumps(state))
+    assert len(made.encode("</tool_call>", add_special_tokens=False)) > 2
+    return made
+
+
+async def test_hermes_tags_of_several_tokens_work(in_pieces):
+    assert serving_protocol(in_pieces) == "hermes"
+    protocol = open_protocol("hermes", in_pieces)
+    question = {"role": "user", "content": "Is 2 > 1?"}
+    said = "2 > 1 ->\n" + call("print(2 > 1)")
+    engine = ScriptedEngine(in_pieces, [said, "\\boxed{1}<|im_end|>"])
+    trajectory = await roll_out(protocol.prompt_ids([question]), engine, Prints(["True"]), protocol, LIMITS)
+    assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{1}"]
+    messages = [
+        question,
+        {"role": "assistant", "content": "2 > 1 ->", "tool_calls": [tool_call("print(2 > 1)")]},
+        {"role": "tool", "content": "True\n"},
+        {"role": "assistant", "content": "\\boxed{1}"},
+    ]
+    messages[2]["content"] = trajectory.turns[0].results[0].shown
+    rendered = render(messages, [CODE_INTERPRETER], in_pieces)
+    context = trajectory.ledger.context
+    assert rendered.token_ids[: len(context)] == context

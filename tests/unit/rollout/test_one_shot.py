@@ -1,0 +1,100 @@
+"""The tokens of a rollout, put together turn by turn, are those of rendering the conversation at
+once (verl 6501).
+
+For templates of the Qwen2.5 and the Qwen3 style, with one call a turn and with several (consecutive
+tool results), with thinking blocks, and for a tokenizer that merges line breaks with what stands
+before them.
+"""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retool_mcore.data.chat import neutralise, render
+from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.protocol import open_protocol
+from retool_mcore.sandbox.base import ExecResult
+from tests.unit.rollout.budgets import limits as limits_for
+from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
+from tests.unit.rollout.test_templates import require_same
+
+plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
+LIMITS = limits_for(max_response_tokens=5000, max_turns=10)
+
+# Qwen3's: thinking is written back after the last user message; a last turn without any gets an
+# empty block.
+TURN = "{{- '<|im_start|>assistant\\n' + message.content -}}"
+THINKING_TURN = """{{- '<|im_start|>assistant\\n' -}}
+        {%- if message.reasoning_content or loop.last -%}
+            {{- '<think>\\n' + (message.reasoning_content or '').strip('\\n') + '\\n</think>\\n\\n' -}}
+        {%- endif -%}
+        {{- message.content.lstrip('\\n') -}}"""
+
+
+@pytest.fixture(scope="module")
+def thinking_tokenizer(merging_tokenizer):
+    made = deepcopy(merging_tokenizer)
+    assert made.chat_template.count(TURN) == 1
+    made.chat_template = made.chat_template.replace(TURN, THINKING_TURN)
+    return made
+
+
+def call_text(code: str) -> str:
+    arguments = json.dumps({"code": code}, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": "code_interpreter", "arguments": {arguments}}}\n</tool_call>'
+
+
+def as_sampled(thought: str, text: str, codes: list[str], thinks: bool) -> str:
+    """A turn as the template writes it: thinking, text, each call on a line of its own."""
+    opening = f"<think>\n{thought}\n</think>\n\n" if thinks else ""
+    return opening + "\n".join([*([text] if text else []), *(call_text(code) for code in codes)])
+
+
+def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
+    """Thought and text as Qwen3's template writes them, without the line breaks at their edges; or
+    no thought.
+    """
+    return (thought.strip("\n"), text.lstrip("\n")) if thinking else ("", text)
+
+
+@settings(max_examples=100)
+@given(
+    question=plain,
+    turns=st.lists(st.tuples(plain, plain, st.lists(st.tuples(plain, plain), min_size=1, max_size=3)), max_size=3),
+    end=st.tuples(plain, plain),
+)
+@pytest.mark.parametrize("calls", ["first", "all"])
+@pytest.mark.parametrize("style", ["tokenizer", "merging_tokenizer", "thinking_tokenizer"])
+async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style, calls, *, question, turns, end):
+    tokenizer, thinking = request.getfixturevalue(style), style == "thinking_tokenizer"
+    protocol = open_protocol("hermes", tokenizer, calls=calls)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    script: list[str] = []
+    outputs: list[str] = []
+    for *words, all_runs in turns:
+        runs = all_runs if calls == "all" else all_runs[:1]
+        thought, text = written(*words, thinking)
+        codes = [code for code, _ in runs]
+        script.append(as_sampled(thought, text, codes, bool(thought)) + ("<|im_end|>" if calls == "all" else ""))
+        functions = [{"function": {"name": "code_interpreter", "arguments": {"code": code}}} for code in codes]
+        messages.append({"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": functions})
+        for _, output in runs:
+            outputs.append(output)
+            shown = ExecResult(status="finished", return_code=0, stdout=output, stderr="").text
+            messages.append({"role": "tool", "content": neutralise(shown, protocol.format)})
+    thought, text = written(*end, thinking)
+    script.append(as_sampled(thought, text, [], thinking) + "<|im_end|>")
+    messages.append({"role": "assistant", "content": text, "reasoning_content": thought})
+    engine = ScriptedEngine(tokenizer, script)
+    trajectory = await roll_out(protocol.prompt_ids(messages[:1]), engine, Prints(outputs), protocol, LIMITS)
+    assert trajectory.stop_reason == StopReason.FINISHED
+    require_same(tokenizer, trajectory, messages, [CODE_INTERPRETER])
+    rendered, context = render(messages, [CODE_INTERPRETER], tokenizer), trajectory.ledger.context
+    assert tokenizer.decode(rendered.token_ids[len(context) :]) == "\n", "the template ends with a line break"
+    one_shot = tokenizer.apply_chat_template(messages, tools=[CODE_INTERPRETER], tokenize=False)
+    assert tokenizer.decode(context) + "\n" == one_shot

@@ -1,0 +1,73 @@
+"""Trajectory files: one JSON object a line, rotated, the oldest deleted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.rollout.records import RecordWriter, group_rank, is_candidate, is_held_out_candidate
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_full_files_are_rotated_and_the_oldest_goes(tmp_path: Path):
+    writer = RecordWriter(tmp_path / "runs", rotate_bytes=40, keep=2)
+    for number in range(8):
+        writer.write({"number": number, "text": "ünïcode"})
+    files = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in writer.folder.iterdir()
+    }
+    assert sorted(files) == ["trajectories.1.jsonl", "trajectories.2.jsonl", "trajectories.jsonl"]
+    assert [row["number"] for name in ("2.jsonl", "1.jsonl") for row in files[f"trajectories.{name}"]] == [5, 6]
+    assert files["trajectories.jsonl"] == [{"number": 7, "text": "ünïcode"}]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_a_step_finds_its_groups_among_few_candidates(groups: int):
+    sizes = ["train.prompts_per_step=512", "train.mini_batch_prompts=512", f"rollout.record_groups={groups}"]
+    config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", sizes)
+    steps = [[f"{step}-{prompt}" for prompt in range(512)] for step in range(200)]
+    found = [[uid for uid in uids if is_candidate(uid, config)] for uids in steps]
+    assert min(map(len, found)) >= groups
+    assert sum(map(len, found)) / len(found) < 40, "what the others said does not travel"
+    for uids, candidates in zip(steps, found, strict=True):
+        lowest = sorted(uids, key=lambda uid: group_rank(uid, config.run.seed))[:groups]
+        assert set(lowest) <= set(candidates)
+
+
+def test_a_small_step_is_all_candidates_and_none_is_asked_for_none():
+    small = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml")
+    none = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", ["rollout.record_groups=0"])
+    uids = [str(number) for number in range(1000)]
+    assert all(is_candidate(uid, small) for uid in uids)
+    assert not any(is_candidate(uid, none) for uid in uids)
+    assert group_rank("a", 0) != group_rank("a", 1), "another seed writes other groups"
+
+
+def test_a_validations_groups_are_those_of_its_first_rows_however_many_it_has():
+    large = ["train.prompts_per_step=512", "train.mini_batch_prompts=512", "rollout.record_groups=2"]
+    config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", large)
+    candidates = [row for row in range(600) if is_held_out_candidate(row, config)]
+    assert candidates == list(range(19)), "of AIME's 30 problems the groups are found, too"
+    none = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", ["rollout.record_groups=0"])
+    assert not is_held_out_candidate(0, none)
+
+
+def test_a_resumed_run_drops_the_rows_that_it_will_write_again(tmp_path: Path):
+    writer = RecordWriter(tmp_path, rotate_bytes=60, keep=4)
+    for step in range(1, 8):
+        writer.write({"step": step, "partition": "train"})
+        writer.write({"step": step, "partition": "val"})
+    with writer.path.open("a") as file:
+        file.write('{"step": 5, "part')  # the kill
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    RecordWriter(tmp_path, rotate_bytes=60, keep=4).keep_up_to(5)
+    names = [f"trajectories.{index}.jsonl" for index in (4, 3, 2, 1)] + ["trajectories.jsonl"]
+    rows = [json.loads(line) for name in names for line in (tmp_path / name).read_text().splitlines()]
+    assert [(row["step"], row["partition"]) for row in rows] == [
+        (step, partition) for step in (3, 4, 5) for partition in ("train", "val")
+    ]
+    assert (tmp_path / names[0]).read_text() == before[names[0]]
+    assert not list(tmp_path.glob(".*")), "a draft is left"
+    RecordWriter(tmp_path / "new").keep_up_to(0)  # a run that has written nothing yet

@@ -1,0 +1,257 @@
+"""A stable template is taken: a rollout has the tokens and the mask that training renders,
+with calls in the model's own form, in the inline form, and in words alone.
+"""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from retool_mcore.data.chat import chat_format, render
+from retool_mcore.data.prompt_format import retool_prompt
+from retool_mcore.data.tokenizer import encode_piece
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
+from retool_mcore.errors import CheckpointError, DataError
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.loop import Trajectory
+from retool_mcore.rollout.native_calls import READERS
+from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
+from tests.template_styles import STYLES, TAKEN, Style, tokenizer_in
+from tests.unit.rollout.budgets import limits as limits_for
+from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
+
+QUESTION = {"role": "user", "content": "How much is 2 + 2?"}
+CODE = 'x = 2\nprint("x", x + x)'
+RESULT = "x 4"
+WITH_TOOLS = [style for style in TAKEN if style.tools]
+
+
+class Pieces:
+    """Encodes what an engine says: it follows other tokens."""
+
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str, **_: bool) -> list[int]:
+        return encode_piece(self.tokenizer, text)
+
+
+def named(styles: list[Style]) -> Any:
+    return pytest.mark.parametrize("style", styles, ids=lambda style: style.name)
+
+
+async def play(tokenizer, protocol: ToolProtocol, *script: str) -> Trajectory:
+    engine, sandbox = ScriptedEngine(Pieces(tokenizer), script), Prints(["x 4\n"] * len(script))
+    limits = limits_for(max_response_tokens=3000)
+    return await roll_out(protocol.prompt_ids([QUESTION]), engine, sandbox, protocol, limits)
+
+
+def require_same(tokenizer, trajectory: Trajectory, messages: list[dict[str, Any]], tools: Any) -> None:
+    """The rollout's tokens are the rendering's, and what the engine sampled carries loss there."""
+    rendered = render(messages, tools, tokenizer)
+    ledger = trajectory.ledger
+    text, context = tokenizer.decode(rendered.token_ids), tokenizer.decode(ledger.context)
+    assert text.startswith(context)
+    assert list(rendered.token_ids)[: len(ledger.context)] == ledger.context
+    mask = [0] * len(ledger.prompt_ids) + ledger.loss_mask
+    trained = list(rendered.loss_mask)[: len(mask)]
+    end = chat_format(tokenizer).end_of_turn_id
+    for position, token_id in enumerate(ledger.context):
+        if token_id != end:  # after a call the rollout may write it, and training has the model learn it
+            assert trained[position] == mask[position], tokenizer.decode(ledger.context[:position][-20:])
+    assert not any(list(rendered.loss_mask)[len(mask) :])
+
+
+def turns_of(tokenizer, messages: list[dict[str, Any]], tools: Any) -> list[str]:
+    """What the model says in each turn of the rendering, with the token that ends it."""
+    rendered, said, ids = render(messages, tools, tokenizer), [], []
+    for token_id, loss in [*zip(rendered.token_ids, rendered.loss_mask, strict=True), (0, 0)]:
+        if loss:
+            ids.append(token_id)
+        elif ids:  # after another token, since some tokenizers drop the first space of what they decode
+            said.append(tokenizer.decode([tokenizer.eos_token_id, *ids]).removeprefix(tokenizer.eos_token))
+            ids = []
+    return said
+
+
+@named(TAKEN)
+async def test_words_alone_are_rendered_as_they_are_sampled(style: Style):
+    tokenizer = tokenizer_in(style.name)
+    protocol = TextOnly(tokenizer)
+    messages = [QUESTION, {"role": "assistant", "content": "It is \\boxed{4}."}]
+    (said,) = turns_of(tokenizer, messages, None)
+    trajectory = await play(tokenizer, protocol, said)
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
+    require_same(tokenizer, trajectory, messages, None)
+
+
+@named(TAKEN)
+async def test_the_inline_form_is_rendered_as_it_is_sampled(style: Style):
+    tokenizer = tokenizer_in(style.name)
+    protocol = PROTOCOLS["retool"](tokenizer)
+    block = f"Let me see.\n<code>\n```python\n{CODE}\n```\n</code>"
+    content = f"{block}\n<interpreter>\n{RESULT}\n</interpreter>\nIt is\n<answer>\n\\boxed{{4}}\n</answer>"
+    messages = [
+        {"role": "user", "content": retool_prompt(QUESTION["content"])},
+        {"role": "assistant", "content": content},
+    ]
+    trajectory = await play(tokenizer, protocol, *turns_of(tokenizer, messages, None))
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
+    assert [result.code for turn in trajectory.turns for result in turn.results] == [CODE]
+    require_same(tokenizer, trajectory, messages, None)
+
+
+@named(WITH_TOOLS)
+@pytest.mark.parametrize("thought", ["", "count"])
+async def test_native_calls_are_rendered_as_they_are_sampled(style: Style, thought: str):
+    tokenizer = tokenizer_in(style.name)
+    protocol = PROTOCOLS[style.tools](tokenizer)
+    thinks = "<think>" in style.template and not style.args
+    words = "Let me see." if style.words_before_call else ""
+    messages: list[dict[str, Any]] = [QUESTION]
+    for _ in range(2):
+        turn = {"role": "assistant", "content": words, "tool_calls": [tool_call(CODE)]}
+        messages += [turn, {"role": "tool", "content": RESULT}]
+    messages.append({"role": "assistant", "content": "It is \\boxed{4}."})
+    if thought and thinks:
+        for message in messages:
+            if message["role"] == "assistant":
+                message["reasoning_content"] = thought
+    trajectory = await play(tokenizer, protocol, *turns_of(tokenizer, messages, [CODE_INTERPRETER]))
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
+    assert [result.code for turn in trajectory.turns for result in turn.results] == [CODE, CODE]
+    assert not any(turn.parsed.repairs for turn in trajectory.turns if turn.parsed)
+    if protocol.tags:  # type: ignore[attr-defined]
+        assert trajectory.turns[0].text.endswith(protocol.tags[1])  # type: ignore[attr-defined]
+    require_same(tokenizer, trajectory, messages, [CODE_INTERPRETER])
+    if thought and thinks:
+        assert trajectory.turns[0].text.count(thought) == 1
+
+
+@named(WITH_TOOLS)
+async def test_a_call_that_cannot_be_read_is_answered_and_the_turn_goes_on(style: Style):
+    tokenizer = tokenizer_in(style.name)
+    protocol = PROTOCOLS[style.tools](tokenizer)
+    good = turns_of(tokenizer, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)")]}],
+                    [CODE_INTERPRETER])[0]  # fmt: skip
+    trajectory = await play(tokenizer, protocol, good.replace("code_interpreter", "other"), f"\\boxed{{4}}{style.eos}")
+    assert trajectory.turns[0].parsed is not None and trajectory.turns[0].parsed.problem == "name"
+    assert "there is no tool named 'other'" in tokenizer.decode(trajectory.ledger.response_ids)
+    assert trajectory.answer == "4"
+
+
+@named(TAKEN)
+def test_only_the_protocol_of_a_templates_own_form_is_served(style: Style):
+    tokenizer = tokenizer_in(style.name)
+    served = []
+    for protocol in TOOL_TURNS:
+        try:
+            protocol(tokenizer)
+        except CheckpointError as error:
+            assert "renders" in str(error), error
+        else:
+            served.append(protocol.name)
+    assert served == [style.tools] * bool(style.tools)
+
+
+@named([style for style in STYLES if style.told])
+def test_what_is_not_taken_is_refused_with_the_reason(style: Style):
+    with pytest.raises(CheckpointError) as caught:
+        TextOnly(tokenizer_in(style.name))
+    assert style.told in str(caught.value)
+
+
+def test_an_unstable_template_is_shown_by_the_shortest_example():
+    with pytest.raises(CheckpointError) as caught:
+        chat_format(tokenizer_in("text that changes with later turns"))
+    told = str(caught.value)
+    assert 'The shortest example is a user turn "x" and its answer "retool-probe"' in told
+    assert "the prompt goes on with '1<|im_end|>" in told and "the conversation with '2<|im_end|>" in told
+
+
+async def test_llama_closes_a_call_by_eom_as_well():
+    tokenizer = tokenizer_in("Llama 3 with python_tag")
+    protocol = PROTOCOLS["llama3"](tokenizer)
+    json_call = json.dumps({"name": "code_interpreter", "parameters": {"code": CODE}})
+    calls = [f"<|python_tag|>{json_call}<|eom_id|>", f"<|python_tag|>{CODE}<|eom_id|>", f"{json_call}<|eot_id|>"]
+    trajectory = await play(tokenizer, protocol, *calls, "\\boxed{4}<|eot_id|>")
+    assert [result.code for turn in trajectory.turns for result in turn.results] == [CODE] * 3
+    text = tokenizer.decode(trajectory.ledger.response_ids)
+    assert text.count("<|eot_id|>") == 5 and text.count("<|eom_id|>") == 2
+
+
+async def test_mistrals_results_carry_the_ids_that_the_model_gave():
+    tokenizer = tokenizer_in("Mistral v3: a list of calls")
+    call = json.dumps({"name": "code_interpreter", "arguments": {"code": CODE}, "id": "aB3dE6gH9"})
+    other = call.replace("aB3dE6gH9", "second001")
+    protocol = PROTOCOLS["mistral"](tokenizer)
+    trajectory = await play(tokenizer, protocol, f"[TOOL_CALLS] [{call}, {other}]</s>", " \\boxed{4}</s>")
+    text = tokenizer.decode(trajectory.ledger.response_ids)
+    assert text.index('"call_id": "aB3dE6gH9"') < text.index('"call_id": "second001"')
+    assert len(trajectory.turns[0].results) == 2
+
+
+def test_words_that_a_template_drops_before_a_call_are_refused_with_what_to_do():
+    messages = [QUESTION, {"role": "assistant", "content": "Let me see.", "tool_calls": [tool_call(CODE)]}]
+    with pytest.raises(DataError, match=r"leaves out 'Let me see\.'.*Llama 3 and Mistral.*--protocol retool"):
+        render(messages, [CODE_INTERPRETER], tokenizer_in("Llama 3.1, 3.2, 3.3"))
+
+
+R1, QWEN3 = "R1-Distill: the prompt opens the thinking, turns drop it", "Qwen3-Thinking: the prompt opens the thinking"
+
+
+@pytest.mark.parametrize("name", [R1, QWEN3])
+def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str):
+    tokenizer = tokenizer_in(name)
+    said = [{"content": "It is 4.", "reasoning_content": "count"}]
+    if name == R1:  # the other template has its own place for the thinking
+        said.append({"content": "<think>\ncount\n</think>\n\nIt is 4."})
+    for message in said:
+        messages = [QUESTION, {"role": "assistant", **message}]
+        assert turns_of(tokenizer, messages, None) == [f"count\n</think>\n\nIt is 4.{tokenizer.eos_token}"]
+    question = [QUESTION, {"role": "assistant", "content": "a"}, QUESTION, {"role": "assistant", "content": "b"}]
+    with pytest.raises(DataError, match=r"message 3 \(assistant\).*Split the conversation at its user turns"):
+        render(question, None, tokenizer)
+
+
+def test_training_may_not_teach_thinking_that_the_prompt_has_closed():
+    tokenizer = tokenizer_in("Qwen3 with enable_thinking = false")
+    messages = [QUESTION, {"role": "assistant", "content": "It is 4.", "reasoning_content": "count"}]
+    with pytest.raises(DataError, match="otherwise than its prompt begins it"):
+        render(messages, None, tokenizer)
+
+
+LONG = [
+    '{"name": ' * 20_000,
+    "[TOOL_CALLS]" + " " * 60_000 + "x",
+    "<tool_call>\n<function=f>" + " " * 60_000,
+    "<tool_call><function=code_interpreter>" + "<parameter=code>\n" * 20_000 + "</tool_call>",
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=["llama3", "mistral", "open", "qwen3_coder"])
+def test_no_text_of_a_native_form_takes_long_or_raises(text: str):
+    for read in READERS.values():
+        started = time.process_time()
+        assert read(text).kind in {"tool_call", "answer", "text", "malformed"}
+        assert time.process_time() - started < 2.0
+
+
+def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
+    tokenizer = tokenizer_in("names and colons: eos_token ends a turn")
+    again = [QUESTION, {"role": "assistant", "content": "4\n\nyes"}, QUESTION, {"role": "assistant", "content": "5"}]
+    rendered = render(again, None, tokenizer)
+    question = f"user: {QUESTION['content']}\n"
+    assert tokenizer.decode(rendered.token_ids) == (
+        f"{question}assistant: 4\n\nyes<|endoftext|>\n{question}assistant: 5<|endoftext|>\n"
+    )
+    assert turns_of(tokenizer, again, None) == ["assistant: 4\n\nyes<|endoftext|>", "assistant: 5<|endoftext|>"]
+
+
+def test_no_space_is_put_before_what_follows_other_tokens():
+    tokenizer = tokenizer_in("Mistral v3: a list of calls")
+    said = f"Run it.\n<code>\n{CODE}\n</code>\n<interpreter>\n{RESULT}\n</interpreter>\nIt is 4."
+    messages = [QUESTION, {"role": "assistant", "content": said}]
+    one_shot = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert tokenizer.decode(render(messages, None, tokenizer).token_ids) == one_shot

@@ -1,0 +1,257 @@
+"""Tools of a user's own: offered, called, counted and ended, trajectory by trajectory."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from configs.examples.tools import Search
+from retool_mcore.config import SandboxSettings, ToolLoop, load_evaluation
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory
+from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of
+from retool_mcore.rollout.records import record
+from retool_mcore.rollout.tool_call import Call, parse_hermes
+from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult, open_tools
+from tests.unit.rollout.budgets import limits as limits_for
+from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
+
+SEARCH = "configs.examples.tools:Search"
+ANSWER = "It is \\boxed{1379}.<|im_end|>"
+LIMITS = limits_for(max_response_tokens=2000, max_outage_s=0.5)
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+class Counter(Tool):
+    """Adds up what it is told, for each trajectory."""
+
+    name = "count"
+    description = "Adds n to a total and returns it."
+    parameters: Mapping[str, Any] = NUMBER
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.ended: list[dict[str, int]] = []
+        self.fails: list[Exception] = []
+
+    async def start(self, given: Given) -> dict[str, int]:
+        self.started.append(given.trajectory_id)
+        await asyncio.sleep(0.01)
+        return {"total": 0}
+
+    async def call(self, arguments: Mapping[str, Any], state: dict[str, int]) -> str | ToolResult:
+        if self.fails:
+            raise self.fails.pop()
+        if arguments["n"] == 13:
+            raise ToolError("13 is not counted")
+        if arguments["n"] == 99:
+            await asyncio.sleep(60)
+        state["total"] += arguments["n"]
+        return ToolResult(text=f"total {state['total']}", ok=arguments["n"] >= 0)
+
+    async def end(self, state: dict[str, int]) -> None:
+        self.ended.append(state)
+
+
+def ask(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def play(tokenizer: Any, tool: Tool, *script: str, calls: Any = "first", name: str = "t") -> Trajectory:
+    protocol = open_protocol("hermes", tokenizer, calls=calls)
+    protocol.offer([tool])
+    prompt = protocol.prompt_ids([{"role": "user", "content": "What is 412 + 967?"}])
+    return await roll_out(prompt, ScriptedEngine(tokenizer, script), None, protocol, LIMITS, trajectory_id=name)
+
+
+async def test_each_trajectory_has_its_own_state_from_its_first_call_to_its_end(tokenizer):
+    tool = Counter()
+    script = (ask("count", n=2), ask("count", n=3), ANSWER)
+    first, second = await asyncio.gather(*(play(tokenizer, tool, *script, name=name) for name in "ab"))
+    assert shown(first) == shown(second) == ["total 2", "total 5"]
+    assert sorted(tool.started) == ["a", "b"] and tool.ended == [{"total": 5}, {"total": 5}]
+    silent = await play(tokenizer, tool, ANSWER)
+    assert silent.answer == "1379" and len(tool.started) == 2, "nothing starts without a call"
+
+
+async def test_calls_of_one_turn_share_one_start(tokenizer):
+    tool = Counter()
+    turn = ask("count", n=1) + "\n" + ask("count", n=1) + "<|im_end|>"
+    trajectory = await play(tokenizer, tool, turn, ANSWER, calls="all")
+    assert sorted(shown(trajectory)) == ["total 1", "total 2"] and tool.started == ["t"]
+
+
+async def test_what_the_model_does_wrong_is_told_to_it_and_counts_as_failed(tokenizer):
+    tool = Counter()
+    trajectory = await play(tokenizer, tool, ask("count", n=13), ask("count", n=-1), ask("count", n="2"), ANSWER)
+    assert shown(trajectory) == ["Error: 13 is not counted", "total -1"]
+    assert [result.ok for turn in trajectory.turns for result in turn.results] == [False, False]
+    written = trajectory.ledger.response_ids
+    assert "arguments['n'] of count: '2' is not of type 'integer'" in tokenizer.decode(written)
+    parsed = trajectory.turns[2].parsed
+    assert parsed is not None and parsed.problem == "arguments" and trajectory.answer == "1379"
+
+
+async def test_a_tool_that_takes_too_long_is_stopped(tokenizer):
+    tool = Counter()
+    tool.timeout_s = 0.2
+    trajectory = await play(tokenizer, tool, ask("count", n=99), ask("count", n=1), ANSWER)
+    assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.") and shown(trajectory)[1] == "total 1"
+    assert trajectory.turns[0].results[0].status == "time_limit"
+
+
+async def test_calls_beyond_a_tools_own_budget_are_not_run(tokenizer):
+    tool = Counter()
+    tool.max_calls = 2
+    trajectory = await play(tokenizer, tool, *[ask("count", n=1)] * 3, ANSWER)
+    assert shown(trajectory) == ["total 1", "total 2", "Error: count may be called 2 times, and was."]
+    assert tool.ended == [{"total": 2}]
+
+
+async def test_an_outage_is_retried_and_then_drops_the_trajectory(tokenizer):
+    tool = Counter()
+    tool.fails = [SandboxUnavailable("away")]
+    assert shown(await play(tokenizer, tool, ask("count", n=1), ANSWER)) == ["total 1"]
+    tool.fails = [SandboxUnavailable("gone")] * 50
+    lost = await play(tokenizer, tool, ask("count", n=1), ANSWER)
+    assert lost.stop_reason == StopReason.DROPPED and "gone" in str(lost.drop_error)
+    assert len(tool.ended) == 2, "its state is given up"
+
+
+async def test_a_fault_of_the_tool_is_raised(tokenizer):
+    tool = Counter()
+    tool.fails = [KeyError("mine")]
+    with pytest.raises(KeyError, match="mine"):
+        await play(tokenizer, tool, ask("count", n=1), ANSWER)
+    assert len(tool.ended) == 1
+
+
+async def test_records_and_metrics_tell_the_tools_apart(tokenizer):
+    trajectory = await play(tokenizer, Counter(), ask("count", n=1), ANSWER)
+    [result] = record(trajectory)["turns"][0]["results"]
+    assert (result["tool"], result["code"]) == ("count", '{"n": 1}')
+    behavior = Behavior.of(trajectory)
+    assert (behavior.calls, behavior.code_lines, behavior.tool_calls) == (1, 0, {"count": 1})
+    assert summarize([behavior, replace(behavior, tool_calls={})])["behavior/calls/count"] == 0.5
+    assert Behavior(**json.loads(json.dumps(behavior.to_json()))) == behavior
+
+
+def test_the_prompt_has_the_schema_and_the_reader_takes_the_name(tokenizer):
+    config = load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["code_interpreter", "{SEARCH}"]'])
+    protocol = protocol_of(config.rollout, tokenizer)
+    prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
+    assert "search" in prompt and "code_interpreter" in prompt
+    said = ask("search", query="roots")
+    assert protocol.read((), said).calls == (Call("search", {"query": "roots"}),)
+    alone = Hermes(tokenizer).read((), said)
+    assert alone.error == "there is no tool named 'search'. The only tool is 'code_interpreter'"
+    other = protocol.read((), ask("calculator", x=1))
+    assert other.error == "there is no tool named 'calculator'. The tools are 'code_interpreter', 'search'"
+    broken = protocol.read((), "<tool_call>\n{\n</tool_call>")
+    assert broken.error and broken.error.endswith("The tools are 'code_interpreter', 'search'")
+    assert protocol.read((), call("print(1)")).calls == (Call("code_interpreter", {"code": "print(1)"}),)
+
+
+def test_arguments_as_text_are_read_for_every_tool():
+    said = ask("count", n=3).replace('{"n": 3}', json.dumps('{"n": 3}'))
+    parsed = parse_hermes(said, tools=[Counter()])
+    assert (parsed.calls, parsed.repairs) == ((Call("count", {"n": 3}),), ("encoded_arguments",))
+    assert parse_hermes(ask("count", n=3).replace('{"n": 3}', "7"), tools=[Counter()]).problem == "arguments"
+
+
+async def test_the_example_finds_facts():
+    search = Search()
+    assert "product c" in await search.call({"query": "sum and product of roots"}, None)
+    assert await search.call({"query": "zebra"}, None) == "Nothing was found."
+
+
+class Nameless(Tool):
+    description = "x"
+    parameters: ClassVar[dict[str, Any]] = {"type": "object"}
+
+    async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
+        return ""
+
+
+class NoSchema(Nameless):
+    name = "no_schema"
+    parameters: ClassVar[dict[str, Any]] = {"type": "objekt"}
+
+
+class NoObject(Nameless):
+    name = "no_object"
+    parameters: ClassVar[dict[str, Any]] = {"type": "string"}
+
+
+class Interpreter(Nameless):
+    name = "code_interpreter"
+
+
+class WantsMore(Nameless):
+    name = "wants_more"
+
+    def __init__(self, corpus: str) -> None:
+        self.corpus = corpus
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Nameless", "Nameless has no name"),
+        ("NoSchema", "parameters of no_schema are no JSON schema"),
+        ("NoObject", "parameters of no_object describe no object"),
+        ("Interpreter", "a tool cannot be named 'code_interpreter'"),
+        ("WantsMore", "cannot be made without arguments"),
+        ("NUMBER", "is neither a retool_mcore.rollout.tools.Tool nor"),
+    ],
+)
+def test_what_is_no_tool_is_refused_at_the_start(name: str, told: str):
+    with pytest.raises(ConfigError) as error:
+        open_tools((f"tests.unit.rollout.test_tools:{name}",))
+    assert told in str(error.value) and "rollout.tools" in str(error.value)
+
+
+def test_own_tools_alone_are_offered_read_and_told(tokenizer):
+    config = load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}"]'])
+    protocol = protocol_of(config.rollout, tokenizer)
+    prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
+    assert "search" in prompt and "code_interpreter" not in prompt
+    said = ask("search", query="roots")
+    assert protocol.read((), said).calls == (Call("search", {"query": "roots"}),)
+    told = {text: protocol.read((), text) for text in (call("print(1)"), ask("calculator", x=1), "</tool_call>")}
+    assert [(each.kind, each.problem) for each in told.values()] == [
+        ("malformed", "name"),
+        ("malformed", "name"),
+        ("malformed", "tags"),
+    ]
+    assert [each.error for each in told.values()] == [
+        "there is no tool named 'code_interpreter'. The tools are 'search'",
+        "there is no tool named 'calculator'. The tools are 'search'",
+        "the call has no opening tag. The tools are 'search'",
+    ]
+
+
+def test_protocols_without_names_refuse_tools_and_a_list_names_each_once(tokenizer):
+    with pytest.raises(ConfigError, match=r'rollout.mcp offers .count., and calls of rollout.protocol = "retool"'):
+        open_protocol("retool", tokenizer).offer([Counter()])
+    with pytest.raises(ConfigError, match="names a tool twice"):
+        load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}", "{SEARCH}"]'])
+
+
+def test_without_a_tool_a_run_is_text_alone_and_with_a_server_of_tools_it_is_not(tokenizer):
+    def loop(*settings: str) -> ToolLoop:
+        return load_evaluation("configs/rl_tiny_cpu.toml", ["rollout.max_turns=5", *settings]).rollout
+
+    server = 'rollout.mcp={ mine = { url = "http://here" } }'
+    for settings, tool in (((), True), (("rollout.tools=[]",), False), (("rollout.tools=[]", server), True)):
+        found = loop(*settings)
+        assert (found.tool, Limits.of(found, SandboxSettings()).max_turns) == (tool, 5 if tool else 1)
+    text, own = loop("rollout.tools=[]"), loop(f'rollout.tools=["{SEARCH}"]')
+    assert type(protocol_of(text, tokenizer)) is type(protocol_of(own.calling(False), tokenizer)) is TextOnly
+    assert (text.calling(True).tools, own.calling(True).tools) == (["code_interpreter"], [SEARCH])

@@ -1,0 +1,233 @@
+"""The best checkpoint and early stop: what the values so far decide, what a kill leaves of it."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import CheckpointError, ConfigError, RunError
+from retool_mcore.run import checkpoint, saving
+from retool_mcore.run.best import BestKeeper, BestStep, best_so_far, lacks_value, read_best
+from retool_mcore.run.export import export, export_at_end, find_weights
+from tests.unit.run.saved_steps import save_steps, steps
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+VALUES = st.dictionaries(st.integers(1, 60), st.floats(-1, 1).map(lambda value: round(value, 2)), max_size=20)
+GOAL = ("best.metric=val_loss", "validation.every=10", "checkpoint.every_steps=10", "checkpoint.keep=1")
+
+
+def run_in(tmp_path: Path, *overrides: str) -> SftConfig:
+    return load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}", *GOAL, *overrides])
+
+
+def write_model(folder: str, step: int = 0) -> None:
+    path = Path(folder) / "model" / "huggingface"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"torch_dtype": "float32", "step": step}))
+
+
+save = partial(save_steps, write_model)
+
+
+@given(values=VALUES, mode=st.sampled_from(["max", "min"]))
+def test_the_best_is_the_first_of_the_extreme_values(values: dict[int, float], mode: str):
+    best = BestStep(metric="m", mode=mode, patience=0, min_delta=0.0, values=values).step()
+    if not values:
+        assert best is None
+        return
+    extreme = max(values.values()) if mode == "max" else min(values.values())
+    assert best == min(step for step, value in values.items() if value == extreme)
+
+
+@given(values=VALUES, cut=st.integers(0, 60), patience=st.integers(1, 5), delta=st.sampled_from([0.0, 0.3]))
+def test_a_run_that_goes_on_from_a_step_decides_as_one_that_was_never_cut_off(
+    values: dict[int, float], cut: int, patience: int, delta: float
+):
+    rule = BestStep(metric="m", mode="max", patience=patience, min_delta=delta)
+    whole = resumed = rule
+    for step in sorted(values):
+        whole = whole.with_value(step, values[step])
+    resumed = whole.up_to(cut)
+    for step in sorted(step for step in values if step > cut):
+        resumed = resumed.with_value(step, values[step])
+    assert resumed == whole and resumed.metrics() == whole.metrics()
+
+
+@pytest.mark.parametrize(
+    ("losses", "delta", "waited"),
+    [
+        ([3.0, 2.0, 1.0], 0.0, 0),
+        ([3.0, 3.0, 3.0], 0.0, 2),
+        ([1.0, 2.0, 0.5, 0.6, 0.7], 0.0, 2),
+        ([1.0, 0.95, 0.90, 0.85], 0.1, 0),  # the small gains add up: 0.85 is better than 1.0 by 0.15
+        ([1.0, 0.95, 0.92], 0.1, 2),
+    ],
+)
+def test_patience_counts_validations_since_the_last_real_gain(losses: list[float], delta: float, waited: int):
+    values = {10 * number: loss for number, loss in enumerate(losses, start=1)}
+    best = BestStep(metric="val_loss", mode="min", patience=2, min_delta=delta, values=values)
+    assert (best.waited, best.given_up) == (waited, waited >= 2)
+    assert best.step() == 10 * (1 + losses.index(min(losses))), "any gain makes a new best, however small"
+
+
+def test_the_best_checkpoint_outlives_newer_ones_until_a_better_one_is_complete(tmp_path: Path):
+    config = run_in(tmp_path)
+    keeper = BestKeeper(config, 0)
+    for step, loss, kept in ((10, 3.0, [10]), (20, 1.0, [20]), (30, 2.0, [20, 30]), (40, 2.0, [20, 40])):
+        keeper.validated(step, {"val_loss": loss})
+        save(config, step)
+        assert steps(config) == kept
+    keeper.validated(50, {"val_loss": 0.5})  # its save is not complete: a kill may take it
+    (config.run.dir / "checkpoints/global_step_50").mkdir()
+    save(config, 45)
+    assert steps(config) == [20, 45]
+    assert best_so_far(config, 45).step() == 20  # type: ignore[union-attr]
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(tmp_path: Path):
+    config = run_in(tmp_path, "best.patience=[2, 0]")
+    keeper = BestKeeper(config, 0)
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 0.5)):
+        keeper.validated(step, {"val_loss": loss})
+    resumed = BestKeeper(config, 20)
+    assert resumed.metrics() == {"best/step": 10.0, "best/value": 1.0, "best/waited": 1.0}
+    assert not resumed.given_up
+    resumed.validated(30, {"val_loss": 1.5})
+    assert resumed.given_up and BestKeeper(config, 30).given_up
+    on_disk = json.loads((config.run.dir / "best.json").read_text())
+    assert (on_disk["metric"], on_disk["step"], on_disk["value"], on_disk["waited"]) == ("val_loss", 10, 1.0, 2)
+    assert on_disk["ended_early"] and [path.name for path in config.run.dir.iterdir()] == ["best.json"]
+    assert not BestKeeper(run_in(tmp_path, "best.patience=[3, 0]"), 30).given_up, "the settings of now decide"
+
+
+def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
+    config = run_in(tmp_path, "best.patience=[1, 0]")
+    writes, reads = BestKeeper(config, 0), BestKeeper(config, 0, writes=False)
+    for keeper in (reads, writes):
+        keeper.validated(10, {"val_loss": 1.0})
+        keeper.validated(20, {"val_loss": 1.0})
+    assert reads.given_up and writes.given_up and reads.best == writes.best == read_best(config.run.dir)
+
+
+def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
+    config = run_in(tmp_path, "train.steps=25", "validation.every=10")
+    BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
+    assert [step for step in range(26) if lacks_value(config, step)] == [20, 25]
+    without = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}"])
+    assert not any(lacks_value(without, step) for step in range(0, 201, 50))
+
+
+def test_a_value_that_cannot_be_compared_ends_the_run_and_says_what_there_is(tmp_path: Path):
+    config = run_in(tmp_path)
+    keeper = BestKeeper(config, 0)
+    with pytest.raises(RunError, match=r"val_loss = nan at step 10"):
+        keeper.validated(10, {"val_loss": math.nan})
+    with pytest.raises(RunError, match=r"There are: val/a, val/b\."):
+        keeper.validated(10, {"val/b": 1.0, "val/a": 1.0, "loss": 2.0})
+    keeper.validated(15, {})  # no validation is due at this step, so none is missed
+    assert keeper.metrics() == {}
+
+
+def test_values_of_another_metric_are_refused(tmp_path: Path):
+    config = run_in(tmp_path)
+    BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
+    with pytest.raises(CheckpointError, match=r"has the values of val_loss \(min\), and .* \(max\)"):
+        BestKeeper(run_in(tmp_path, "best.metric=max val_loss"), 10)
+    (config.run.dir / "best.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not the record of a run's best checkpoint"):
+        BestKeeper(config, 10)
+
+
+def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
+    config = run_in(tmp_path, "checkpoint.keep=2")
+    keeper = BestKeeper(config, 0)
+    with pytest.raises(CheckpointError, match="knows no best checkpoint"):
+        find_weights(config.run.dir, "best")
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)):
+        keeper.validated(step, {"val_loss": loss})
+        save(config, step)
+    for which, step in (("best", 10), ("newest", 40), ("30", 30)):
+        assert json.loads((find_weights(config.run.dir, which) / "config.json").read_text())["step"] == step
+    for which, message in (("20", r"step 20\. There are: 10, 30, 40"), ("worst", "'worst' names no checkpoint")):
+        with pytest.raises(CheckpointError, match=message):
+            export(config.run.dir, tmp_path / "out", which)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["best.metric=val/acc"], r'Unknown best\.metric = "val/acc"\. Choose one of: val/accuracy, .*mean@8'),
+        (["best.metric=reward"], 'Unknown best.metric = "reward"'),
+        (["best.metric=val-core/aime/acc/mean@4"], "val-core/aime/acc/mean@8"),
+        (
+            ["best.metric=val/behavior/calls"],
+            'is better. Write "max val/behavior/calls" or "min val',
+        ),
+        (["best.metric=val/accuracy", "validation.every=12"], "12 is not a multiple of checkpoint.every_steps = 8"),
+        (["best.metric=val/accuracy", "validation.every=0"], "validation.every = 0"),
+        (["best.metric=val/accuracy", "checkpoint.every_steps=0"], "checkpoint.every_steps = 0"),
+        (["best.patience=[3, 0]"], "does nothing without best.metric"),
+        (["best.patience=[0, 0.5]"], "does nothing without best.metric"),
+        (["best.metric=val/accuracy", "best.patience=[1.5, 0]"], "give a whole number of validations"),
+        (["data.curriculum=0.5", "rollout.group_size=1", "algorithm.name=reinforce_plus_plus"], "group_size"),
+    ],
+)
+def test_a_goal_that_cannot_be_reached_is_refused_with_the_settings(settings: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", settings)
+
+
+def test_the_mode_follows_from_the_name_unless_it_is_named():
+    def mode(*settings: str) -> str:
+        return load_config(
+            RlConfig, CONFIGS / "rl_tiny_cpu.toml", [f"best.{setting}" for setting in settings]
+        ).best_mode
+
+    assert (mode("metric=val/accuracy"), mode("metric=val/groups/all_wrong")) == ("max", "min")
+    assert mode("metric=min val/accuracy") == mode("metric=min val/behavior/turns") == "min"
+    assert mode("metric=val-core/aime_2024/x/acc/mean@8") == "max", "a data_source may have slashes"
+    assert load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", ["best.metric=val_loss"]).best_mode == "min"
+
+
+def test_a_run_exports_its_best_checkpoint(tmp_path: Path):
+    from safetensors.torch import save_file
+    from torch import ones
+
+    config = run_in(tmp_path)
+
+    def write(folder: str, step: int) -> None:
+        write_model(folder, step)
+        save_file({"w": ones(1)}, Path(folder) / "model/huggingface/model.safetensors")
+
+    keeper = BestKeeper(config, 0)
+    with saving.Saver(config, write) as saver:
+        for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
+            keeper.validated(step, {"val_loss": loss})
+            saver.save(step)
+    export_at_end(config)
+    assert json.loads((config.run.dir / "export" / "config.json").read_text())["step"] == 20
+
+
+def test_a_curriculum_belongs_to_the_run(tmp_path: Path):
+    def rl(*settings: str) -> RlConfig:
+        here = (f"run.root={tmp_path}", "checkpoint.every_steps=10")
+        return load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", [*here, *settings])
+
+    def saved_by(config: RlConfig) -> None:
+        with saving.Saver(config, write_model) as saver:
+            saver.save(10)
+
+    for before, after, said in (
+        ((), ("data.curriculum=0.125",), "data.curriculum was 'off', now 'solve_rate'"),
+        (("data.curriculum=0.125",), (), "data.curriculum was 'solve_rate', now 'off'"),
+    ):
+        saved_by(rl(*before))
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.find_resume(rl(*after))
+    saved_by(rl("data.curriculum=0.125"))
+    assert checkpoint.find_resume(rl("data.curriculum=0.5")) is not None

@@ -1,0 +1,57 @@
+"""One writer of a run's folder, and files that are whole or not there."""
+
+import fcntl
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.run.folder import is_locked, lock_run, replacing, require_free, write_whole
+
+
+def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
+    path = tmp_path / "state.json"
+    write_whole(path, "old")
+    with pytest.raises(KeyError), replacing(path) as draft:
+        draft.write_text("half of the n")
+        raise KeyError("step")
+    assert path.read_text() == "old"
+    assert [child.name for child in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_bytes_are_on_disk_before_the_name_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, synced = tmp_path / "deep" / "state.json", []
+    fsync = os.fsync
+
+    def look(file: int) -> None:
+        fsync(file)
+        synced.append((Path(os.readlink(f"/proc/self/fd/{file}")).read_text(), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_whole(path, "new")
+    assert synced == [("new", False)]
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644, "others may read what a run leaves"
+
+
+def test_a_run_that_is_ending_does_not_refuse_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held = lock_run(tmp_path / "run")
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", lambda seconds: (slept.append(seconds), len(slept) == 3 and held.close()))
+    require_free(tmp_path / "run")
+    assert len(slept) == 3
+    require_free(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path):
+    """`retool runs` and `watch` ask for a shared lock for a moment."""
+    (tmp_path / ".lock").touch()
+    looking = (tmp_path / ".lock").open("rb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.01, looking.close).start()
+    with lock_run(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)

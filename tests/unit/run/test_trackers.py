@@ -1,0 +1,194 @@
+"""Trackers by their own libraries: what each keeps of a run that resumes, and that none ends it."""
+
+import importlib.util
+import io
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from retool_mcore.config import EvaluationConfig, SftConfig, load_config, load_evaluation
+from retool_mcore.errors import ConfigError
+from retool_mcore.evaluate import cases
+from retool_mcore.evaluate.defaults import default_config
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.preflight.machine import settings
+from retool_mcore.run import trackers
+from retool_mcore.run.metrics import MetricWriter, read_metrics
+from retool_mcore.run.status import notes, notes_on
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
+SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
+
+
+def run_in(folder: Path, *names: str) -> SftConfig:
+    """A run whose folder is ``folder``, with these trackers, or the default ones."""
+    chosen = [f"run.trackers={json.dumps(names)}"] if names else []
+    return load_config(SftConfig, SFT, [f"run.root={folder.parent}", f"run.name={folder.name}", *chosen])
+
+
+def three_steps_and_a_resume(config: SftConfig) -> None:
+    """Steps 1 to 3, then from the checkpoint of step 2 the steps 3 and 4."""
+    for resumed, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        writer = MetricWriter(config, resumed_step=resumed)
+        for step in steps:
+            writer.write(step, {"loss": 10.0 * resumed + step, "val/mean@8": float("nan")})
+        writer.close()
+        time.sleep(1.1)  # wandb and SwanLab name a start's folder by the second
+    rows = read_metrics(config.run.dir / "metrics.jsonl")
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 1.0), (2, 2.0), (3, 23.0), (4, 24.0)]
+
+
+class Fake(trackers.Library):
+    """A library that holds what it was given, and whose third step fails."""
+
+    name = "wandb"
+    opened: list[str]
+    logged: list[int]
+
+    def open(self, start: trackers.Start, known: str) -> str:
+        self.opened.append(known)
+        return known or f"id{len(self.opened)}"
+
+    def write(self, row: Mapping[str, float], step: int, traces: Sequence[trackers.Trace]) -> None:
+        self.logged.append(step)
+        if step == 3:
+            raise OSError("the network is gone")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+    monkeypatch.setitem(trackers.LIBRARIES, "wandb", Fake)
+    Fake.opened, Fake.logged = [], []
+    return Fake
+
+
+def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, fake: type[Fake], caplog: Any):
+    said = io.StringIO()
+    with notes_on(Console(file=said)):
+        writer = MetricWriter(run_in(tmp_path, "wandb", "tensorboard"), resumed_step=0)
+        for step in range(1, 6):
+            writer.write(step, {"loss": 1.0})
+        writer.close()
+    notes.warning("after the run, to nobody")
+    assert fake.logged == [1, 2, 3]
+    assert said.getvalue() == (
+        "note: the tracker wandb failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It "
+        "said: the network is gone\n"
+    )
+    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert [each.getMessage() for each in told] == ["tracker wandb"]
+    assert told[0].exc_info is not None and "the network is gone" in str(told[0].exc_info[1])
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    def refuse(start: trackers.Start) -> trackers.Tracker:
+        raise RuntimeError("no key")
+
+    monkeypatch.setitem(trackers.LIBRARIES, "swanlab", refuse)
+    writer = MetricWriter(run_in(tmp_path, "swanlab"), resumed_step=0)
+    writer.write(1, {"loss": 1.0})
+    writer.close()
+    told = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert [level for level, words in told if "tracker swanlab" in words] == ["ERROR", "WARNING"]
+    assert told[1][1].endswith("It said: no key"), "to the user"
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_a_run_that_starts_over_begins_another(tmp_path: Path, fake: type[Fake]):
+    for resumed in (0, 2, 0):
+        MetricWriter(run_in(tmp_path, "wandb"), resumed_step=resumed).close()
+    assert fake.opened == ["", "id1", ""]
+
+
+def test_no_tracker_at_all_leaves_the_metrics_file(tmp_path: Path):
+    config = load_config(
+        SftConfig, SFT, [f"run.root={tmp_path.parent}", f"run.name={tmp_path.name}", "run.trackers=[]"]
+    )
+    trackers.check_trackers(config)
+    three_steps_and_a_resume(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
+def test_what_is_not_installed_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """Also where a folder of that name lies in the working directory: Python finds that one."""
+    for found in (None, SimpleNamespace(origin=None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        first = next(settings(run_in(tmp_path, name), get_platform("cpu")))
+        assert first.severity == "missing" and f'names "{name}"' in first.text
+        assert f"pip install 'retool_mcore[{name}]'" in first.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "lacks"),
+    [
+        ({}, {}, True),
+        ({"WANDB_MODE": "offline"}, {}, False),
+        ({"WANDB_MODE": "online"}, {}, True),
+        ({"WANDB_API_KEY": "k"}, {}, False),
+        ({}, {".netrc": "machine api.wandb.ai login user password k\n"}, False),
+        ({}, {".netrc": "machine example.org login user password k\n"}, True),
+        ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine api.wandb.ai login user password k\n"}, True),
+        ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine example.org login user password k\n"}, False),
+    ],
+)
+def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], files: dict[str, str], lacks: bool
+):
+    pytest.importorskip("wandb")
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
+        monkeypatch.delenv(name)
+    for name, value in ({"HOME": str(tmp_path)} | environ).items():
+        monkeypatch.setenv(name, value)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    config = run_in(tmp_path / "run", "wandb")
+    if lacks:
+        with pytest.raises(ConfigError, match=r"no key .* is found .*wandb login.*WANDB_MODE=offline"):
+            trackers.check_trackers(config)
+    else:
+        trackers.check_trackers(config)
+
+
+def test_an_unknown_tracker_is_one_clear_error():
+    with pytest.raises(ConfigError, match="choose one of 'tensorboard', 'wandb', 'swanlab' or 'mlflow'"):
+        load_config(SftConfig, SFT, ['run.trackers=["comet"]'])
+
+
+def test_an_evaluation_logs_each_case_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config: EvaluationConfig = load_evaluation(RL)
+    report = {"scores": {"mean@2": 0.5}, "behavior": {"behavior/turns": 2.0}}
+    for name in ("base", "base", "tuned"):
+        cases._track(config, tmp_path, name, report)
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "report.json").write_text("{}")
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    found = {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+    assert found == {
+        "eval/base/mean@2": [(1, 0.5)],
+        "eval/base/behavior/turns": [(1, 2.0)],
+        "eval/tuned/mean@2": [(2, 0.5)],
+        "eval/tuned/behavior/turns": [(2, 2.0)],
+    }
+
+
+def test_an_evaluation_without_a_configuration_has_no_trackers():
+    assert default_config("owner/name", []).run.trackers == []

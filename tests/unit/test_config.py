@@ -1,0 +1,262 @@
+"""A configuration is strict, complete and says what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import Parallel, RlConfig, SftConfig, load_config, load_run
+from retool_mcore.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda p: p.name)
+def test_every_shipped_config_loads(path: Path):
+    kind = SftConfig if path.name.startswith("sft_") else RlConfig
+    assert load_config(kind, path).run.name == path.stem
+
+
+def test_overrides_are_typed_toml_and_bare_words_are_strings():
+    run = load_config(RlConfig, RL, ["train.steps=7", 'sandbox.where=["local"]', "run.name=other", "rollout.tools=[]"])
+    assert (run.train.steps, run.sandbox.where, run.run.name, run.rollout.tool) == (7, ["local"], "other", False)
+
+
+def test_resolved_config_reads_back_equal(tmp_path: Path):
+    run = load_config(RlConfig, RL, ["verl_overrides.trainer.balance_batch=false"])
+    copy = tmp_path / "config.toml"
+    copy.write_text(run.to_toml())
+    assert load_config(RlConfig, copy).model_dump() == run.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "message"),
+    [
+        (RL, "sandbox.sessions=1", "sandbox.sessions = 1 is below sandbox.workers = "),
+        (
+            RL,
+            "sandbox.sessions=95",
+            "sandbox.sessions = 95 per node is too few. Set at least 96: up to 96 trajectories are in flight",
+        ),
+        (
+            RL,
+            ("cluster.nodes=2", "rollout.agent_workers=3", "sandbox.sessions=63"),
+            "Set at least 64: up to 96 trajectories are in flight, each keeps its interpreter to its end, and rollout.",
+        ),
+        (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
+        (SFT, "train.steps=many", 'train.steps = "many": a whole number is needed'),
+        (SFT, "train.steps=0", "train.steps = 0: give more than 0"),
+        (SFT, "optim.lr=inf", "optim.lr = Infinity: a finite number is needed"),
+        (SFT, "run.platform=tpu", "run.platform = \"tpu\": choose one of 'cpu', 'cuda' or 'ascend'"),
+        (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
+        (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
+        (SFT, "data.max_length_tokens=999999", "does not fit a micro-batch"),
+        (SFT, "steps=3", "is not of the form section.key=value"),
+        (
+            RL,
+            "rollout.group_size=1",
+            'algorithm.name = "grpo" compares the responses to a prompt, and rollout.group_size = 1',
+        ),
+        (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
+        (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": choose one of 'grpo', 'ppo', 'rloo'"),
+        (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
+        (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
+        (RL, "validation.n=0", "validation.n = 0: give more than 0"),
+        (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
+        (
+            RL,
+            "reward.answer=[1.0, 2.0]",
+            "reward.answer = [1.0, 2.0]: the first number, for a right answer, must be above the",
+        ),
+        (
+            RL,
+            "reward.call_bonus=[-0.1, -0.6]",
+            "reward.call_bonus = [-0.1, -0.6]: the first number, per call, must be 0 or more",
+        ),
+        (RL, "reward.overlong_buffer_tokens=161", "is above rollout.max_response_tokens = 160"),
+        (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
+        (SFT, "parallel.vpp=2", "parallel.vpp = 2 divides pipeline stages, and parallel.pp = 1 has only one"),
+        (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
+        (RL, "experts.load_balancing={aux_loss=0.0}", "give more than 0"),
+        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "1 at most are allowed"),
+        (
+            SFT,
+            "memory.recompute=0",
+            'Unknown memory.recompute = 0. Choose one of "none", "selective", "full", "auto", or',
+        ),
+        (RL, "memory.recompute=all", 'Unknown memory.recompute = "all". Choose one of'),
+        (
+            RL,
+            ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
+            'algorithm.router_replay = "R2" replays the experts of the pass that',
+        ),
+        (
+            RL,
+            ("algorithm.router_replay=R3", "memory.recompute=auto"),
+            'algorithm.router_replay = "R3" cannot be combined with memory.recompute = "auto"',
+        ),
+        (
+            SFT,
+            ("memory.recompute=auto", "parallel.ep=2"),
+            "and parallel.ep = 2 sends tokens between ranks in each layer",
+        ),
+        (
+            RL,
+            ("memory.recompute=auto", "experts.load_balancing={global_aux_loss=0.1}"),
+            "and experts.load_balancing = {'global_aux_loss': 0.1} sends counts between ranks",
+        ),
+        (
+            RL,
+            ("algorithm.name=ppo", "algorithm.filter_groups=10", "rollout.group_size=1"),
+            "algorithm.filter_groups needs groups of several responses, and rollout.group_size = 1",
+        ),
+        (
+            RL,
+            ("cluster.gpus_per_node=7", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
+            "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 7 data-parallel",
+        ),
+        (
+            RL,  # the step's 96 responses do divide over 16
+            ("cluster.gpus_per_node=16", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
+            "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 16 data-parallel",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(path: Path, overrides: str | tuple[str, ...], message: str):
+    kind = SftConfig if path is SFT else RlConfig
+    with pytest.raises(ConfigError) as caught:
+        load_config(kind, path, [overrides] if isinstance(overrides, str) else overrides)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value) or "command line" in str(caught.value) or "section.key=" in str(caught.value)
+
+
+def test_what_those_rules_allow_loads():
+    """So that none of them refuses more than it says."""
+    fused = ("memory.fused_cross_entropy=true", "parallel.tp=2")
+    assert load_config(SftConfig, SFT, fused).dp == 1
+    assert load_config(SftConfig, SFT, ["parallel.vpp=2", "parallel.pp=2"]).dp == 1
+    assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
+    whole = load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2", "parallel.etp=1"]).parallel
+    assert (whole.expert_tp, Parallel(tp=2).expert_tp) == (1, 2), "over the ranks of tp, too; as tp where it is not set"
+    with pytest.raises(ConfigError, match=r"etp \* ep = 2 \* 2 = 4 does not divide the 2 ranks"):
+        load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2"])
+    aux = ("memory.recompute=auto", "experts.load_balancing={aux_loss=0.1}")
+    assert load_config(SftConfig, SFT, aux).experts.load_balancing == {"aux_loss": 0.1}
+    assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1
+    full = load_config(SftConfig, SFT, ["memory.recompute=2"])
+    assert full.memory.recomputes_layers and full.memory.recomputed_layers == 2
+    assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1
+    assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
+
+
+def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
+    rollout = ["rollout.group_size=6", "rollout.temperature=0.7"]
+    alike = load_config(RlConfig, RL, rollout).validation
+    assert (alike.n, alike.temperature, alike.top_p) == (6, 0.7, 1.0)
+    own = load_config(RlConfig, RL, [*rollout, "validation.n=30", "validation.temperature=0", "validation.top_p=0.6"])
+    assert (own.validation.n, own.validation.temperature, own.validation.top_p) == (30, 0.0, 0.6)
+    assert (own.rollout.group_size, own.rollout.temperature, own.rollout.top_p) == (6, 0.7, 1.0)
+    assert load_config(RlConfig, RL, ["validation.every=0"]).validation.temperature == 1.0, "[rollout]'s default"
+
+
+def test_training_samples_from_all_tokens():
+    with pytest.raises(ConfigError, match=r"rollout.top_p = 0.9 is below 1: training has to sample from all tokens"):
+        load_config(RlConfig, RL, ["rollout.top_p=0.9", "validation.top_p=1.0"])
+
+
+def test_shaping_that_cannot_shape_is_refused():
+    with pytest.raises(ConfigError, match=r"with rollout.tools = \[\] there are none"):
+        load_config(RlConfig, RL, ["reward.call_bonus=[0.1, -0.6]", "rollout.tools=[]"])
+    with pytest.raises(ConfigError, match=r"with rollout.tools = \[\] there are none"):
+        load_config(RlConfig, RL, ['reward.require=["format"]', "rollout.tools=[]"])
+    for cap in (-1.0, 1.0):
+        with pytest.raises(
+            ConfigError, match=rf"reward.call_bonus = \[0.1, {cap}\]: the second number, .* must be between the two"
+        ):
+            load_config(RlConfig, RL, [f"reward.call_bonus=[0.1, {cap}]"])
+
+
+def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load_config(SftConfig, tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match=r"rl_tiny_gpu\.toml: .*; did you mean .*configs/rl_tiny_cpu\.toml\?"):
+        load_config(RlConfig, RL.with_name("rl_tiny_gpu.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(SftConfig, broken)
+    broken.write_text("")
+    with pytest.raises(ConfigError, match=r"broken\.toml has no settings\. Start from a file of configs/"):
+        load_config(RlConfig, broken)
+
+
+def test_a_file_of_the_other_kind_names_the_command_that_takes_it():
+    with pytest.raises(ConfigError, match=rf"is an SFT config.*`retool sft {SFT}`\?$"):
+        load_config(RlConfig, SFT)
+    with pytest.raises(ConfigError, match=rf"is an RL config.*`retool rl {RL}`\?$"):
+        load_config(SftConfig, RL)
+
+
+def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path):
+    marked = tmp_path / "run.toml"
+    marked.write_bytes(b"\xef\xbb\xbf" + RL.read_bytes())
+    assert load_config(RlConfig, marked).train == load_config(RlConfig, RL).train
+    assert isinstance(load_run(marked), RlConfig)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[run]\nname = 'a'\n".encode("utf-16"), "is not TOML: it is UTF-16. Save it as UTF-8"),
+        (b'{"run": {"name": "a"}}', "is not TOML: it is JSON. A run file has sections"),
+        (b"#!/bin/bash\npython3 -m verl.trainer.main_ppo\n", "is not TOML: it is a script or YAML. .* from-verl"),
+        (b"\x7fELF\0\0", "is not TOML: it is a binary file"),
+    ],
+)
+def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, content: bytes, told: str):
+    file = tmp_path / "run"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=told):
+        load_config(RlConfig, file)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optim.lr=200", "optim.lr = 200: give at most 1 (command line)."),
+        ("train.steps='5'", 'train.steps = "5": a whole number is needed, without quotes (command line).'),
+        ("optim.lr='x'", 'optim.lr = "x": a number is needed, without quotes (command line).'),
+        ("validation.before=1", "validation.before = 1: true or false is needed, without quotes (command line)."),
+        ("run.name=5", 'run.name = 5: a string is needed, in quotes: "..." (command line).'),
+        ("train.steps=0", "train.steps = 0: give more than 0 (command line)."),
+        ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
+        ("algorithm.name=gae", 'algorithm.name = "gae" is verl\'s name. Write algorithm.name = "ppo" (command line).'),
+        ("checkpoint.resume=True", "checkpoint.resume=True: True is Python, not TOML. Write true."),
+        ("validation.before=False", "validation.before=False: False is Python, not TOML. Write false."),
+        ("checkpoint.resume=None", "checkpoint.resume=None: None is Python, not TOML. Leave the setting out instead."),
+    ],
+)
+def test_an_error_begins_with_the_problem_and_says_what_to_write(override: str, told: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, [override, "run.seed=1"])
+    assert str(caught.value) == told
+
+
+def test_the_origin_is_the_file_where_the_command_line_does_not_set_the_value(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text(RL.read_text(encoding="utf-8").replace("steps = ", "steps = -"), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, file, ["run.seed=1"])
+    assert str(caught.value).endswith(f"give more than 0 ({file}).") and "run.seed" not in str(caught.value)
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    run = load_config(RlConfig, RL, ["run.root=~/runs", 'validation.files=["~/data/a.parquet"]'])
+    assert (run.run.root, run.validation.files) == ("/home/me/runs", ["/home/me/data/a.parquet"])
+
+
+def test_at_most_ten_raw_verl_keys():
+    overrides = [f"verl_overrides.trainer.key{i}=1" for i in range(11)]
+    with pytest.raises(ConfigError, match="at most 10"):
+        load_config(RlConfig, RL, overrides)

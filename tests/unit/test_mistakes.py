@@ -1,0 +1,199 @@
+"""Mistakes on the command line: each is one line with the value, the rule and what to do."""
+
+import json
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors import SafetensorError
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.run.folder import lock_run
+
+ROOT = Path(__file__).parents[2]
+RL = ROOT / "configs/rl_tiny_cpu.toml"
+GSM8K = ROOT / "tests/data/samples/gsm8k_60.jsonl"
+RUN = ROOT / "tests/report/view/run"
+EVAL = f"eval --endpoint http://127.0.0.1:9/v1 --model m --data {GSM8K} --limit 1"
+
+
+@pytest.fixture(autouse=True)
+def no_stage_lasts(monkeypatch: pytest.MonkeyPatch):
+    """What a stage says in a log once it has lasted is tests/e2e/test_status.py's."""
+    monkeypatch.setattr("retool_mcore.run.status.LASTED_S", 600.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("mistakes")
+    (made / "file").write_text("")
+    (made / "m.gguf").write_bytes(b"GGUF")
+    (made / "ok.jsonl").write_text(json.dumps({"response": "\\\\boxed{3}", "answer": "3"}) + "\n")
+    shutil.copy(GSM8K, made / "mine.jsonl")
+    for name in ("a", "b"):
+        shutil.copy(GSM8K, made / f"{name}.parquet")
+    (made / "loop.toml").symlink_to("loop.toml")
+    (made / "empty").mkdir()
+    pq.write_table(
+        pa.table({"response": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), made / "none.parquet"
+    )
+    pq.write_table(pa.table({"response": ["\\boxed{3}"]}), made / "other.parquet")
+    (made / "cut.parquet").write_bytes((made / "other.parquet").read_bytes()[:-20])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            f"get train.steps=2 {RL}",
+            "train.steps=2: No such file or directory. The run file comes first, then the ",
+        ),
+        ("get here.toml run.name", "No such file or directory. Name a TOML file, such as configs/rl_tiny_cpu.toml."),
+        (
+            "get . run.name",
+            "cannot read the configuration .: Is a directory. Name one of its files, such as loop.tom",
+        ),
+        (f"get {RL} run.name train.step=2", "train.step is not a setting; did you mean train.steps?"),
+        (
+            f"get {RL} run.name actor_rollout_ref.actor.optim.lr=1e-6",
+            "actor_rollout_ref.actor.optim.lr is verl's name. Write optim.lr=1e-6",
+        ),
+        (f"get {RL} run.name data.train_batch_size=8", "verl's name. Write train.prompts_per_step=8"),
+        (f"get {RL} run.name trainer.total_epochs=3", "is a key of verl: train.steps counts steps."),
+        (f"get {RL} run.name optimizer.lr=2", "optimizer is not a setting; did you mean optim?"),
+        (
+            f"get {RL} run.name validation.files=[a/b.parquet]",
+            "In a shell, quote it: 'validation.files=[\"...\"]' (command line).",
+        ),
+        (
+            f"eval {RL} --model m.gguf --data mine.jsonl",
+            "m.gguf is a GGUF file, and a model is a folder here. Make one of it: `retool data model m.gguf m`.",
+        ),
+        ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: .parquet is written here, by the end of the name."),
+        ("data sft mine.jsonl --out out", "--out out: .parquet is written here, by the end of the name. Name out.parq"),
+        ("data mix a.parquet b.parquet=2 --out b.parquet", "--out b.parquet is what is read, and would be overwritten"),
+        (
+            "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",
+            "mine.jsonl: no problem is in part sft with --",
+        ),
+        ("data fetch here --local nowhere --only openai/gsm8k", "(neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
+        ("data lint mine.jsonl --model runs/no/export", "model.path = 'runs/no/export' does not exist. Make it first"),
+        ("data task file", "file: the task cannot be written there: it is a file, or in one. Name a folder."),
+        (
+            f"view {RUN} --out page.pdf",
+            "--out page.pdf: .html is written here, by the end of the name. Name page.pdf.html",
+        ),
+        ("watch file", "file is not a run's folder: it is a file."),
+        ("export nothere --to out", "nothere holds no complete checkpoint: there is no such folder."),
+        ("quickstart --root file", "configs/sft_tiny_cpu.toml is not here."),
+        (f"{EVAL} --out file", "a folder was to be there, and it is a file (file). Name another place."),
+        (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Name a shorter one."),
+        ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
+        (
+            f"eval {RL} --model no/x/export --data {GSM8K}",
+            "is no model directory: no/x/export/config.json cannot be read: No su",
+        ),
+        (
+            f"{EVAL} --protocol hermess",
+            "rollout.protocol = 'hermess' is none of hermes, qwen3_coder, retool, llama3, mis",
+        ),
+        (
+            "eval --url http://127.0.0.1:9 --model m --data mine.jsonl --protocol hermess",
+            "rollout.protocol = 'hermess' i",
+        ),
+        (
+            f"get {RL} run.name run.name=../up",
+            'run.name = "../up": it must have only letters, digits, ".", "_" and "-",',
+        ),
+        (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it must have only letters, digits, ".", "_" and "-", '),
+        (f"get {RL} run.name run.name=größe", "begin with a letter or a digit (command line)."),
+        (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
+        (
+            "data protocol empty",
+            "empty has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside the",
+        ),
+        ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
+        ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),
+        ("score a.parquet --out s.jsonl", "a.parquet: not a whole parquet file: "),
+        ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
+        ("data task file/in", "file/in: the task cannot be written there: it is a file, or in one. Name a folder."),
+        ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    spelt = [word.replace("&&&", "\n").replace("&", " ") for word in words.split()]
+    done = CliRunner().invoke(all_commands(), spelt)
+    assert done.exit_code == 2, done.exception or done.output
+    assert told in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert "━" not in done.stdout, "a bar of nothing stands before it"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("sandbox serve --port 99999", "'--port'"),
+        ("sandbox serve --workers 0", "'--workers'"),
+        ("score ok.jsonl --out s.jsonl --timeout-s -1", "'--timeout-s'"),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_its_option(
+    words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(all_commands(), words.split())
+    assert done.exit_code == 2 and f"Invalid value for {told}" in done.stderr, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (f"{RL} rl", f"The command comes first: retool rl {RL}"),
+        (f"get {RL} --train.steps=3", "No such option: --train.steps. A setting has no dashes: train.steps=VALUE"),
+    ],
+)
+def test_words_in_the_wrong_place_are_told_theirs(words: str, told: str):
+    done = CliRunner().invoke(all_commands(), words.split(), prog_name="retool")
+    assert done.exit_code == 2 and told in done.stderr, done.output
+
+
+def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    rows = [{"response": "\\boxed{3}", "answer": "3"}, {"response": "4", "answer": "3"}]
+    pq.write_table(pa.Table.from_pylist([row | {"when": datetime(2026, 1, 2)} for row in rows]), "two.parquet")
+    done = CliRunner().invoke(all_commands(), ["score", "two.parquet", "--out", "scored.jsonl"])
+    assert done.exit_code == 0, done.exception or done.output
+    scored = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
+    assert [(row["correct"], row["when"]) for row in scored] == [
+        (True, "2026-01-02 00:00:00"),
+        (False, "2026-01-02 00:00:00"),
+    ]
+
+
+@pytest.mark.parametrize(("command", "config"), [("sft", "sft_tiny_cpu"), ("rl", "rl_tiny_cpu")])
+def test_a_second_start_is_told_at_once_that_the_folder_is_in_use(command: str, config: str, tmp_path: Path):
+    """Nothing else was looked at before, and no process started."""
+    argv = [command, str(ROOT / "configs" / f"{config}.toml"), f"run.root={tmp_path}", "run.name=mine"]
+    with lock_run(tmp_path / "mine"):
+        done = CliRunner().invoke(all_commands(), argv)
+    assert done.exit_code == 2, done.exception or done.output
+    assert done.stderr.startswith(f"error: {tmp_path}/mine is in use by process {os.getpid()} on ")
+    assert done.stderr.endswith("Wait for it, stop it, or set another run.name.\n") and done.stderr.count("\n") == 1
+
+
+def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("retool_mcore.data.tasks.write_model", full)
+    done = CliRunner().invoke(all_commands(), ["data", "task", str(tmp_path / "made")])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
+    assert done.stderr.startswith("error: no space is left. What was complete before is kept; free some")

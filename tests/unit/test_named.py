@@ -1,0 +1,53 @@
+"""Objects of a user's own, named in a configuration: found in the working folder, or one error."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config.named import load_named
+from retool_mcore.errors import ConfigError
+
+CONFIG = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine_named.py").write_text("def score(response):\n    return 1.0\n", encoding="utf-8")
+    (tmp_path / "broken_named.py").write_text("1 / 0\n", encoding="utf-8")
+    (tmp_path / "needs_named.py").write_text("import no_such_package_named\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return tmp_path
+
+
+def test_a_module_of_the_working_folder_is_found(here: Path):
+    assert load_named("reward.function", "mine_named:score")(None) == 1.0
+    sys.modules.pop("mine_named")
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("mine_named.score", "is not of the form"),
+        ("absent_named.rewards:score", "there is no module absent_named"),
+        ("mine_named:other", "mine_named.py has no name other"),
+        ("broken_named:score", "importing broken_named fails with ZeroDivisionError"),
+        ("needs_named:score", "imports no_such_package_named, which is not installed"),
+    ],
+)
+def test_what_is_not_there_is_one_error(here: Path, path: str, told: str):
+    with pytest.raises(ConfigError) as error:
+        load_named("reward.function", path)
+    assert told in str(error.value) and f'reward.function = "{path}"' in str(error.value)
+    sys.modules.pop("mine_named", None)
+
+
+def test_a_function_of_ones_own_leaves_no_other_part_of_the_reward_in_force(tmp_path: Path):
+    function = "reward.function=mine:score"
+    config = load_config(RlConfig, CONFIG, [function, "reward.workers=2", "reward.timeout_s=3"])
+    assert config.reward.function == "mine:score"
+    for other in ("answer=[2.0, -1.0]", "call_bonus=[0.1, -0.6]", 'require=["format"]'):
+        with pytest.raises(ConfigError, match=f"so reward.{other.partition('=')[0]} = .* would do nothing"):
+            load_config(RlConfig, CONFIG, [function, f"reward.{other}"])

@@ -1,0 +1,109 @@
+"""The ranks of SFT touch nothing of a run before the first of them holds it."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from torch._C._distributed_c10d import HashStore
+
+from retool_mcore.cli.common import guarded
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.errors import EXIT_RETRYABLE, ConfigError
+from retool_mcore.run.folder import lock_run
+from retool_mcore.train import sft
+from retool_mcore.train.ranks import RankLost, held_by_first, told_as_lost
+
+SFT = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
+
+
+def test_every_rank_is_told_who_holds_the_run(tmp_path: Path):
+    store = HashStore()
+    with lock_run(tmp_path / "run"):
+        for rank in (0, 1):
+            with (
+                pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} on "),
+                held_by_first(store, rank, tmp_path / "run"),
+            ):
+                pytest.fail("it went on")
+
+
+def test_the_other_ranks_wait_for_the_first(tmp_path: Path):
+    store, went_on = HashStore(), threading.Event()
+
+    def second() -> None:
+        with held_by_first(store, 1, tmp_path):
+            went_on.set()
+
+    thread = threading.Thread(target=second, daemon=True)
+    thread.start()
+    assert not went_on.wait(0.3)
+    with held_by_first(store, 0, tmp_path):
+        assert went_on.wait(10)
+    thread.join()
+
+
+def test_a_second_start_does_not_write_to_the_logs_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.train import sft
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(HashStore(), 0, 2)]))
+    monkeypatch.setattr(sft, "die_with_parent", lambda: None)
+    config = load_config(SftConfig, SFT, [f"run.root={tmp_path}", "cluster.gpus_per_node=2"])
+    with lock_run(config.run.dir), pytest.raises(ConfigError, match="is in use by process"):
+        sft.train(config)
+    assert [path.name for path in config.run.dir.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"),
+        dist.DistNetworkError("failed to recv, got 0 bytes. Connection was likely closed."),
+    ],
+)
+def test_a_lost_rank_can_be_started_again(error: RuntimeError):
+    """launch/nodes.sh starts again what ends with this code, and not what ends with 2."""
+
+    @guarded
+    def rank() -> None:
+        with told_as_lost():
+            raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        rank()
+    assert ended.value.exit_code == EXIT_RETRYABLE
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="shape"), told_as_lost():
+        raise RuntimeError("shape mismatch")
+    assert not isinstance(RuntimeError("shape"), RankLost)
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "watched"), [(0, 0, [0]), (1, 1, []), (2, 0, [2]), (3, 1, [])])
+def test_the_first_rank_of_each_node_has_a_watchdog(
+    rank: int, local_rank: int, watched: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Two nodes of two ranks. Where the network is gone, node 0 ends nobody on the other."""
+    found: list[int] = []
+
+    @contextmanager
+    def watchdog(config: object, terminal: object, rank: int) -> Iterator[None]:
+        found.append(rank)
+        yield
+
+    for name in ("checkpoint", "dist", "write_environment", "alive", "export_at_end", "_loop", "_require_equal_nodes"):
+        monkeypatch.setattr(sft, name, mock.MagicMock())
+    for name, lines in (("keeps_nothing", ""), ("closing_lines", [])):
+        monkeypatch.setattr(sft, name, lambda config, lines=lines: lines)
+    monkeypatch.setattr(sft, "Watchdog", watchdog)
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    sft._run(mock.MagicMock(), mock.MagicMock(), rank, Console())
+    assert found == watched

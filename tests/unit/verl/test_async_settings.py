@@ -1,0 +1,106 @@
+"""Modes that sample ahead: which settings go together, and what verl's trainer is told."""
+
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.cuda import platform as cuda
+from retool_mcore.verl.keys.ppo import check_ppo_tree, ppo_keys, ppo_tree
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+CONFIGS = Path(__file__).parents[3] / "configs"
+TINY, LARGE = "rl_tiny_cpu", "rl_qwen2.5_7b_h200x8"
+ASYNC = ("train.mode=async", "rollout.gpus=1", "cluster.gpus_per_node=2")
+
+
+def rl(name: str, *settings: str) -> RlConfig:
+    return load_config(RlConfig, CONFIGS / f"{name}.toml", settings)
+
+
+def keys(config: RlConfig) -> dict[str, object]:
+    return ppo_keys(config, get_platform(config.run.platform))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("train.mode=async",), 'train.mode = "async" and rollout.gpus = 0 exclude each other'),
+        (("rollout.gpus=1", "cluster.gpus_per_node=2"), 'train.mode = "sync" and rollout.gpus = 1 exclude each other'),
+        ((*ASYNC, "rollout.gpus=2"), "rollout.gpus = 2 leaves no GPU for training: [cluster] has 2 (1 nodes x 2). Low"),
+        ((*ASYNC, "parallel.tp=2"), "= 2 does not divide the 1 GPUs of [cluster] (1 nodes x 2 less 1 of rollout.gpus)"),
+        ((*ASYNC, "rollout.engine_tp=2"), "rollout.engine_tp = 2 does not divide the 1 GPUs that serve rollouts"),
+        ((*ASYNC, "cluster.nodes=3"), "rollout.gpus = 1 is not a multiple of cluster.gpus_per_node = 2. With 3 nodes"),
+        ((*ASYNC, "train.prefetch_batches=2.5", "train.max_staleness={drop=2}"), "train.prefetch_batches = 2.5 starts"),
+        (("train.mode=partial_rollout", "train.prefetch_batches=8.0"), "train.max_staleness = 7 steps before they"),
+        ((*ASYNC, "train.max_staleness={drop=0}"), "give more than 0"),
+        ((*ASYNC, "train.max_staleness={keep=7}"), "choose one of 'drop' or 'wait'"),
+        ((*ASYNC, "train.max_staleness={drop=7, wait=7}"), "1 at most are allowed"),
+    ],
+)
+def test_what_does_not_go_together_is_one_clear_error(settings: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError) as caught:
+        rl(TINY, *settings)
+    assert message in str(caught.value)
+
+
+def test_one_node_is_divided_and_several_nodes_are_dealt_whole():
+    one = rl(LARGE, "train.mode=async", "rollout.gpus=2", "parallel.tp=2", "parallel.cp=3")
+    assert (one.dp, one.train_gpus()) == (1, 6)
+    found = keys(one)
+    assert (found["trainer.nnodes"], found["trainer.n_gpus_per_node"]) == (1, 6)
+    rollout = "actor_rollout_ref.rollout."
+    assert (found[rollout + "nnodes"], found[rollout + "n_gpus_per_node"]) == (1, 2)
+    four = rl(LARGE, "train.mode=async", "rollout.gpus=24", "cluster.nodes=4")
+    found = keys(four)
+    assert four.train_gpus() == 8
+    assert (found["trainer.nnodes"], found["trainer.n_gpus_per_node"]) == (1, 8)
+    assert (found[rollout + "nnodes"], found[rollout + "n_gpus_per_node"]) == (3, 8)
+
+
+def test_verl_accepts_the_tree_and_counts_versions_and_updates():
+    settings = (*ASYNC, "train.mini_batch_prompts=4", "train.max_staleness={wait=1}")
+    config = rl(TINY, *settings, "train.prefetch_batches=0.5")
+    tree = ppo_tree(config, get_platform("cpu"))
+    check_ppo_tree(tree)
+    assert tree.trainer.v1.trainer_mode == "retool_async"
+    assert tree.trainer.v1.separate_async.num_warmup_batches == 0.5
+    assert tree.trainer.v1.separate_async.parameter_sync_step == 3, "12 prompts a step, 4 an update"
+    sampler = tree.trainer.v1.sampler
+    assert (sampler.max_off_policy_threshold, sampler.max_off_policy_strategy) == (2, "wait")
+    assert sampler.custom_sampler.name == "AsyncReplay"
+    assert tree.actor_rollout_ref.rollout.checkpoint_engine.backend == "tcp"
+    assert not tree.actor_rollout_ref.hybrid_engine
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        (("train.max_staleness={drop=1}",), 2),
+        (("train.max_staleness={wait=1}",), 2),
+        (("train.max_staleness={wait=3}", "train.prefetch_batches=1.5"), 3),
+        (("train.max_staleness={wait=3}", "train.prefetch_batches=3.0"), 2),
+        (("train.max_staleness={drop=3}", "train.prefetch_batches=3.0"), 4),
+    ],
+)
+def test_waiting_starts_early_enough_for_the_batches_in_front(settings: tuple[str, ...], limit: int):
+    assert keys(rl(TINY, *ASYNC, *settings))["trainer.v1.sampler.max_off_policy_threshold"] == limit
+
+
+def test_other_modes_keep_verls_own_bound_and_transport():
+    tree = ppo_tree(rl(TINY), get_platform("cpu"))
+    assert tree.trainer.v1.sampler.max_off_policy_threshold == 8
+    assert tree.actor_rollout_ref.rollout.checkpoint_engine.backend == "naive"
+    assert tree.actor_rollout_ref.hybrid_engine
+
+
+def test_cuda_says_what_its_transport_needs(monkeypatch: pytest.MonkeyPatch):
+    config = rl(LARGE, "train.mode=async", "rollout.gpus=4")
+    monkeypatch.setattr(cuda, "CUPY", "a_package_that_is_not_there")
+    with pytest.raises(PlatformError, match=r'train\.mode = "async" sends weights with verl.s "nccl" engine'):
+        get_platform("cuda").check_settings(config)
+    monkeypatch.setattr(cuda, "CUPY", "json")
+    get_platform("cuda").check_settings(config)
+    assert keys(config)["actor_rollout_ref.rollout.checkpoint_engine.backend"] == "nccl"

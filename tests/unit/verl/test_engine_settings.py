@@ -1,0 +1,151 @@
+"""rollout.precision and rollout.engine_args: what an engine gets, and what is refused."""
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retool_mcore.config import EvaluationConfig, RlConfig, load_config, load_evaluation
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.base import sglang_options
+from retool_mcore.verl.keys.ppo import ppo_tree
+from retool_mcore.verl.keys.rollout import check_engine_args, engine_args
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+H200 = CONFIGS / "rl_qwen2.5_7b_h200x8.toml"
+FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
+CACHE = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """verl's adapter of an engine in FP8, as a worker with an actor makes it."""
+    from verl.workers.config import HFModelConfig, RolloutConfig
+    from verl.workers.rollout.base import get_rollout_class
+
+    write_model(tmp_path / "model", build_tokenizer(tokenizer_rows()), seed=0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "1")
+    shared = HFModelConfig(path=str(tmp_path / "model"))
+    return get_rollout_class("sglang")(RolloutConfig(name="sglang", quantization="fp8"), shared, None)
+
+
+def worker_with(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our actor's worker after ``init_model``, of which verl's part has made only the adapter."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from retool_mcore.verl.workers import SavingActorWorker
+
+    worker = object.__new__(SavingActorWorker)
+    worker.actor = None
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: setattr(self, "rollout", adapter))
+    worker.init_model()
+    return worker
+
+
+def test_an_export_of_the_actor_claims_no_fp8(adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    actors = adapter.model_config
+    actors.hf_config.save_pretrained(tmp_path / "before")
+    assert "quantization_config" in json.loads((tmp_path / "before" / "config.json").read_text()), "verl shares it"
+    worker_with(adapter, monkeypatch)
+    actors.hf_config.save_pretrained(tmp_path / "export")
+    assert "quantization_config" not in json.loads((tmp_path / "export" / "config.json").read_text())
+    assert adapter.model_config.hf_config.quantization_config["weight_block_size"] == [128, 128]
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (H200, FP8[:1], 'algorithm.importance_sampling = "off" does not correct'),
+        (H200, ("rollout.precision=fp4",), "rollout.precision"),
+        (H200, (*FP8, "rollout.engine_args={quantization='fp8'}"), "quantization: rollout.precision"),
+        (H200, CACHE[:1], 'rollout.kv_cache = "fp8" changes the engine\'s probabilities'),
+        (H200, ("rollout.kv_cache=fp8_e5m2",), "rollout.kv_cache"),
+        (H200, ("rollout.engine_args={kv_cache_dtype='fp8_e5m2'}",), "kv_cache_dtype: rollout.kv_cache"),
+        (H200, (*CACHE, "rollout.engine_args={quantization_param_path='s.json'}"), "path: rollout.kv_cache"),
+    ],
+)
+def test_what_cannot_work_is_refused(config: Path, settings: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError) as caught:
+        check_engine_args(load_config(RlConfig, config, settings), get_platform("cuda"))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"])
+def test_a_draft_model_is_refused_in_training_alone(algorithm: str):
+    """Nothing would ever give it weights there; `retool eval` reads them from disk."""
+    run = load_config(RlConfig, H200)
+    run.rollout.engine_args["speculative_algorithm"] = algorithm
+    with pytest.raises(ConfigError, match=rf'speculative_algorithm = "{algorithm}".*Use "NGRAM"'):
+        check_engine_args(run, get_platform("cuda"))
+    check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
+    run.rollout.engine_args.update(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)
+    check_engine_args(run, get_platform("cuda"))  # drafts of earlier text are allowed
+
+
+@pytest.mark.parametrize(("settings", "name"), [(FP8, "precision"), (CACHE, "kv_cache")])
+def test_a_cpu_has_no_fp8(settings: tuple[str, ...], name: str):
+    with pytest.raises(ConfigError, match=rf"rollout\.{name} = 'fp8' needs kernels of a GPU"):
+        get_platform("cpu").check_settings(load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", settings))
+
+
+def test_a_cache_in_fp8_is_an_argument_of_a_training_runs_server():
+    """As its command reads it, beside FP8 of its weights; an evaluation's own stays as it is."""
+    from sglang.srt.server_args import ServerArgs
+
+    cuda, parser = get_platform("cuda"), ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+
+    def cache_of(run: RlConfig | EvaluationConfig) -> str:
+        options = sglang_options(engine_args(run, cuda))
+        return parser.parse_known_args(["--model-path", "m", *options])[0].kv_cache_dtype
+
+    run = load_config(RlConfig, H200, (*CACHE, "rollout.precision=fp8"))
+    assert cache_of(run) == "fp8_e4m3"
+    assert cache_of(load_config(RlConfig, H200)) == "auto"
+    assert cache_of(EvaluationConfig.of(run)) == "auto"
+    rollout = ppo_tree(run, cuda).actor_rollout_ref.rollout
+    assert rollout.engine_kwargs.sglang.kv_cache_dtype == "fp8_e4m3" and rollout.quantization == "fp8"
+    evaluation = EvaluationConfig.of(run)
+    evaluation.rollout.engine_args["kv_cache_dtype"] = "fp8_e5m2"
+    assert cache_of(evaluation) == "fp8_e5m2"
+
+
+def test_an_evaluation_may_quantise_by_the_engines_own_argument():
+    run = load_config(RlConfig, H200)
+    run.rollout.engine_args["quantization"] = "fp8"
+    check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        ((), 512),
+        (("rollout.max_running_requests=300",), 300),
+        (("rollout.max_running_requests=256",), None),
+        (("rollout.max_running_requests=2048",), 512),
+        (("rollout.engine_args={cuda_graph_max_bs_decode=64}",), 64),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_decoding_of_all_requests_that_run_at_once_is_captured(words: tuple[str, ...], largest: int | None):
+    """SGLang by itself captures 256. An evaluation gets the same, the CPU's engine nothing."""
+    name = "cuda_graph_max_bs_decode"
+    config = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml", list(words))
+    evaluation = load_evaluation(CONFIGS / "rl_gsm8k_gpu1.toml", list(words))
+    assert engine_args(config, get_platform("cuda")).get(name) == largest
+    assert engine_args(evaluation, get_platform("cuda")).get(name) == largest
+    assert ("engine_args" in " ".join(words)) == (name in engine_args(config, get_platform("cpu")))
+
+
+def test_from_tp_4_on_sglang_captures_512_by_itself():
+    words = ["rollout.engine_tp=4", "cluster.gpus_per_node=4", "rollout.max_running_requests=512"]
+    config = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml", words)
+    assert "cuda_graph_max_bs_decode" not in engine_args(config, get_platform("cuda"))

@@ -1,0 +1,248 @@
+"""An engine that dies leaves routing and weight sync, comes back with the right weights, and is let
+in last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import RunError
+from retool_mcore.platforms.base import PLATFORM_ENV
+from tests.unit.verl.loss_scenario import RL
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+
+
+class Replica:
+    """An engine at an address; ``starts``: what each start of it again gives."""
+
+    def __init__(self, rank: int, *starts: Exception | None) -> None:
+        self.replica_rank, self.servers, self.starts = rank, [f"server {rank}"], list(starts)
+        self.server_handle, self.server_address = f"handle {rank}", f"address {rank}"
+
+    async def relaunch(self) -> None:
+        if (error := self.starts.pop(0)) is not None:
+            raise error
+        self.server_handle, self.server_address = f"new handle {self.replica_rank}", f"new address {self.replica_rank}"
+
+
+class Remote:
+    """Ray's call of a method, which notes what it was called with."""
+
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self._name, self._calls = name, calls
+
+    def remote(self, *given: Any) -> None:
+        self._calls.append((self._name, *given))
+
+
+def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[Replica], *, restarts: int) -> Any:
+    """One of three engines' trainers; ``calls`` is all that is done to them, in order."""
+    from retool_mcore.verl import engines
+
+    class Trainer(engines.EngineRestarts):
+        calls: list[Any]
+        on_sample_end = on_step_end = lambda self: None  # verl's trainers have them
+
+    monkeypatch.setattr(engines.ray, "get", lambda value: value)
+    trainer: Any = object.__new__(Trainer)
+    settings = [f"run.root={tmp_path}", f"train.max_engine_restarts={restarts}"]
+    trainer._run = load_config(RlConfig, RL, settings)
+    calls: list[Any] = []
+    balancer = SimpleNamespace(**{name: Remote(name, calls) for name in ("add_servers", "remove_servers")})
+    trainer.llm_server_manager = SimpleNamespace(
+        rollout_replicas=replicas,
+        server_handles=[each.server_handle for each in replicas],
+        server_addresses=[each.server_address for each in replicas],
+        global_load_balancer=balancer,
+    )
+    note = {name: Remote(name, calls).remote for name in ("remove_replicas", "add_replicas", "update_weights")}
+    plain = ("abort_replicas", "sleep_replicas", "resume_generation_replicas")
+    trainer.checkpoint_manager = SimpleNamespace(**note, **{name: Remote(name, calls).remote for name in plain})
+    trainer.actor_rollout_wg = SimpleNamespace(forget_engines=Remote("forget_engines", calls).remote)
+    trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="sglang")))
+    trainer._lost, trainer.engine_version, trainer.calls = [], 7, calls
+    return trainer
+
+
+def test_a_dead_engine_is_replaced_and_gets_requests_only_when_it_has_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from ray.exceptions import RayActorError
+
+    replicas = [Replica(0), Replica(1, None), Replica(2)]
+    trainer = trainer_of(tmp_path, monkeypatch, replicas, restarts=3)
+    dead = {"server 1"}
+    trainer._watch = SimpleNamespace(death=lambda servers: RayActorError() if dead & set(servers) else None)
+    trainer.replace_dead_engines()
+    assert trainer.calls == [
+        ("remove_servers", ["address 1"]),
+        ("remove_replicas", [replicas[1]]),
+        ("forget_engines",),
+        ("add_replicas", [replicas[1]]),
+        ("abort_replicas",),
+        ("sleep_replicas",),
+        ("update_weights", 7),
+        ("resume_generation_replicas",),
+        ("add_servers", {"new address 1": "new handle 1"}),
+    ]
+    manager = trainer.llm_server_manager
+    assert manager.server_handles == ["handle 0", "new handle 1", "handle 2"]
+    assert manager.server_addresses == ["address 0", "new address 1", "address 2"], "or its next death removes nothing"
+    assert trainer._lost == [] and trainer._restarts == 1
+
+
+def test_an_engine_that_is_lost_counts_once_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from ray.exceptions import RayActorError
+
+    trainer = trainer_of(tmp_path, monkeypatch, [Replica(0), Replica(1)], restarts=1)
+    trainer._watch = SimpleNamespace(death=lambda servers: RayActorError() if servers == ["server 0"] else None)
+    trainer.detach_dead_engines()
+    trainer.detach_dead_engines()
+    assert trainer._restarts == 1 and [call[0] for call in trainer.calls] == ["remove_servers", "remove_replicas"]
+
+
+def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from ray.exceptions import RayActorError
+
+    replicas = [Replica(0, None), Replica(1, RayActorError(), None)]
+    trainer = trainer_of(tmp_path, monkeypatch, replicas, restarts=1)
+    trainer._lost = list(replicas)
+    assert trainer.restart_lost_engines() == replicas
+    assert trainer._restarts == 1 and replicas[0].starts == replicas[1].starts == [], "each of them as often as needed"
+    trainer._lost = [Replica(2, RayActorError(), None)]
+    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 1 allows no restart"):
+        trainer.restart_lost_engines()
+
+
+@pytest.mark.parametrize(("ahead", "sent"), [(True, "start"), (False, "now")])
+def test_engines_of_their_own_get_the_weights_of_the_steps_start_and_the_actor_keeps_its_own(
+    ahead: bool, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """``weights``: the actor's, and the copies on the host by their number."""
+    from retool_mcore.verl.engines import DetachedEngineRestarts
+
+    trainer = trainer_of(tmp_path, monkeypatch, [], restarts=1)
+    weights: dict[Any, str] = {"actor": "now", 0: "start"}
+    told: list[tuple[int, str]] = []
+    trainer.actor_rollout_wg = SimpleNamespace(
+        save_model_to_cpu=lambda n: weights.update({n: weights["actor"]}),
+        restore_model_from_cpu=lambda n: weights.update(actor=weights[n]),
+        clear_cpu_model=weights.pop,
+    )
+    trainer.standalone_server_manager = None
+    trainer.standalone_checkpoint_manager = SimpleNamespace(
+        update_weights=lambda version: told.append((version, weights["actor"]))
+    )
+    trainer.actor_is_ahead = ahead
+    monkeypatch.setattr(type(trainer), "_managers", DetachedEngineRestarts._managers)
+    DetachedEngineRestarts._sync_all_engines(trainer)
+    assert told == [(7, sent)] and weights == {"actor": "now", 0: "start"}
+
+
+def test_the_servers_of_engines_that_start_again_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import workers
+
+    freed: list[str] = []
+    device = SimpleNamespace(empty_cache=lambda: freed.append("all"))
+    monkeypatch.setattr(workers, "get_torch_device", lambda: device)
+    worker: Any = object.__new__(workers.SavingActorWorker)
+    worker.actor, worker.rollout = SimpleNamespace(engine=SimpleNamespace()), SimpleNamespace(_engine="an old one")
+    worker.forget_engines()
+    assert freed == ["all"] and worker.rollout._engine is None
+
+
+def test_what_an_engine_is_quantized_to_is_not_told_of_the_actors_weights():
+    from retool_mcore.verl.workers import keep_quantization_to_engine
+
+    told = {"quant_method": "fp8"}
+    actors = SimpleNamespace(hf_config=SimpleNamespace(hidden_size=8, quantization_config=told))
+    adapter = SimpleNamespace(model_config=actors)
+    keep_quantization_to_engine(adapter)
+    assert not hasattr(actors.hf_config, "quantization_config") and actors.hf_config.hidden_size == 8
+    assert adapter.model_config.hf_config.quantization_config == told
+
+
+def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch: pytest.MonkeyPatch):
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from retool_mcore.verl.workers import SavingActorWorker
+
+    shared = SimpleNamespace(hf_config=SimpleNamespace(quantization_config={"quant_method": "fp8"}))
+
+    def build(worker: Any) -> None:
+        worker.rollout = SimpleNamespace(model_config=shared)
+
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", build)
+    worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = None
+    worker.init_model()
+    assert not hasattr(shared.hf_config, "quantization_config") and worker.rollout.model_config is not shared
+
+
+def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: pytest.MonkeyPatch):
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH
+    from retool_mcore.verl.workers import SavingActorWorker
+
+    monkeypatch.setenv(PLATFORM_ENV, "cuda")
+    worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = None
+    beside = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace()))
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda worker: setattr(worker, "rollout", rollouts.pop()))
+    rollouts = [beside, None]
+    while rollouts:
+        assert not FLAT_BUCKET_PATCH.applied
+        worker.init_model()
+    assert FLAT_BUCKET_PATCH.applied
+    FLAT_BUCKET_PATCH.revert()
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) -> Any:
+    """What our client makes of what verl's gives at each attempt; pauses take no time."""
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    from retool_mcore.verl import engines
+
+    left = list(answers)
+
+    async def generate(self: Any, request_id: str, **request: Any) -> Any:
+        assert (request_id, request) == ("t", {"prompt_ids": [1]})
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(LLMServerClient, "generate", generate)
+    monkeypatch.setattr(engines, "PAUSE_S", (0.0, 0.0))
+    client: Any = object.__new__(engines.EngineClient)
+    client.away_s = away_s
+    return asyncio.run(client.generate("t", prompt_ids=[1]))
+
+
+def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    from ray.exceptions import RayActorError, RayTaskError
+
+    from retool_mcore.rollout.engine import EngineUnavailable
+    from retool_mcore.verl.engines import ENGINE_AWAY_S, EngineClient, is_away
+
+    none_now = RayTaskError("acquire", "the way through Ray", EngineUnavailable("every engine has died"))
+    refused = RayTaskError("generate", "the way through Ray", ValueError("the request is too long"))
+    assert asked(monkeypatch, RayActorError(), none_now, "tokens") == "tokens"
+    with pytest.raises(RayTaskError):
+        asked(monkeypatch, refused, "never asked for")
+    with pytest.raises(RayActorError):
+        asked(monkeypatch, RayActorError(), "too late", away_s=0.0)
+    dead = "The actor died.\n\tclass_name: {}\n\tactor_id: 1"
+    assert [is_away(RayActorError(error_msg=dead.format(name))) for name in ("MeasuredServer", "Router")] == [
+        True, False,
+    ], "nothing restarts the router"  # fmt: skip
+    assert EngineClient.away_s == ENGINE_AWAY_S >= 3600, "an engine may come back after the update that it died in"

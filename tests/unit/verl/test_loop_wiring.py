@@ -1,0 +1,93 @@
+"""What our agent loop hands to verl's client, to the sandbox and to verl, each at its place."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.rollout.engine import Sampling, TurnRequest
+from tests.unit.verl.loss_scenario import RL
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+
+
+@pytest.mark.parametrize("seeds", [True, False])
+def test_a_request_has_each_number_under_its_own_name(seeds: bool):
+    from verl.workers.rollout.replica import TokenOutput
+
+    from retool_mcore.verl.agent_loop import VerlEngine
+
+    asked: list[dict[str, Any]] = []
+
+    class Client:
+        async def generate(self, **request: Any) -> TokenOutput:
+            asked.append(request)
+            extra = {"min_global_steps": 3, "max_global_steps": 5, "num_cached_tokens": 2}
+            return TokenOutput(token_ids=[7], log_probs=[-0.5], stop_reason="stop", extra_fields=extra)
+
+    request = TurnRequest(
+        token_ids=[1, 2], max_new_tokens=8, stop_token_ids=[7, 9], trajectory_id="of this one",
+        sampling=Sampling(temperature=0.7, top_p=0.9, top_k=40, seed=11),
+    )  # fmt: skip
+    answer = asyncio.run(VerlEngine(Client(), {"top_k": 50, "min_p": 0.1}, request_seeds=seeds).generate(request))
+    assert (answer.version, answer.cached_tokens, answer.stop) == (5, 2, "stop"), "what a turn ended with"
+    params = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 50, "min_p": 0.1, "repetition_penalty": 1.0, "logprobs": True,
+        "max_new_tokens": 8, "stop_token_ids": [7, 9],
+    } | ({"sampling_seed": 11} if seeds else {})  # fmt: skip
+    assert asked == [{"request_id": "of this one", "prompt_ids": [1, 2], "sampling_params": params}]
+    asyncio.run(VerlEngine(Client()).generate(request))
+    assert asked[1]["sampling_params"]["top_k"] == 40
+
+
+@pytest.mark.parametrize(
+    ("nodes", "processes", "of_node", "of_process"),
+    [
+        (1, 4, (16, 12), (4, 4)), (2, 4, (16, 40), (8, 20)), (1, 8, (4, 0), (1, 0)), (4, 2, (6, 5), (6, 6)),
+        (1, 3, (8, 11), (2, 3)),  # what is left over stays unused
+        (2, 5, (16, 40), (5, 13)),  # the node of three processes has no more than the node of two
+    ],
+)  # fmt: skip
+def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
+    nodes: int,
+    processes: int,
+    of_node: tuple[int, int],
+    of_process: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Workers and sessions: at least one of the first, and never fewer of the second than of it."""
+    from retool_mcore.verl import agent_loop
+
+    said = load_config(RlConfig, RL, []).sandbox
+    sandbox = said.model_copy(update={"workers": of_node[0], "sessions": of_node[1]})
+    rollout = SimpleNamespace(tool=True, agent_workers=processes)
+    config = SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rollout=rollout, sandbox=sandbox)
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(agent_loop, "settings_of_run", lambda path: config)
+    monkeypatch.setattr(agent_loop, "open_sandbox", lambda where, **how: opened.append(how))
+    agent_loop.sandbox_of.__wrapped__("config.toml")
+    assert (opened[0]["workers"], opened[0]["sessions"]) == of_process
+
+
+def test_verl_gets_the_versions_of_what_was_sampled_and_the_times_of_engine_and_tools(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import agent_loop
+
+    behavior = SimpleNamespace(to_json=lambda: {"turns": 2})
+    monkeypatch.setattr(agent_loop.Behavior, "of", staticmethod(lambda trajectory: behavior))
+    ledger = SimpleNamespace(
+        prompt_ids=[1], response_ids=[2, 3, 4, 5, 6], loss_mask=[1, 1, 0, 1, 1], logprobs=[-0.1, -0.2, 0.0, -0.3, -0.4],
+        versions=[3, 4, -1, 6, 6], model_turns=2, tool_turns=1,
+    )  # fmt: skip
+    trajectory: Any = SimpleNamespace(ledger=ledger, engine_s=2.5, tool_s=0.5, answer="1379")
+    output = agent_loop._output(trajectory, None, masked=False, row=8)
+    extra = output.extra_fields
+    assert (extra["min_global_steps"], extra["max_global_steps"]) == (3, 6), "nobody sampled what a tool said"
+    assert (output.metrics.generate_sequences, output.metrics.tool_calls) == (2.5, 0.5)
+    assert (output.num_turns, extra["row"], extra["answer"]) == (4, 8, "1379")
+    assert output.response_mask == [1, 1, 0, 1, 1]
+    assert agent_loop._output(trajectory, None, masked=True, row=8).response_mask == [0] * 5

@@ -1,0 +1,384 @@
+"""What each setting of [algorithm] makes of responses, against the formula of the paper it is from.
+
+verl's own functions on our resolved tree, and beside each the formula in a few lines of torch.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.verl.loss_scenario import (
+    ENGINE_BT,
+    LENGTHS_B,
+    MASK_BT,
+    OLD_BT,
+    REWARD_B,
+    by_formula,
+    learn,
+    trained_on,
+    tree,
+)
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+
+ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
+COUNT_B = MASK_BT.sum(1)
+CLIPS = ("algorithm.clip=[0.3, 0.4]",)
+
+
+def same(found: tuple[float, torch.Tensor], expected: tuple[float, torch.Tensor]) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=1e-6)
+    torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
+    assert float(expected[1].abs().max()) > 1e-3, "the formula has a gradient"
+    assert not found[1][MASK_BT == 0].any(), "an interpreter's tokens have none"
+
+
+def surrogate(ratio: torch.Tensor, low: float = 0.3, high: float = 0.4) -> torch.Tensor:
+    """PPO, arXiv 1707.06347, Eq. 7; two clips as in DAPO, arXiv 2503.14476, Eq. 8."""
+    return torch.minimum(ratio * ADVANTAGE_B1, ratio.clamp(1 - low, 1 + high) * ADVANTAGE_B1)
+
+
+def token_mean(terms_BT: torch.Tensor) -> torch.Tensor:
+    return (terms_BT * MASK_BT).sum() / MASK_BT.sum()
+
+
+def ppo(new_BT: torch.Tensor) -> torch.Tensor:
+    return token_mean(surrogate((new_BT - OLD_BT).exp()))
+
+
+def dual_clip(new_BT: torch.Tensor) -> torch.Tensor:
+    """Dual-clip PPO, arXiv 1912.09729, Eq. 5: what is worse counts at most 1.2 times."""
+    terms_BT = surrogate((new_BT - OLD_BT).exp())
+    return token_mean(torch.where(ADVANTAGE_B1 < 0, terms_BT.maximum(1.2 * ADVANTAGE_B1), terms_BT))
+
+
+def dr_grpo(new_BT: torch.Tensor) -> torch.Tensor:
+    """Dr. GRPO, arXiv 2503.20783, Sec. 3.2: GRPO's sum over a response, without 1 / |o_i|.
+
+    Its code divides by the constant budget of a response instead (Listing 1).
+    """
+    return ((surrogate((new_BT - OLD_BT).exp()) * MASK_BT).sum(1) / 50).mean()
+
+
+def gspo(new_BT: torch.Tensor) -> torch.Tensor:
+    """GSPO, arXiv 2507.18071, Eq. 5 and 7: one ratio for a response."""
+    ratio_B1 = (((new_BT - OLD_BT) * MASK_BT).sum(1) / COUNT_B).exp()[:, None]
+    return surrogate(ratio_B1, 0.02, 0.03).mean()
+
+
+def cispo(new_BT: torch.Tensor) -> torch.Tensor:
+    """CISPO, arXiv 2506.13585, Eq. 4 and 5: the clipped ratio is a constant weight."""
+    weight_BT = (new_BT - OLD_BT).exp().clamp(1 - 0.3, 1 + 0.4).detach()
+    return token_mean(weight_BT * ADVANTAGE_B1 * new_BT)
+
+
+def sapo(new_BT: torch.Tensor) -> torch.Tensor:
+    """SAPO, arXiv 2511.20347, Eq. 5 and 6: a sigmoid gate of the ratio, by the advantage's sign."""
+    tau_B1 = torch.where(ADVANTAGE_B1 > 0, 0.9, 1.3)
+    gate_BT = torch.sigmoid(tau_B1 * ((new_BT - OLD_BT).exp() - 1)) * 4 / tau_B1
+    return ((gate_BT * ADVANTAGE_B1 * MASK_BT).sum(1) / COUNT_B).mean()
+
+
+MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
+LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]] = {
+    "ppo": (ppo, CLIPS),
+    "dual_clip": (dual_clip, ("algorithm.clip=[0.3, 0.4, 1.2]",)),
+    "dr_grpo": (dr_grpo, (*CLIPS, "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50")),
+    "gspo": (gspo, ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip=[0.02, 0.03]")),
+    "cispo": (cispo, ("algorithm.loss=cispo", *CLIPS)),
+    "sapo": (sapo, ("algorithm.loss=sapo", MEAN_OF_MEANS, "algorithm.tau=[0.9, 1.3]")),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_its_papers_also_over_masked_spans_and_micro_batches(name: str):
+    formula, settings = LOSSES[name]
+    same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6)), by_formula(formula))
+
+
+def test_every_token_of_cispo_has_a_gradient_where_ppo_clips_it():
+    clipped = (0, 2)  # likelier by a factor of 1.8, and better
+    for loss, has in (("ppo", False), ("cispo", True)):
+        _, gradient_BT = learn(f"algorithm.loss={loss}", *CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6))
+        assert bool(gradient_BT[clipped]) == has
+
+
+INITIAL_BT = OLD_BT + 0.3 * torch.tensor([1.0, -2.0, 0.5, 1.0, -1.0, 2.0]) * (OLD_BT != 0)
+# Schulman, "Approximating KL divergence" (2020): d is log p - log p_initial of a sampled token.
+DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda d: d,
+    "k2": lambda d: d**2 / 2,
+    "k3": lambda d: torch.exp(-d) - 1 + d,
+    "abs": torch.abs,
+    "k1+": lambda d: d.detach() + d**2 / 2 - (d**2 / 2).detach(),
+    "k3+": lambda d: (torch.exp(-d) - 1 + d).detach() + d**2 / 2 - (d**2 / 2).detach(),
+}
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_the_divergence_in_the_loss_is_the_chosen_estimate(kind: str):
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        return ppo(new_BT) - 0.25 * token_mean(DIVERGENCES[kind](new_BT - INITIAL_BT))
+
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    settings = (*CLIPS, "algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}")
+    assert need_reference_policy(tree(*settings)) and not need_reference_policy(tree(*CLIPS))
+    same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), by_formula(objective))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_the_divergence_may_be_taken_off_the_reward_instead(kind: str, monkeypatch: pytest.MonkeyPatch):
+    settings = ("algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}", "algorithm.kl_in=reward")
+    names = ("algorithm.name=rloo", *settings)
+    found_BT = trained_on(monkeypatch, *names, ref_log_prob=INITIAL_BT)["advantages"]
+    reward_B = REWARD_B - 0.25 * (DIVERGENCES[kind](OLD_BT - INITIAL_BT) * MASK_BT).sum(1)
+    expected_B = reward_B - reward_B[[1, 0, 3, 2]]  # RLOO's, of groups of two
+    torch.testing.assert_close(found_BT, expected_B[:, None] * MASK_BT)
+    plain = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6))
+    same(learn(*settings, *CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), plain)
+
+
+def in_pairs(values_B: torch.Tensor) -> torch.Tensor:
+    return values_B.reshape(2, 2)
+
+
+def whitened(values_BT: torch.Tensor) -> torch.Tensor:
+    of_tokens_N = values_BT[MASK_BT.bool()]
+    return (values_BT - of_tokens_N.mean()) / of_tokens_N.std() * MASK_BT
+
+
+def rloo_BT() -> torch.Tensor:
+    """RLOO, arXiv 2402.14740, Sec. 3.3: minus the mean reward of the others of the group."""
+    others_B = torch.tensor([-1.0, 1.0, 2.0, 0.5])
+    return (REWARD_B - others_B)[:, None] * MASK_BT
+
+
+def opo_BT() -> torch.Tensor:
+    """OPO, arXiv 2505.23585, Eq. 9: the baseline is the mean reward weighted by length."""
+    baseline_G = in_pairs(COUNT_B * REWARD_B).sum(1) / in_pairs(COUNT_B).sum(1)
+    return (REWARD_B - baseline_G.repeat_interleave(2))[:, None] * MASK_BT
+
+
+def dr_grpo_BT() -> torch.Tensor:
+    """Dr. GRPO, arXiv 2503.20783, Sec. 3.2: the reward minus the group's mean, no more."""
+    return (REWARD_B - in_pairs(REWARD_B).mean(1).repeat_interleave(2))[:, None] * MASK_BT
+
+
+def grpo_BT() -> torch.Tensor:
+    """GRPO, arXiv 2402.03300, Sec. 4.1.2: divided by the group's deviation."""
+    return dr_grpo_BT() / in_pairs(REWARD_B).std(1).repeat_interleave(2)[:, None]
+
+
+def reinforce_plus_plus_BT() -> torch.Tensor:
+    """REINFORCE++, arXiv 2501.03262, Sec. 3: the discounted reward, normalized over the batch.
+
+    The discount counts sampled tokens, not the interpreter's.
+    """
+    after_BT = MASK_BT.flip(1).cumsum(1).flip(1) - MASK_BT  # sampled tokens after this one
+    return whitened(0.9**after_BT * REWARD_B[:, None] * MASK_BT)
+
+
+ADVANTAGES = {
+    "rloo": (rloo_BT, ("algorithm.name=rloo",)),
+    "opo": (opo_BT, ("algorithm.name=opo",)),
+    "grpo": (grpo_BT, ("algorithm.normalize_by_std=true",)),
+    "dr_grpo": (dr_grpo_BT, ("algorithm.normalize_by_std=false",)),
+    "reinforce_plus_plus": (reinforce_plus_plus_BT, ("algorithm.name=reinforce_plus_plus", "algorithm.gamma=0.9")),
+    "reinforce_plus_plus_baseline": (
+        lambda: whitened(dr_grpo_BT()),
+        ("algorithm.name=reinforce_plus_plus_baseline",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_are_their_papers(name: str, monkeypatch: pytest.MonkeyPatch):
+    formula, settings = ADVANTAGES[name]
+    found_BT = trained_on(monkeypatch, *settings)["advantages"]
+    torch.testing.assert_close(found_BT, formula(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_group_of_which_nothing_is_learnt_has_advantage_0_under_opo(monkeypatch: pytest.MonkeyPatch):
+    """Masked responses, and the rows that pad a batch in the place of dropped trajectories."""
+    mask_BT = MASK_BT * torch.tensor([[1], [1], [0], [0]])
+    found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
+    torch.testing.assert_close(found_BT, opo_BT() * mask_BT)
+    assert found_BT[:2].any()
+
+
+def test_rejection_of_a_whole_group_leaves_opo_the_others(monkeypatch: pytest.MonkeyPatch):
+    """Both responses of the second group are further from the engine than any of the first."""
+    gap_B1 = torch.tensor([[0.0], [0.01], [3.0], [3.0]])
+    settings = ("algorithm.rejection=seq_mean_k1", "algorithm.rejection_bounds=[0.9, 1.1]")
+    found = trained_on(monkeypatch, "algorithm.name=opo", *settings, rollout_log_probs=OLD_BT + gap_B1)
+    assert found["response_mask"].any(1).tolist() == [True, True, False, False]
+    torch.testing.assert_close(found["advantages"], opo_BT() * torch.tensor([[1], [1], [0], [0]]))
+
+
+def test_opo_weighs_a_response_by_its_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
+    """A masked one has no gradient, so none of its reward is in the baseline of its group."""
+    mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
+    found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
+    assert not found_BT[:2].any(), "the first group's baseline is the one reward that is left"
+    torch.testing.assert_close(found_BT[2:], opo_BT()[2:])
+    assert opo_BT()[0].any()
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
+def test_ppo_discounts_by_gamma_and_trusts_values_by_lambda(
+    gamma: float, lam: float, monkeypatch: pytest.MonkeyPatch, model_dir: Path
+):
+    """GAE, arXiv 1506.02438, Eq. 11 and 16, over sampled tokens; normalized over the batch."""
+    from verl.trainer.ppo.utils import need_critic
+
+    values_BT = torch.linspace(-1, 1, 24).reshape(4, 6)
+    expected_BT, returns_BT = torch.zeros(4, 6), torch.zeros(4, 6)
+    for row in range(4):
+        sampled = MASK_BT[row].nonzero().flatten().tolist()
+        for place, start in enumerate(sampled):
+            for steps, token in enumerate(sampled[place:]):
+                last = token == sampled[-1]
+                after = 0.0 if last else float(values_BT[row, sampled[place + steps + 1]])
+                delta = (float(REWARD_B[row]) if last else 0.0) + gamma * after - float(values_BT[row, token])
+                expected_BT[row, start] += (gamma * lam) ** steps * delta
+            returns_BT[row, start] = expected_BT[row, start] + values_BT[row, start]
+    settings = ("algorithm.name=ppo", f"algorithm.gamma={gamma}", f"algorithm.lam={lam}", f"model.path={model_dir}")
+    assert need_critic(tree(*settings)) and not need_critic(tree("algorithm.name=grpo"))
+    found = trained_on(monkeypatch, *settings, values=values_BT)
+    torch.testing.assert_close(found["advantages"] * MASK_BT, whitened(expected_BT), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found["returns"] * MASK_BT, returns_BT, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 2.0), (0.0, 1.03)])
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_weights_outside_two_bounds_are_zero_and_with_one_are_cut_to_it(
+    kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+):
+    """IcePop, arXiv 2510.18855, Eq. 2: M(k) is k inside [alpha, beta] and 0 outside, k the ratio of
+    trained weights to engine. Without a lower bound: truncated importance sampling."""
+    settings = (f"algorithm.importance_sampling={kind}", f"algorithm.importance_bounds=[{low}, {high}]")
+    assert "rollout_is_weights" not in trained_on(monkeypatch, "algorithm.importance_sampling=off")
+    found = trained_on(monkeypatch, *settings)
+    gap_BT = (OLD_BT - ENGINE_BT) * MASK_BT
+    ratio_BT = (gap_BT if kind == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)).exp() * MASK_BT
+    inside_BT = (ratio_BT >= low) & (ratio_BT <= high)
+    expected_BT = torch.where(inside_BT, ratio_BT, 0.0) if low else ratio_BT.clamp(max=high)
+    torch.testing.assert_close(found["rollout_is_weights"], expected_BT)
+    left_out = ~inside_BT & MASK_BT.bool()
+    assert left_out.any() and not left_out.all()
+    weighted = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), rollout_is_weights=found["rollout_is_weights"])
+    same(weighted, by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp()))))
+
+
+# r is the engine's probability of a token over the trained weights'.
+ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda log_r: log_r,
+    "k2": lambda log_r: log_r**2 / 2,
+    "k3": lambda log_r: 1 / log_r.exp() - 1 + log_r,
+}
+OVER = {
+    "token": lambda each_BT: each_BT,
+    "seq_sum": lambda each_BT: (each_BT * MASK_BT).sum(1, keepdim=True).expand(4, 6),
+    "seq_mean": lambda each_BT: ((each_BT * MASK_BT).sum(1) / COUNT_B)[:, None].expand(4, 6),
+    "seq_max": lambda each_BT: each_BT.masked_fill(MASK_BT == 0, -math.inf).amax(1, keepdim=True).expand(4, 6),
+}
+REJECTIONS = [
+    ("token_k1", 0.7, 2.0),
+    ("token_k2", 0.0, 0.35),
+    ("token_k3", 0.0, 0.4),
+    ("seq_sum_k1", 0.5, 2.0),
+    ("seq_sum_k2", 0.0, 0.5),
+    ("seq_sum_k3", 0.0, 0.5),
+    ("seq_mean_k1", 0.999, 1.001),  # Geo-RS
+    ("seq_mean_k1", 0.99, 2.0),  # of the first response r is 0.987, and 1 / r is inside
+    ("seq_mean_k2", 0.0, 0.3),
+    ("seq_mean_k3", 0.0, 0.1),
+    ("seq_max_k2", 0.0, 0.5),
+    ("seq_max_k3", 0.0, 0.5),
+]
+
+
+def kept(kind: str, low: float, high: float) -> torch.Tensor:
+    over, _, estimate = kind.rpartition("_")
+    judged_BT = OVER[over](ESTIMATES[estimate](ENGINE_BT - OLD_BT))
+    if estimate == "k1":
+        return (judged_BT >= math.log(low)) & (judged_BT <= math.log(high)) & MASK_BT.bool()
+    return (judged_BT <= high) & MASK_BT.bool()
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), REJECTIONS)
+def test_what_engine_and_actor_disagree_on_is_rejected(
+    kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+):
+    settings = [f"algorithm.rejection={kind}", f"algorithm.rejection_bounds=[{low}, {high}]"]
+    found = trained_on(monkeypatch, *settings)
+    expected_BT = kept(kind, low, high)
+    assert torch.equal(found["response_mask"].bool(), expected_BT)
+    assert 0 < int(expected_BT.sum()) < int(MASK_BT.sum())
+    assert torch.equal(found["advantages"] != 0, expected_BT), "no advantage where rejected"
+    loss, gradient_BT = learn(
+        *CLIPS, *settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), mask_BT=found["response_mask"].long()
+    )
+    terms = by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp())))
+    assert loss == pytest.approx(terms[0], abs=1e-6), "the rejected still count in the mean"
+    torch.testing.assert_close(gradient_BT, terms[1], atol=1e-6, rtol=1e-5)
+
+
+SUMS = {  # of every loss_agg: the objective [] of terms [B, T], by its full divisors
+    "token-mean": token_mean,
+    "seq-mean-token-mean": lambda terms_BT: ((terms_BT * MASK_BT).sum(1) / COUNT_B).mean(),
+    "seq-mean-token-sum": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean(),
+    "seq-mean-token-sum-norm": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean() / 50,
+}
+
+
+REJECTED_IN = [(kind, loss_agg) for kind in ("token_k2", "seq_max_k2") for loss_agg in SUMS]
+REJECTED_IN.remove(("token_k2", "seq-mean-token-mean"))  # is refused: tests/unit/test_algorithm.py
+
+
+@pytest.mark.parametrize("engines", [False, True], ids=["actor", "rollout"])
+@pytest.mark.parametrize(("kind", "loss_agg"), REJECTED_IN)
+def test_what_is_rejected_still_counts_in_every_mean(
+    kind: str, loss_agg: str, engines: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the loss itself rejects, with the engine's log-probabilities as the old ones."""
+    high, agg = 0.35, (f"algorithm.loss_agg={loss_agg}", "rollout.max_response_tokens=50")
+    settings = [*CLIPS, *agg, f"algorithm.rejection={kind}", f"algorithm.rejection_bounds=[0, {high}]"]
+    if engines:
+        settings.append("algorithm.old_log_prob=rollout")
+        found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+    else:
+        mask_BT = trained_on(monkeypatch, *settings)["response_mask"].long()
+        found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), mask_BT=mask_BT)
+
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        old_BT = ENGINE_BT if engines else OLD_BT
+        judged_BT = ESTIMATES["k2"](ENGINE_BT - (new_BT.detach() if engines else OLD_BT))
+        kept_BT = (OVER[kind.rpartition("_")[0]](judged_BT) <= high) & MASK_BT.bool()
+        assert 0 < int(kept_BT.sum()) < int(MASK_BT.sum())
+        return SUMS[loss_agg](kept_BT * surrogate((new_BT - old_BT).exp()))
+
+    same(found, by_formula(objective))
+
+
+def test_with_the_engines_log_probabilities_the_loss_itself_rejects():
+    """The same responses, judged in the loss, where old log-probabilities are the engine's."""
+    settings = ("algorithm.old_log_prob=rollout", "algorithm.rejection=seq_mean_k1")
+    settings = (*CLIPS, *settings, "algorithm.rejection_bounds=[0.8, 1.2]")
+    found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        mean_B1 = ((ENGINE_BT - new_BT.detach()) * MASK_BT).sum(1, keepdim=True) / COUNT_B[:, None]
+        inside_B1 = (mean_B1 >= math.log(0.8)) & (mean_B1 <= math.log(1.2))
+        assert 0 < int(inside_B1.sum()) < 4
+        return token_mean(inside_B1 * surrogate((new_BT - ENGINE_BT).exp()))
+
+    same(found, by_formula(objective))
+
+
+def test_lengths_and_masks_of_the_scenario_agree():
+    assert [int(row.nonzero().max()) + 1 for row in MASK_BT] == LENGTHS_B

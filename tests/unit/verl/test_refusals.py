@@ -1,0 +1,116 @@
+"""What does not fit together is refused before anything is started, in one clear error."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from retool_mcore.config import RlConfig, load_config, load_evaluation
+from retool_mcore.data.files import write_parquet
+from retool_mcore.data.rl import rl_row
+from retool_mcore.data.rl_prompts import check_prompts
+from retool_mcore.data.task_model import CHAT_TEMPLATE
+from retool_mcore.errors import CheckpointError, ConfigError, DataError
+from retool_mcore.evaluate.cases import Case, evaluate_many
+from retool_mcore.platforms import get_platform
+from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.verl.keys.rollout import check_engine_args, rollout_keys
+
+RL = Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml"
+TOOL_MESSAGE = "{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}"
+
+
+def rollout_of(*settings: str):
+    return load_config(RlConfig, RL, settings).rollout
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A vocabulary of whole words: nothing in it spells out a tag."""
+    words = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "[UNK]"]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_tokens(words[:4])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", unk_token="[UNK]")
+    made.chat_template = CHAT_TEMPLATE
+    return made
+
+
+@pytest.mark.parametrize("tools", [(), ("rollout.tools=[]",)], ids=["tool", "text"])
+def test_an_unknown_protocol_is_refused_with_the_known_ones(tokenizer, tools):
+    with pytest.raises(ConfigError, match=r"rollout\.protocol = 'xml' is none of hermes, qwen3_coder, retool"):
+        protocol_of(rollout_of("rollout.protocol=xml", *tools), tokenizer)
+
+
+def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):
+    (tmp_path / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    config, case = load_evaluation(RL, ["rollout.protocol=xml"]), Case(name="m", model=str(model_dir))
+    files = {"data": [tmp_path / "problems.jsonl"], "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match="is none of hermes, qwen3_coder, retool"):
+        evaluate_many(config, [case], **files, n=1, url="http://127.0.0.1:9")
+
+
+def test_several_calls_a_turn_need_a_protocol_that_has_them(tokenizer):
+    both = ("rollout.calls_per_turn=all", "rollout.protocol=retool")
+    with pytest.raises(ConfigError, match="is cut at its first call"):
+        protocol_of(rollout_of(*both), tokenizer)
+    hermes = protocol_of(rollout_of("rollout.calls_per_turn=all"), tokenizer)
+    assert hermes.stop_token_ids == hermes.end_ids
+
+
+def test_a_tokenizer_without_the_tag_of_hermes_is_refused(tokenizer):
+    made = deepcopy(tokenizer)
+    made.encode = lambda text, **options: [1, 2, 3] if text == "</tool_call>" else tokenizer.encode(text, **options)
+    with pytest.raises(CheckpointError, match="does not spell them out"):
+        protocol_of(rollout_of(), made)
+
+
+def test_a_tokenizer_that_does_not_spell_out_the_papers_tag_is_refused():
+    with pytest.raises(CheckpointError, match="does not spell what the chat template"):
+        protocol_of(rollout_of("rollout.protocol=retool"), word_tokenizer())
+
+
+def test_a_template_that_drops_tool_messages_is_refused(tokenizer):
+    made = deepcopy(tokenizer)
+    assert made.chat_template.count(TOOL_MESSAGE) == 1
+    made.chat_template = made.chat_template.replace(TOOL_MESSAGE, "")
+    with pytest.raises(CheckpointError, match="drops tool messages"):
+        protocol_of(rollout_of(), made)
+
+
+@pytest.mark.parametrize("name", ["hermes", "retool"])
+def test_a_prompt_over_the_budget_is_refused_as_its_protocol_renders_it(tokenizer, tmp_path, name):
+    rows = [rl_row(f"What is {index} + {index}?", str(2 * index), "s", "train", index) for index in range(10, 30)]
+    for split in ("train", "val"):
+        write_parquet(tmp_path / f"{split}.parquet", rows)
+    files = [f"data.train_file={tmp_path}/train.parquet", f'validation.files=["{tmp_path}/val.parquet"]']
+
+    def config_of(limit: int) -> RlConfig:
+        own = (f"data.max_prompt_tokens={limit}", f"rollout.protocol={name}", "data.allow_overlap=true")
+        return load_config(RlConfig, RL, [*files, *own])
+
+    render = protocol_of(config_of(1).rollout, tokenizer).prompt_ids
+    tokens = len(render(rows[0]["prompt"]))  # each row has two digits, so all have as many
+    check_prompts(config_of(tokens), render)
+    with pytest.raises(DataError, match=f"{tokens} tokens .* over data.max_prompt_tokens = {tokens - 1}"):
+        check_prompts(config_of(tokens - 1), render)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ('{attention_backnd="triton"}', r"has attention_backnd, which SGLang's .* Near it: attention_backend"),
+        ("{tp_size=2}", r"may not set what has a setting of its own \(tp_size: rollout\.engine_tp\)"),
+    ],
+)
+def test_an_argument_that_the_engine_does_not_have_or_that_is_ours_is_refused(args, said):
+    config = load_config(RlConfig, RL, [f"rollout.engine_args={args}"])
+    with pytest.raises(ConfigError, match=said):
+        check_engine_args(config, get_platform("cpu"))
+
+
+def test_an_argument_of_the_engine_reaches_verls_tree():
+    config = load_config(RlConfig, RL, ["rollout.engine_args={chunked_prefill_size=2048}"])
+    keys = rollout_keys(config, get_platform("cpu"))
+    assert keys["actor_rollout_ref.rollout.engine_kwargs.sglang.chunked_prefill_size"] == 2048

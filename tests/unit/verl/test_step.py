@@ -1,0 +1,611 @@
+"""A step of each mode: the order of its parts, what each part gets, and where a run may end."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.run import saving
+from retool_mcore.run.checkpoint import complete_checkpoints
+from retool_mcore.run.ending import Ended
+from tests.unit.verl.loss_scenario import (
+    ENGINE_BT,
+    KEYS,
+    LENGTHS_B,
+    MASK_BT,
+    OLD_BT,
+    REWARD_B,
+    RL,
+    Queue,
+    batch,
+    learning_trainer,
+)
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+TRAINERS = {"sync": "ReToolTrainer", "partial_rollout": "ReToolPartialRolloutTrainer", "async": "ReToolAsyncTrainer"}
+MODES = {"sync": (), "partial_rollout": ("train.mode=partial_rollout",),
+         "async": ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")}  # fmt: skip
+
+
+class Run:
+    """Our trainer of a mode without models, engines and queue; ``calls`` lists what it called.
+
+    A step changes ``weights`` and consumes the oldest prompt of ``queue``; ``given`` counts the
+    prompts that the data loader gave, one a step. In the modes with prompts in flight, one is in
+    the queue before the first step. ``at(part, step)`` is called in each part.
+    """
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str, mode: str = "sync") -> None:
+        from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+        from retool_mcore.verl import step as module
+
+        kind: Any = getattr(module, TRAINERS[mode])
+        self.trainer: Any = object.__new__(kind)
+        self.weights, self.calls, self.keys = [0], list[str](), list[str]()
+        first = 0 if mode == "sync" else 1
+        self.queue, self.state = [1][:first], {"given": first}
+        self.at: Callable[[str, int], None] = lambda part, step: None
+        trainer = self.trainer
+        words = [f"run.root={tmp_path}", "train.steps=9", "checkpoint.every_steps=4", *MODES[mode], *settings]
+        trainer._run = load_config(RlConfig, RL, words)
+        trainer._run.run.dir.mkdir(parents=True)
+        trainer.config = SimpleNamespace(
+            data=SimpleNamespace(train_batch_size=12),
+            algorithm={},
+            trainer=SimpleNamespace(test_freq=-1, critic_warmup=0),
+        )
+        trainer._saver = saving.Saver(trainer._run, trainer._write_checkpoint)
+        trainer.global_steps, trainer.total_training_steps, trainer.trainer_mode = 0, 9, kind.verl_mode
+        trainer.parameter_sync_step = trainer.updates_per_batch = 1
+        trainer.timing_raw, trainer.local_trigger_step = {}, 0
+        trainer.use_critic, trainer.use_reference_policy = False, False
+        trainer.curr_step_profile = trainer.prev_step_profile = False
+        trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
+        trainer.current_mode, trainer._step_sample_wait_seconds = None, 0.0
+        trainer.tokenizer, trainer._writer = SimpleNamespace(eos_token_id=0), None
+        trainer._load = SimpleNamespace(keep=lambda: None)
+        trainer._saved_groups = list
+        trainer.detach_dead_engines, trainer.restart_lost_engines = lambda: None, list
+        trainer.admit_engines = trainer.sleep_engines = lambda engines: None
+        trainer.replace_dead_engines = trainer.compare_weights = lambda: None
+        engines = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
+        trainer.checkpoint_manager = SimpleNamespace(**{name: self._engines(name) for name in engines})
+        trainer.standalone_checkpoint_manager = trainer.checkpoint_manager
+        trainer.replay_buffer = SimpleNamespace(sample=self._sample, dropped_total=0)
+        trainer.train_dataloader = SimpleNamespace(state_dict=lambda: self.state)  # the same object, as it changes
+        monkeypatch.setattr(module, "upsample_batch_to_divisible_size", lambda rows, multiple, eos: rows)
+        monkeypatch.setattr(module, "mismatch_metrics", lambda rows: {})
+        monkeypatch.setattr(PPOTrainer, "fit", self._fit)
+        monkeypatch.setattr(PPOTrainer, "prepare_step", lambda trainer: self._submit() or {})
+        monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda trainer: self._save())
+        for part in ("old_log_prob", "ref_log_prob", "values", "advantage"):
+            monkeypatch.setattr(PPOTrainer, f"_compute_{part}", self._part(part))
+        for role in ("critic", "actor"):
+            monkeypatch.setattr(PPOTrainer, f"_update_{role}", self._part(role, updates=True))
+        (theirs,) = (
+            base for base in kind.__mro__ if base.__module__.startswith("verl.") and base.__base__ is PPOTrainer
+        )
+        monkeypatch.setattr(theirs, "on_init_end", lambda trainer: None)
+        trainer.on_init_end()
+
+    def _engines(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: self.calls.append(name)
+
+    def _part(self, name: str, *, updates: bool = False) -> Callable[..., Any]:
+        def part(trainer: Any, rows: Any, metrics: dict[str, Any]) -> Any:
+            self.calls.append(name)
+            self.at(name, trainer.global_steps)
+            if updates:
+                self.weights.append(trainer.global_steps)
+            self.keys = rows.keys
+            return rows
+
+        return part
+
+    def _submit(self) -> None:
+        self.state["given"] += 1
+        self.queue.append(self.state["given"])
+        self.calls.append(f"submit {self.trainer.global_steps}")
+
+    def _sample(self, step: int, partition: str, prompts: int) -> tuple[Any, dict[str, int]]:
+        from transfer_queue import KVBatchMeta
+
+        assert (step, partition, prompts) == (self.trainer.global_steps, "train", 12)
+        self.calls.append("sample")
+        for _ in range(5):
+            self.at("sample", step)
+            self.trainer.replay_buffer.while_waiting()
+        self.queue.pop(0)
+        finished = ["b_10_0", "b_2_0", "a_0_0"]  # in the order in which they finished
+        rows = KVBatchMeta(partition_id="train", keys=finished, tags=[{"seq_len": 5} for _ in finished], extra_info={})
+        return rows, {"rollout/dropped": 0, "rollout/refilled_prompts": 0}
+
+    def _save(self) -> None:
+        trainer = self.trainer
+        folder = saving.step_folder(trainer._run, trainer.global_steps)
+        self.calls.append(f"save {trainer.global_steps}")
+        (folder / "actor").mkdir()
+        (folder / "actor/weights").write_text(str(self.weights))
+        torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
+        torch.save(self.queue, folder / "queue.pt")
+
+    def _fit(self, agent_loop_manager: Any) -> None:
+        trainer = self.trainer
+        for step in range(1, 10):
+            trainer.global_steps = step
+            self.at("begin", step)
+            trainer.step({}, trainer.timing_raw)
+            if step % 4 == 0:
+                trainer._save_checkpoint()
+                self.at("save", step)
+            trainer.on_step_end()
+            self.at("sync", step)
+
+    def steps(self, count: int) -> list[str]:
+        """The calls of ``count`` steps."""
+
+        def stop(part: str, step: int) -> None:
+            if (part, step) == ("begin", count + 1):
+                raise StopIteration
+
+        self.at = stop
+        with pytest.raises(StopIteration):
+            self._fit(None)
+        return self.calls
+
+    def signalled(self, part: str, step: int, number: int = signal.SIGTERM) -> Ended:
+        """The end of a run that gets a signal in a part of a step."""
+
+        def send(at: str, at_step: int) -> None:
+            if (at, at_step) == (part, step) and not self.trainer._ending.asked:
+                os.kill(os.getpid(), number)
+                while not self.trainer._ending.asked:
+                    time.sleep(0.001)
+
+        self.at = send
+        with pytest.raises(Ended) as caught:
+            self.trainer.fit(SimpleNamespace(causes=Counter()))
+        return caught.value
+
+    def saved(self) -> tuple[int, str, int]:
+        """Of the newest checkpoint: step, weights, and how many prompts the loader had given."""
+        newest = complete_checkpoints(self.trainer._run.run.dir / "checkpoints")[-1]
+        given = torch.load(newest.path / "data.pt")["given"]
+        return newest.step, (newest.path / "actor/weights").read_text(), given
+
+
+LEARN = ["old_log_prob", "advantage", "actor"]
+
+
+def test_a_synchronous_step_sleeps_the_engines_while_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The next step's prompts are submitted right after the weights."""
+    step = ["sample", "sleep_replicas", *LEARN, "update_weights"]
+    assert Run(tmp_path, monkeypatch).steps(2) == ["submit 1", *step, "submit 2", *step, "submit 3"]
+
+
+def test_a_validation_has_the_engines_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(tmp_path, monkeypatch)
+    run.trainer.config.trainer.test_freq = 2
+    calls = run.steps(2)
+    assert calls[-1] == "update_weights" and calls.count("submit 2") == 1, "step 3 submits its prompts itself"
+
+
+def test_a_partial_rollout_aborts_requests_before_the_update_and_resumes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    step = ["sample", "abort_replicas", "sleep_replicas", *LEARN, "update_weights", "resume_generation_replicas"]
+    assert Run(tmp_path, monkeypatch, mode="partial_rollout").steps(2) == ["submit 1", *step, "submit 2", *step]
+
+
+def test_an_asynchronous_step_samples_and_learns_for_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its engines never sleep, and one weight sync ends the step."""
+    run = Run(tmp_path, monkeypatch, "train.mini_batch_prompts=6", mode="async")
+    run.trainer.parameter_sync_step, run.queue = 2, [1, 2, 3]
+    run.trainer.config.data.train_batch_size = 24
+    copies: list[str] = []
+    run.trainer.actor_rollout_wg = SimpleNamespace(
+        save_model_to_cpu=lambda n: copies.append(f"save {n}"),
+        restore_model_from_cpu=lambda n: copies.append(f"restore {n}"),
+        clear_cpu_model=lambda n: None,
+    )
+    assert run.steps(1) == ["submit 1", *(["sample", *LEARN] * 2), "update_weights"]
+    assert copies == ["save 0", "save 1", "restore 0", "restore 1"], "both batches compare with the step's start"
+
+
+def test_one_asynchronous_update_copies_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(tmp_path, monkeypatch, mode="async")  # it has no workers, which a copy would ask
+    assert run.steps(1) == ["submit 1", "sample", *LEARN, "update_weights"]
+
+
+def test_reference_and_critic_run_between_the_actors_pass_and_its_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = Run(tmp_path, monkeypatch)
+    run.trainer.use_reference_policy = run.trainer.use_critic = True
+    run.trainer.config.trainer.critic_warmup = 2  # verl's first step that trains the actor
+    parts = [call for call in run.steps(2) if call not in ("sample", "sleep_replicas", "update_weights")]
+    both = ["old_log_prob", "ref_log_prob", "values", "advantage", "critic"]
+    assert parts == ["submit 1", *both, "submit 2", *both, "actor", "submit 3"]
+
+
+def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = Run(tmp_path, monkeypatch)
+    run.steps(1)
+    first = list(run.keys)
+    run = Run(tmp_path / "again", monkeypatch)
+    sample = run.trainer.replay_buffer.sample
+
+    def reversed_order(*given: Any) -> Any:
+        rows, counts = sample(*given)
+        rows.reorder([2, 1, 0])
+        return rows, counts
+
+    run.trainer.replay_buffer.sample = reversed_order
+    run.steps(1)
+    assert run.keys == first and sorted(first) == ["a_0_0", "b_10_0", "b_2_0"]
+    assert first.index("b_2_0") < first.index("b_10_0"), "sessions are numbers"
+
+
+# ---------------------------------------------------------------- ending on request
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [("begin", 5), ("sample", 5), ("old_log_prob", 5), ("advantage", 5), ("actor", 6), ("sync", 6)],
+)
+def test_a_step_without_an_update_is_stopped_and_another_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, kept: int
+):
+    run = Run(tmp_path, monkeypatch)
+    ended = run.signalled(part, 6)
+    assert run.saved() == (kept, str(list(range(kept + 1))), kept), "prompts of the stopped step are given again"
+    assert ended.code == 143
+    assert ended.words == f"note: ended by SIGTERM: step {kept} is saved, and the same command goes on after it"
+    before = ["abort_replicas", "sleep_replicas"] if part in ("begin", "sample") else []
+    if kept == 5:
+        assert run.calls[-1 - len(before) :] == [*before, "save 5"], "a save needs the devices that engines have"
+    else:
+        assert run.calls.count("save 6") == 1
+
+
+@pytest.mark.parametrize(("part", "step"), [("save", 4), ("sync", 4), ("sample", 5)])
+def test_what_is_saved_already_is_not_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, step: int
+):
+    run = Run(tmp_path, monkeypatch)
+    run.signalled(part, step)
+    assert (run.saved()[0], run.saved()[2], run.calls.count("save 4")) == (4, 4, 1)
+
+
+def test_engines_with_devices_of_their_own_keep_sampling_while_a_step_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = Run(tmp_path, monkeypatch, mode="async")
+    run.signalled("sample", 6)
+    assert run.calls[-1] == "save 5" and "abort_replicas" not in run.calls
+
+
+def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(tmp_path, monkeypatch)
+    run.trainer.use_critic = True
+    run.signalled("critic", 3)
+    assert run.saved() == (3, str([0, 1, 1, 2, 2, 3, 3]), 3), "an actor without its critic's update is no state"
+    run = Run(tmp_path / "before", monkeypatch)
+    run.trainer.use_critic = True
+    run.signalled("values", 3)
+    assert run.saved()[0] == 2
+
+
+@pytest.mark.parametrize("mode", ["partial_rollout", "async"])
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [("begin", 5), ("sample", 5), ("old_log_prob", 6), ("actor", 6), ("sync", 6)],
+)
+def test_no_prompt_in_flight_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, part: str, kept: int):
+    """What the loader gave was learned from or is in the queue that is saved.
+
+    A step that has taken its batch out of the queue is finished.
+    """
+    run = Run(tmp_path, monkeypatch, mode=mode)
+    run.signalled(part, 6)
+    step, weights, given = run.saved()
+    queue = torch.load(run.trainer._run.run.dir / f"checkpoints/global_step_{step}/queue.pt")
+    assert (step, weights) == (kept, str(list(range(kept + 1))))
+    assert [*range(1, kept + 1), *queue] == list(range(1, given + 1))
+    at = run.calls.index(f"save {kept}")
+    if part in ("begin", "sample"):
+        assert (run.calls[at - 2 : at] == ["abort_replicas", "sleep_replicas"]) == (mode == "partial_rollout")
+
+
+@pytest.mark.parametrize("mode", ["sync", "partial_rollout", "async"])
+def test_after_the_save_no_step_begins_although_its_batch_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+):
+    """Prompts in flight may fill the queue before a step asks, and then nobody waits."""
+    run = Run(tmp_path, monkeypatch, mode=mode)
+    run.trainer.replay_buffer.while_waiting = lambda: None
+    run.signalled("actor", 3)
+    assert run.saved()[:2] == (3, "[0, 1, 2, 3]") and run.weights[-1] == 3
+
+
+def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Mode "async" samples again within a step, when the weights are no step's any more."""
+    run = Run(tmp_path, monkeypatch, "train.mini_batch_prompts=6", mode="async")
+    run.trainer.parameter_sync_step, run.queue = 2, list(range(40))
+    run.trainer.config.data.train_batch_size = 24
+    copy = dict.fromkeys(("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"), lambda n: None)
+    run.trainer.actor_rollout_wg = SimpleNamespace(**copy)
+
+    def at(part: str, step: int) -> None:
+        second = run.trainer.local_trigger_step == 1
+        if (part, step, second) == ("sample", 3, True) and not run.trainer._ending.asked:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not run.trainer._ending.asked:
+                time.sleep(0.001)
+
+    run.at = at
+    with pytest.raises(Ended) as caught:
+        run.trainer.fit(SimpleNamespace(causes=Counter()))
+    assert (caught.value.code, run.saved()[0]) == (143, 3)
+
+
+def test_in_the_first_step_there_is_nothing_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(tmp_path, monkeypatch)
+    ended = run.signalled("sample", 1, signal.SIGINT)
+    assert ended.code == 130 and "no checkpoint is kept, and the same command starts from the" in ended.words
+    assert not any(call.startswith("save") for call in run.calls)
+
+
+def test_a_run_that_keeps_nothing_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(tmp_path, monkeypatch, "checkpoint.every_steps=0", "checkpoint.export=false")
+    run.signalled("sample", 3)
+    assert not any(call.startswith("save") for call in run.calls)
+
+
+# ------------------------------------------------------------------- prompts' names
+
+
+def named(monkeypatch: pytest.MonkeyPatch, trainer: Any, steps: range) -> list[list[str]]:
+    """The names of the prompts that each of ``steps`` submits itself, four a step."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(PPOTrainer, "_fetch_one_gen_batch", lambda trainer: TensorDict({"raw": torch.zeros(2)}, 2))
+    monkeypatch.setattr(
+        PPOTrainer,
+        "prepare_step",
+        lambda trainer: submitted.append([name for _ in range(2) for name in trainer._fetch_one_gen_batch()["uid"]]),
+    )
+    for trainer.global_steps in steps:
+        trainer.prepare_step()
+    return submitted
+
+
+def test_a_resumed_run_names_its_prompts_like_the_unbroken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import trainer as module
+
+    monkeypatch.setattr(module.tq, "kv_list", lambda partition: {})
+    unbroken = named(monkeypatch, Run(tmp_path, monkeypatch).trainer, range(1, 5))
+    assert unbroken[1] == [f"000002-0000{place}" for place in range(4)]
+    resumed: Any = Run(tmp_path / "resumed", monkeypatch).trainer
+    resumed.global_steps = 2
+    resumed._prompts_restored()
+    assert named(monkeypatch, resumed, range(3, 5)) == unbroken[2:]
+
+
+def test_names_sort_in_the_order_of_steps_and_places():
+    from retool_mcore.verl.trainer import prompt_name
+
+    names = [prompt_name(step, place) for step in (2, 9, 10, 100) for place in (0, 4, 12, 100)]
+    assert sorted(names) == names
+
+
+@pytest.mark.parametrize(
+    ("restored", "submitted"),
+    [
+        ("000007-00011", [[f"000008-0000{place}" for place in range(4)]]),
+        ("000006-00011", [[f"00000{step}-0000{place}" for place in range(4)] for step in (7, 8)]),
+    ],
+)
+def test_a_step_that_repeats_one_has_its_prompts_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: str, submitted: list[list[str]]
+):
+    """Step 7 begins. A checkpoint of step 6 has prompts of step 6 at most; one of a run that was
+    ended in step 7 has those of step 7, and none is fetched again.
+    """
+    from retool_mcore.verl import trainer as module
+
+    tags = {"000005-00009": {"is_prompt": True}, restored: {"is_prompt": True}, "000007-00008_0_0": {"seq_len": 3}}
+    monkeypatch.setattr(module.tq, "kv_list", lambda partition: {"train": tags})
+    trainer: Any = Run(tmp_path, monkeypatch).trainer
+    trainer.global_steps = 6
+    trainer._prompts_restored()
+    assert named(monkeypatch, trainer, range(7, 9)) == submitted
+
+
+# ---------------------------------------------------------------- what workers get
+
+
+def test_each_pass_fetches_its_columns_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Among the others are a row's texts and records, which cost 1.7 ms a response."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.step import ACTOR, CRITIC, FORWARD
+
+    run, asked = Run(tmp_path, monkeypatch), dict[str, list[str]]()
+    run.trainer.use_reference_policy = run.trainer.use_critic = True
+    passes = {"_compute_old_log_prob": FORWARD, "_compute_ref_log_prob": FORWARD, "_compute_values": FORWARD,
+              "_update_critic": CRITIC, "_update_actor": ACTOR}  # fmt: skip
+    for name in passes:
+        monkeypatch.setattr(
+            PPOTrainer, name, lambda _, rows, metrics, name=name: asked.update({name: rows.fields}) or rows
+        )
+    run.steps(1)
+    assert asked == {name: list(columns) for name, columns in passes.items()}
+
+
+def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two updates of four rows on two ranks; the second update lacks one trajectory of a group."""
+    from transfer_queue import KVBatchMeta
+
+    run = Run(tmp_path, monkeypatch, "cluster.gpus_per_node=2")
+    run.trainer.updates_per_batch = 2
+    pads = {"pad_0_0"}
+    keys = ["a_0_0", "a_1_0", "c_0_0", "pad_0_0", "b_0_0", "b_1_0", "c_1_0", "d_0_0"]  # in the ranks' order
+    tags = [{"is_padding": key in pads} for key in keys]
+    rows = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    assert run.trainer.real_rows_of_updates(rows) == (4, 3)
+
+
+def test_a_worker_divides_each_update_by_its_own_trajectories(monkeypatch: pytest.MonkeyPatch):
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    from retool_mcore.verl.update_worker import REAL_ROWS, UpdateWorker
+
+    seen: list[int] = []
+
+    def update(worker: Any, data: Any) -> None:
+        seen.append(tu.get(data, "global_batch_size"))
+
+    def updates(worker: Any, data: Any) -> None:
+        for part in data.split(2):
+            tu.assign_non_tensor(part, global_batch_size=4)  # verl's: the rows, padding included
+            UpdateWorker.train_batch.__wrapped__(worker, part)
+
+    monkeypatch.setattr(TrainingWorker, "train_batch", update)
+    monkeypatch.setattr(TrainingWorker, "train_mini_batch", updates)
+    worker: Any = object.__new__(UpdateWorker)
+    worker.engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
+    data = TensorDict({"row": torch.zeros(4)}, batch_size=4)
+    tu.assign_non_tensor(data, **{REAL_ROWS: (4, 3)})
+    UpdateWorker.train_mini_batch.__wrapped__(worker, data)
+    assert seen == [4, 3]
+
+
+# ------------------------------------------- the actor's log-probabilities of an update
+
+
+DRIFT_BT = torch.tensor([[0.0], [0.0], [2.0], [-3.0]])  # of the weights, in the step's second update
+
+
+def updated(monkeypatch: pytest.MonkeyPatch, call: int = 0) -> tuple[Queue, dict[str, Any]]:
+    """The queue and the metrics after two updates of one prompt each.
+
+    The workers answer with the log-probabilities of each update's own forward pass.
+    """
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
+
+    columns = {
+        "response_mask": MASK_BT,
+        "responses": MASK_BT,
+        "old_log_probs": ENGINE_BT,
+        "rollout_log_probs": ENGINE_BT,
+    }
+    queue, asked = Queue(monkeypatch, **columns), list[bool]()
+
+    def log_probs_of_update(rows: Any) -> None:
+        assert asked == [True] and rows.fields == ["response_mask"]
+        for row, key in enumerate(KEYS):
+            queue.rows[key]["old_log_probs"] = OLD_BT[row, : LENGTHS_B[row]] + DRIFT_BT[row]
+
+    def updates(trainer: Any, rows: Any, metrics: dict[str, Any]) -> Any:
+        asked.append(rows.extra_info[KEEP_LOG_PROBS])
+        return rows
+
+    monkeypatch.setattr(PPOTrainer, "_update_actor", updates)
+    trainer = learning_trainer(
+        "algorithm.old_log_prob=rollout", "train.prompts_per_step=2", "train.mini_batch_prompts=1"
+    )
+    trainer.local_trigger_step = call
+    trainer.actor_rollout_wg = SimpleNamespace(log_probs_of_update=log_probs_of_update)
+    metrics: dict[str, Any] = {}
+    trainer.update_actor(batch(), metrics)
+    return queue, metrics
+
+
+def test_with_the_engines_log_probs_the_actors_own_come_from_the_update(monkeypatch: pytest.MonkeyPatch):
+    """The records need all rows; the mismatch is the first update's, whose weights had sampled."""
+    queue, metrics = updated(monkeypatch)
+    assert torch.equal(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)
+    gap_N = (ENGINE_BT - OLD_BT)[:2][MASK_BT[:2].bool()]
+    assert metrics["mismatch/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
+    assert metrics["mismatch/max"] == pytest.approx(float(gap_N.abs().max()), abs=1e-6)
+    assert metrics["actor/entropy"] == pytest.approx(-float(OLD_BT[:2][MASK_BT[:2].bool()].mean()), abs=1e-6)
+    assert metrics["training/rollout_probs_diff_max"] > 0
+    assert updated(monkeypatch, call=1)[1] == {}, 'a later batch of mode "async" is not of the weights that sampled'
+
+
+def test_with_the_actors_log_probs_an_update_keeps_none(monkeypatch: pytest.MonkeyPatch):
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
+
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda _, rows, metrics: rows)
+    rows = learning_trainer("train.prompts_per_step=2", "train.mini_batch_prompts=2").update_actor(batch(), {})
+    assert rows.extra_info[KEEP_LOG_PROBS] is False
+
+
+def test_a_step_of_several_batches_counts_all_of_them_and_weighs_by_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = Run(tmp_path, monkeypatch, mode="async")
+    trainer, metrics = run.trainer, dict[str, Any]()
+    trainer.parameter_sync_step = 2
+    told = [
+        {"rollout/dropped": 2, "rollout/refilled_prompts": 1, "actor/loss_tokens": 30.0, "actor/ppo_kl": 0.1},
+        {"rollout/dropped": 5, "rollout/refilled_prompts": 0, "actor/loss_tokens": 10.0, "actor/ppo_kl": 0.5},
+    ]
+    trainer.sample = lambda of_batch: of_batch.update(told.pop(0)) or batch()
+    trainer.learn = lambda rows, of_batch: rows
+    trainer.replay_buffer.dropped_total = 7
+    rows = trainer.step(metrics, {})
+    assert Counter(rows.keys) == Counter([*KEYS, *KEYS])
+    assert metrics["rollout/dropped"] == 7 and metrics["rollout/refilled_prompts"] == 1
+    assert metrics["rollout/dropped_total"] == 7 and metrics["actor/loss_tokens"] == 40
+    assert metrics["actor/ppo_kl"] == pytest.approx((30 * 0.1 + 10 * 0.5) / 40)
+
+
+def test_a_reward_outside_of_the_loss_moves_to_the_last_token_in_the_loss(monkeypatch: pytest.MonkeyPatch):
+    """A response that was cut inside a tool's output ends outside of the loss."""
+    mask_BT = MASK_BT.clone()
+    mask_BT[0, 1:] = 0  # of three tokens the last two are a tool's
+    scores_BT = torch.zeros(4, 6)
+    for row, length in enumerate(LENGTHS_B):
+        scores_BT[row, length - 1] = REWARD_B[row]
+    columns = {
+        "response_mask": mask_BT,
+        "rm_scores": scores_BT,
+        "old_log_probs": OLD_BT,
+        "rollout_log_probs": ENGINE_BT,
+    }
+    for name, learns in (("reinforce_plus_plus", True), ("grpo", False)):
+        queue = Queue(monkeypatch, **columns)
+        learning_trainer(f"algorithm.name={name}").compute_advantages(batch(), {})
+        assert (float(queue.rows["a_0_0"]["rm_scores"][0]) == 1.0) is learns
+        assert float(queue.rows["a_0_0"]["rm_scores"].sum()) == 1.0
+    returns = queue.rows["a_0_0"]["advantages"]
+    assert returns[0] != 0 and not returns[1:].any(), "GRPO spreads the sum over the tokens in the loss"
+
+
+def test_a_response_without_a_token_is_an_assertion():
+    from retool_mcore.verl.advantages import on_last_token_in_loss
+
+    with pytest.raises(AssertionError, match="at least one token"):
+        on_last_token_in_loss(torch.zeros(0), torch.zeros(0))
