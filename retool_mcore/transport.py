@@ -4,6 +4,8 @@ httpx's own pool looks through all of its connections whenever a request begins 
 flight that is some 20 ms of CPU a request; here it is below 3, whatever is in flight.
 """
 
+import socket
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -11,6 +13,15 @@ from collections.abc import AsyncIterator
 import httpx
 
 _Free = deque[tuple[float, httpx.AsyncHTTPTransport]]  # with the time since when; the oldest is first
+
+# A machine that is gone closes no connection: the kernel notices it within half a minute.
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
+] if sys.platform == "linux" else None  # fmt: skip
 
 
 class ManyInFlight(httpx.AsyncBaseTransport):
@@ -43,7 +54,8 @@ class ManyInFlight(httpx.AsyncBaseTransport):
         return response
 
     def _new(self) -> httpx.AsyncHTTPTransport:
-        one = httpx.AsyncHTTPTransport(verify=self._verify, uds=self._uds, limits=self._limits)
+        options = None if self._uds else _KEEP_ALIVE
+        one = httpx.AsyncHTTPTransport(verify=self._verify, uds=self._uds, limits=self._limits, socket_options=options)
         self._all.add(one)
         return one
 

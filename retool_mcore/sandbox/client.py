@@ -8,7 +8,6 @@ session do, so they have one try, at the server that holds the session.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import logging
@@ -24,7 +23,13 @@ import tenacity
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
-from retool_mcore.sandbox.server.wire import LEVEL_HEADER, SESSIONS_HEADER, RunCodeResponse, read_token
+from retool_mcore.sandbox.server.wire import (
+    LEVEL_HEADER,
+    SESSIONS_HEADER,
+    RunCodeRequest,
+    RunCodeResponse,
+    read_token,
+)
 from retool_mcore.transport import ManyInFlight
 
 logger = logging.getLogger(__name__)
@@ -34,12 +39,8 @@ _CONNECT_TIMEOUT_S = 5.0
 # How much longer than the run timeout an answer may take: the wait in the server's queue and the
 # start of the code.
 _QUEUE_ALLOWANCE_S = 120.0
-_OPEN_GRACE_S = 2.0  # when enough servers have answered, the others get this much more
-# A server with calls in flight is pinged; one that does not answer in time has lost them.
-_PING_EVERY_S, _PING_TIMEOUT_S = 2.0, 10.0
-_FAILURES_IN_A_ROW = 3
-_REST_S = (1.0, 30.0)  # without calls after failures: first, longest
-_BUSY_S = (0.2, 1.0, 30.0)  # what a server's Retry-After may ask for: least, where it is absent, most
+_BUSY_PAUSE_S = (0.75, 1.25)
+_LONGEST_REST_S = 30.0
 
 
 class RemoteServer:
@@ -56,28 +57,21 @@ class RemoteServer:
             headers={} if token is None else {"authorization": f"Bearer {token}"},
         )
         self.in_flight = 0
-        self.checked = False  # its level is known, and it has not gone away since
+        self.checked = False  # its level is known, and no call has failed since
         self.rests_until = 0.0
-        self.lost: asyncio.Future[str] | None = None  # set when its calls in flight will not be answered
-        self._failures, self._rest_s = 0, _REST_S[0]
+        self._failures = 0
 
     def worked(self) -> None:
         """A call came back with a result, or was refused for what it asked."""
-        self._failures, self._rest_s = 0, _REST_S[0]
+        self._failures, self.rests_until = 0, 0.0
 
-    def failed(self, reason: str, *, gone: bool = False) -> None:
-        """Open the breaker after several failures in a row, or where the server is ``gone``."""
-        self._failures += 1
-        self.checked = self.checked and not gone
-        if (gone or self._failures >= _FAILURES_IN_A_ROW) and self.rests_until < time.monotonic():
-            self.rests_until = time.monotonic() + self._rest_s * random.uniform(0.8, 1.2)
-            logger.warning("sandbox %s gets no calls for %.0f s: %s", self.url, self._rest_s, reason)
-            self._rest_s = min(2 * self._rest_s, _REST_S[1])
-
-    def lose_calls(self, reason: str) -> None:
-        """Fail all calls in flight: they can be started elsewhere."""
-        if self.lost is not None and not self.lost.done():
-            self.lost.set_result(reason)
+    def failed(self, error: SandboxUnavailable) -> None:
+        """Let the server rest, longer after each failure in a row, and then check it again."""
+        self.checked = False
+        if self.rests_until < time.monotonic():  # else a call that began before the server failed
+            rest_s = min(2.0**self._failures, _LONGEST_REST_S)
+            self._failures, self.rests_until = self._failures + 1, time.monotonic() + rest_s
+            logger.warning("sandbox %s gets no calls for %.0f s: %s", self.url, rest_s, error)
 
 
 class RemoteSandbox(Sandbox):
@@ -94,19 +88,13 @@ class RemoteSandbox(Sandbox):
         workers_per_url: int = 64,
         sessions: bool = False,
         attempts: int = 5,
-        min_nodes: int | None = None,
     ) -> None:
-        """``min_nodes``: servers that must answer at the start, half of them if None.
-
-        ``workers_per_url`` times the servers bounds the calls in flight.
-        """
+        """``workers_per_url`` times the servers bounds the calls in flight."""
         self._servers = [RemoteServer(url.rstrip("/")) for url in urls]
         self._min_level, self._sessions, self._attempts = min_level, sessions, attempts
-        self._min_nodes = min_nodes or -(-len(self._servers) // 2)
         self._places = asyncio.Semaphore(workers_per_url * len(self._servers))
         self._opening = asyncio.Lock()
-        self._watch: asyncio.Task[None] | None = None
-        self._closed = False
+        self._opened = self._closed = False
         self._answered = set[str]()  # sessions of which a result was seen, until they are ended
 
     # -------------------------------------------------------------- opening
@@ -115,58 +103,36 @@ class RemoteSandbox(Sandbox):
         """Ask every server for its level.
 
         Raises ConfigError when one reports a level below min_level, SandboxUnavailable when fewer
-        than min_nodes answer. Servers that are missing are asked again when calls go to them.
+        than half of them answer. Servers that are missing are asked again when calls go to them.
         """
         async with self._opening:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
-            if self._watch is None:
-                await self._check_all()
-                self._watch = asyncio.ensure_future(self._watch_servers())
+            if not self._opened:
+                async for attempt in self._retries():
+                    with attempt:
+                        await self._check_all()
+                self._opened = True
 
-    async def _check_all(self) -> None:
-        checks = [asyncio.ensure_future(self._check_patiently(server)) for server in self._servers]
-        pending, enough = set(checks), False
-        try:
-            while pending:
-                done, pending = await asyncio.wait(
-                    pending, timeout=_OPEN_GRACE_S if enough else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                for check in done:
-                    if isinstance(error := check.exception(), ConfigError):
-                        raise error
-                if enough and not done:
-                    break
-                enough = sum(server.checked for server in self._servers) >= self._min_nodes
-        finally:
-            for check in pending:
-                check.cancel()
-        num_well = sum(server.checked for server in self._servers)
-        errors = [check.exception() for check in checks if check.done() and not check.cancelled()]
-        error = next((error for error in errors if error), None)
-        if num_well < self._min_nodes:
-            if len(self._servers) == 1:
-                raise SandboxUnavailable(str(error)) from error
-            raise SandboxUnavailable(
-                f"{num_well} of {len(self._servers)} sandboxes answer, and {self._min_nodes} are needed to start. "
-                f"The first that is missing: {error}"
-            )
-        if num_well < len(self._servers):
-            logger.warning("opened with %d of %d sandboxes. Missing: %s", num_well, len(self._servers), error)
-
-    async def _check_patiently(self, server: RemoteServer) -> None:
-        async for attempt in self._retries(first_wait_s=0.5, longest_wait_s=4.0):
-            with attempt:
-                await self._check(server)
-
-    def _retries(self, *, first_wait_s: float, longest_wait_s: float) -> tenacity.AsyncRetrying:
-        """Attempts until a server answers; the waits between them are random and grow."""
+    def _retries(self) -> tenacity.AsyncRetrying:
         return tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
+            retry=tenacity.retry_if_exception(lambda e: isinstance(e, SandboxUnavailable) and not self._closed),
             stop=tenacity.stop_after_attempt(self._attempts),
-            wait=tenacity.wait_random_exponential(multiplier=first_wait_s, max=longest_wait_s),
+            wait=tenacity.wait_exponential(multiplier=0.5, max=5.0) + tenacity.wait_random(0, 0.25),
             reraise=True,
         )
+
+    async def _check_all(self) -> None:
+        checks = (self._check(server) for server in self._servers if not server.checked)
+        errors = [error for error in await asyncio.gather(*checks, return_exceptions=True) if error is not None]
+        for error in errors:
+            if not isinstance(error, SandboxUnavailable):
+                raise error
+        if 2 * len(errors) > len(self._servers):
+            num_well, num = len(self._servers) - len(errors), len(self._servers)
+            raise SandboxUnavailable(f"{num_well} of {num} sandboxes answer, and half are needed to start. {errors[0]}")
+        if errors:
+            logger.warning("opened without %d of %d sandboxes: %s", len(errors), len(self._servers), errors[0])
 
     async def _check(self, server: RemoteServer) -> None:
         """Ask a server for its level. Raises SandboxUnavailable, ConfigError."""
@@ -199,12 +165,13 @@ class RemoteSandbox(Sandbox):
         session = request.session
         if session is not None and not self._sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
-        body = _pack(request)
+        # ASCII: a lone surrogate in the code travels as an escape.
+        body = json.dumps(RunCodeRequest.of(request).model_dump(mode="json")).encode()
         await self.open()
         async with self._places:
             if session is None:
                 return await self._call(body, request.run_timeout_s)
-            result = await self._try(self._holder(session), body, request.run_timeout_s, only=True)
+            result = await self._try(self._holder(session), body, request.run_timeout_s)
         # A server that was restarted does not know what it has lost.
         lost = result.session_started and session in self._answered
         self._answered.add(session)
@@ -212,74 +179,50 @@ class RemoteSandbox(Sandbox):
 
     async def _call(self, body: bytes, run_timeout_s: float) -> ExecResult:
         tried: set[RemoteServer] = set()
-        async for attempt in self._retries(first_wait_s=0.2, longest_wait_s=5.0):
+        async for attempt in self._retries():
             with attempt:
-                server = await self._choose(tried)
+                server = self._choose(tried)
                 tried.add(server)
                 return await self._try(server, body, run_timeout_s)
         raise AssertionError("tenacity neither returned nor raised")
 
-    async def _choose(self, avoid: Set[RemoteServer]) -> RemoteServer:
-        """The least busy server whose breaker is closed; waits for one if there is none."""
-        while not self._closed:
-            now = time.monotonic()
-            well = [server for server in self._servers if server.rests_until <= now]
-            if well:
-                wanted = [server for server in well if server not in avoid] or well
-                # Ties by lot: the processes of a run must not all begin with the first URL.
-                return min(wanted, key=lambda server: (server.in_flight, random.random()))
-            await asyncio.sleep(min(server.rests_until for server in self._servers) - now)
-        raise SandboxUnavailable("the sandbox was closed.")
+    def _choose(self, tried: Set[RemoteServer]) -> RemoteServer:
+        """The least busy server that neither rests nor failed this call, if there is one."""
+        now = time.monotonic()
+        # Ties by lot: the processes of a run must not all begin with the first URL.
+        return min(self._servers, key=lambda s: (s.rests_until > now, s in tried, s.in_flight, random.random()))
 
-    async def _try(self, server: RemoteServer, body: bytes, run_timeout_s: float, *, only: bool = False) -> ExecResult:
-        """One try at ``server``, which waits while the server is busy and no other can be had."""
-        server.in_flight += 1
-        if server.lost is None or server.lost.done():
-            server.lost = asyncio.get_running_loop().create_future()
-        lost = server.lost
-        post = asyncio.ensure_future(self._post(server, body, run_timeout_s, only=only))
-        try:
-            await asyncio.wait((post, lost), return_when=asyncio.FIRST_COMPLETED)
-            if not post.done():
-                raise SandboxUnavailable(lost.result())
-            return post.result()
-        finally:
-            server.in_flight -= 1
-            post.cancel()
-            await asyncio.wait((post,))
-
-    async def _post(self, server: RemoteServer, body: bytes, run_timeout_s: float, *, only: bool) -> ExecResult:
+    async def _try(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> ExecResult:
         """One request, and what its outcome says of the server."""
-        asked = time.monotonic()
-        timeout = httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S)
-        headers = {"content-type": "application/json"}
-        gone = True
+        server.in_flight += 1
         try:
             if not server.checked:
                 await self._check(server)
-            while True:
-                answer = await server.http.post("/run_code", content=body, headers=headers, timeout=timeout)
-                if answer.status_code != 503 or time.monotonic() - asked > _QUEUE_ALLOWANCE_S:
-                    break
-                wait_s = _wait_asked_for(answer)
-                server.rests_until = max(server.rests_until, time.monotonic() + wait_s)
-                if not only and any(other.rests_until <= time.monotonic() for other in self._servers):
-                    gone = False
-                    raise SandboxUnavailable(f"the sandbox at {server.url} is too busy: {answer.text[:500]}")
-                await asyncio.sleep(wait_s)
-            gone = False
-            if answer.status_code in (400, 413, 422):
-                server.worked()
-                raise _RefusedRequest(f"the sandbox at {server.url} refused the request: {answer.text[:2000]}")
-            result = _read(server, answer, time.monotonic() - asked)
-        except _RefusedRequest as refusal:
-            raise ConfigError(str(refusal)) from None
-        except (ConfigError, SandboxUnavailable, httpx.HTTPError, ValueError) as error:
+            answer, round_trip_s = await self._post(server, body, run_timeout_s)
+            refused = answer.status_code in (400, 413, 422)
+            result = None if refused else _read(server, answer, round_trip_s)
+        except (SandboxUnavailable, httpx.HTTPError, ValueError) as error:
             failure = error if isinstance(error, SandboxUnavailable) else unavailable(server.url, "a call", error)
-            server.failed(str(failure), gone=gone)
+            server.failed(failure)
             raise failure from error
+        finally:
+            server.in_flight -= 1
         server.worked()
+        if result is None:  # no other server would run it
+            raise ConfigError(f"the sandbox at {server.url} refused the request: {answer.text[:2000]}")
         return result
+
+    async def _post(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> tuple[httpx.Response, float]:
+        """The answer, and the seconds that it took. A server that is too busy is asked again."""
+        asked = time.monotonic()
+        timeout = httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S)
+        headers = {"content-type": "application/json"}
+        while True:
+            answer = await server.http.post("/run_code", content=body, headers=headers, timeout=timeout)
+            took_s = time.monotonic() - asked
+            if answer.status_code != 503 or took_s > _QUEUE_ALLOWANCE_S:
+                return answer, took_s
+            await asyncio.sleep(random.uniform(*_BUSY_PAUSE_S))
 
     def _holder(self, session: str) -> RemoteServer:
         """The server that a session's definitions live on."""
@@ -295,38 +238,12 @@ class RemoteSandbox(Sandbox):
         except httpx.HTTPError as error:
             logger.info("session %s was not ended at %s (its idle time will): %s", session, server.url, error)
 
-    # ------------------------------------------------------- health, closing
-
-    async def _watch_servers(self) -> None:
-        """Ping the servers that have calls in flight: a machine that hangs closes no connection."""
-        while True:
-            await asyncio.sleep(_PING_EVERY_S)
-            await asyncio.gather(*(self._ping(server) for server in self._servers if server.in_flight))
-
-    async def _ping(self, server: RemoteServer) -> None:
-        try:
-            await server.http.get("/v1/ping", timeout=_PING_TIMEOUT_S)
-        except httpx.HTTPError as error:
-            reason = str(unavailable(server.url, "GET /v1/ping", error))
-            server.failed(reason, gone=True)
-            server.lose_calls(reason)
-
     async def close(self) -> None:
         """See ``base.Sandbox.close``."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait((self._watch,))
-        for server in self._servers:
-            server.lose_calls("the sandbox was closed.")
-        await asyncio.sleep(0)  # the calls end first
         for server in self._servers:
             with contextlib.suppress(httpx.HTTPError):
                 await server.http.aclose()
-
-
-class _RefusedRequest(Exception):
-    """The server does not run what was asked: no other one would."""
 
 
 def unavailable(url: str, what: str, error: Exception) -> SandboxUnavailable:
@@ -336,29 +253,6 @@ def unavailable(url: str, what: str, error: Exception) -> SandboxUnavailable:
         f"the sandbox at {url} did not answer {what}: {reason[:500]}. "
         "Is it running there (`retool sandbox serve`), and reachable from this machine?"
     )
-
-
-def _wait_asked_for(answer: httpx.Response) -> float:
-    """Seconds of a Retry-After header, bounded."""
-    least_s, absent_s, most_s = _BUSY_S
-    asked = answer.headers.get("retry-after", "")
-    seconds = float(asked) if asked.isascii() and asked.isdigit() else absent_s
-    return min(max(seconds, least_s), most_s) * random.uniform(0.75, 1.25)
-
-
-def _pack(request: ExecRequest) -> bytes:
-    fields = {
-        "code": request.code,
-        "language": "python",
-        "run_timeout": request.run_timeout_s,
-        "memory_limit_MB": request.memory_limit_mb,
-        "stdin": request.stdin,
-        "files": {name: base64.b64encode(content).decode() for name, content in request.files.items()},
-        "fetch_files": list(request.fetch_files),
-        "session": request.session,
-        "notebook": request.notebook,
-    }
-    return json.dumps(fields).encode()  # ASCII: a lone surrogate in the code travels as an escape
 
 
 def _read(server: RemoteServer, answer: httpx.Response, round_trip_s: float) -> ExecResult:

@@ -14,15 +14,17 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser, make_ordinary_user
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
-AT_EVERY_LEVEL = ("test_table", "test_programs")  # what differs at rlimits, which is for code that one trusts
+# Only `make test-long` runs these modules, and the others at rlimits.
+LONG = ("test_frozen", "test_host_files", "test_interpreter", "test_service", "test_soak", "test_uids")
 SECRET = "a secret of the training process"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only `make test-long` runs the other tests at rlimits, too."""
+    """`make test` tries the two strongest levels."""
+    here = Path(__file__).parent
     for item in items:
-        level = item.callspec.params.get("sandbox") if hasattr(item, "callspec") else None  # type: ignore[attr-defined]
-        if level == Level.RLIMITS and item.path.stem not in AT_EVERY_LEVEL:
+        params = item.callspec.params if hasattr(item, "callspec") else {}  # type: ignore[attr-defined]
+        if item.path.parent == here and (item.path.stem in LONG or Level.RLIMITS in params.values()):
             item.add_marker(pytest.mark.long)
 
 

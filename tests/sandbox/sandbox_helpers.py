@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -16,16 +16,6 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
-
-
-# The functions of Python that lead /tmp to the working directory at landlock, as they were: what an
-# attacker uses, and what shows the kernel's own answer.
-UNLED = """
-import builtins, os
-for module in (builtins, os):
-    for name, function in list(vars(module).items()):
-        if hasattr(function, "__wrapped__"): setattr(module, name, function.__wrapped__)
-"""
 
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
@@ -78,13 +68,6 @@ async def still_works(sandbox: LocalSandbox) -> bool:
     return (await sandbox.execute("6 * 7")).stdout == "42\n"
 
 
-async def all_deleted(sandbox: LocalSandbox) -> None:
-    """Wait for what is deleted after the results are there."""
-    async with asyncio.timeout(60):
-        while sandbox.num_cleaning:
-            await asyncio.sleep(0.02)
-
-
 async def open_at(level: Level, **options: Any) -> LocalSandbox:
     """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a
     retry.
@@ -112,28 +95,3 @@ def children_of(parent: int, marker: str) -> list[int]:
         with contextlib.suppress(OSError):  # it may end as it is looked at
             found += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
-
-
-class Ticks:
-    """Seconds as this process had them: a loop that waits for its core counts none.
-
-    The fleet blames no server for a stall of its own process, and neither may a test.
-    """
-
-    _TICK_S = 0.02
-
-    async def __aenter__(self) -> Self:
-        self._num, self._task = 0, asyncio.ensure_future(self._count())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-
-    async def _count(self) -> None:
-        while True:
-            await asyncio.sleep(self._TICK_S)
-            self._num += 1
-
-    @property
-    def seconds(self) -> float:
-        return self._num * self._TICK_S

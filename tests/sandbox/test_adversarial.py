@@ -12,7 +12,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.output import MAX_STREAM_BYTES
-from tests.sandbox.sandbox_helpers import UNLED, last_line, still_works
+from tests.sandbox.sandbox_helpers import last_line, still_works
 
 # ------------------------------------------------------------------- limits
 
@@ -36,8 +36,8 @@ async def test_allocation_over_the_limit_is_a_memory_error(sandbox: LocalSandbox
     assert (await sandbox.execute("len(bytearray(200 << 20))", memory_limit_mb=256)).stdout == "209715200\n"
 
 
-async def test_numpy_works_under_a_small_memory_limit(sandbox: LocalSandbox):
-    result = await sandbox.execute("import numpy as np\nfloat(np.ones((256, 256)).sum())", memory_limit_mb=64)
+async def test_numpy_works_under_a_small_memory_limit(strongest: LocalSandbox):
+    result = await strongest.execute("import numpy as np\nfloat(np.ones((256, 256)).sum())", memory_limit_mb=64)
     assert result.stdout == "65536.0\n"
 
 
@@ -84,8 +84,8 @@ x = b"x" * (230 << 20)
     assert await still_works(sandbox)
 
 
-async def test_5_mb_of_output_is_capped_and_the_count_is_told(sandbox: LocalSandbox):
-    result = await sandbox.execute("print('head'); print('x' * 5_000_000); print('tail')")
+async def test_5_mb_of_output_is_capped_and_the_count_is_told(strongest: LocalSandbox):
+    result = await strongest.execute("print('head'); print('x' * 5_000_000); print('tail')")
     assert (result.status, result.return_code) == ("finished", 0)
     assert result.stdout_dropped_bytes == 5 + 5_000_001 + 5 - MAX_STREAM_BYTES
     assert result.stdout.startswith("head\nxxx") and result.stdout.endswith("xxx\ntail\n")
@@ -93,8 +93,8 @@ async def test_5_mb_of_output_is_capped_and_the_count_is_told(sandbox: LocalSand
     assert len(result.stdout) < MAX_STREAM_BYTES + 100
 
 
-async def test_endless_stderr_ends_at_the_time_limit_capped(sandbox: LocalSandbox):
-    result = await sandbox.execute("import sys\nwhile True: sys.stderr.write('e' * 10_000)", run_timeout_s=0.5)
+async def test_endless_stderr_ends_at_the_time_limit_capped(strongest: LocalSandbox):
+    result = await strongest.execute("import sys\nwhile True: sys.stderr.write('e' * 10_000)", run_timeout_s=0.5)
     assert result.status == "time_limit"
     assert result.stderr_dropped_bytes > 0
     assert len(result.stderr) < MAX_STREAM_BYTES + 100
@@ -124,9 +124,9 @@ finally:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
-async def test_a_run_timeout_nobody_can_mean_is_an_error(sandbox: LocalSandbox, seconds: float):
+async def test_a_run_timeout_nobody_can_mean_is_an_error(strongest: LocalSandbox, seconds: float):
     with pytest.raises(ConfigError, match="run_timeout_s"):
-        await sandbox.execute("1", run_timeout_s=seconds)
+        await strongest.execute("1", run_timeout_s=seconds)
 
 
 async def test_a_huge_limit_is_clamped():
@@ -143,7 +143,7 @@ async def test_writing_outside_the_working_directory(sandbox: LocalSandbox, tmp_
     for directory in (open_to_all, *open_to_all.parents):
         if directory != Path("/"):
             directory.chmod(0o777 if directory == open_to_all else directory.stat().st_mode | 0o011)
-    code = f"""{UNLED}
+    code = f"""
 for path in ("/etc/x", "/usr/lib/x", "/x", {str(open_to_all / "x")!r}):
     try:
         open(path, "w").close()
@@ -161,11 +161,11 @@ for path in ("/etc/x", "/usr/lib/x", "/x", {str(open_to_all / "x")!r}):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a\0b", "."])
-async def test_path_traversal_is_rejected_before_anything_runs(sandbox: LocalSandbox, name: str):
+async def test_path_traversal_is_rejected_before_anything_runs(strongest: LocalSandbox, name: str):
     with pytest.raises(ConfigError, match="file path"):
-        await sandbox.execute("print('ran')", files={name: b"x"})
+        await strongest.execute("print('ran')", files={name: b"x"})
     with pytest.raises(ConfigError, match="file path"):
-        await sandbox.execute("print('ran')", fetch_files=[name])
+        await strongest.execute("print('ran')", fetch_files=[name])
 
 
 async def test_a_fetched_symlink_shows_only_what_the_code_could_read(sandbox: LocalSandbox):

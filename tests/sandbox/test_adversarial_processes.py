@@ -31,13 +31,13 @@ async def test_the_environment_holds_a_few_safe_keys(sandbox: LocalSandbox):
         assert (await sandbox.execute("import os; os.path.exists('/proc')")).stdout == "False\n"
 
 
-async def test_exit_code_is_the_codes_own(sandbox: LocalSandbox):
-    result = await sandbox.execute("import os; os._exit(7)")
+async def test_exit_code_is_the_codes_own(strongest: LocalSandbox):
+    result = await strongest.execute("import os; os._exit(7)")
     assert (result.status, result.return_code, result.text) == ("finished", 7, "[exit code 7]")
 
 
-async def test_segfault(sandbox: LocalSandbox):
-    result = await sandbox.execute("import ctypes; ctypes.string_at(0)")
+async def test_segfault(strongest: LocalSandbox):
+    result = await strongest.execute("import ctypes; ctypes.string_at(0)")
     assert (result.status, result.return_code, result.text) == ("finished", -11, "[killed by signal 11]")
 
 
@@ -57,49 +57,49 @@ async def test_a_stopped_process_does_not_hang(sandbox: LocalSandbox):
 # --------------------------------------------------------------- text in, out
 
 
-async def test_stdin_given_and_none(sandbox: LocalSandbox):
-    assert (await sandbox.execute("input() + '|' + input()", stdin="é 1\nb\n")).stdout == "'é 1|b'\n"
-    result = await sandbox.execute("input()")
+async def test_stdin_given_and_none(strongest: LocalSandbox):
+    assert (await strongest.execute("input() + '|' + input()", stdin="é 1\nb\n")).stdout == "'é 1|b'\n"
+    result = await strongest.execute("input()")
     assert last_line(result.stderr) == "EOFError: EOF when reading a line"
 
 
-async def test_bytes_that_are_not_utf8_are_escaped_and_the_rest_kept(sandbox: LocalSandbox):
-    result = await sandbox.execute("import os; os.write(1, b'ok \\xff\\xfe end\\n'); print('rest')")
+async def test_bytes_that_are_not_utf8_are_escaped_and_the_rest_kept(strongest: LocalSandbox):
+    result = await strongest.execute("import os; os.write(1, b'ok \\xff\\xfe end\\n'); print('rest')")
     assert result.stdout == "ok \\xff\\xfe end\nrest\n"
 
 
-async def test_surrogates_in_output_and_in_code(sandbox: LocalSandbox):
-    assert (await sandbox.execute("print('\\udc80')")).stdout == "\\udc80\n"
-    result = await sandbox.execute("x = '\ud800'")
+async def test_surrogates_in_output_and_in_code(strongest: LocalSandbox):
+    assert (await strongest.execute("print('\\udc80')")).stdout == "\\udc80\n"
+    result = await strongest.execute("x = '\ud800'")
     assert (result.status, result.return_code) == ("finished", 1)
     assert last_line(result.stderr).startswith("UnicodeEncodeError")
 
 
-async def test_nul_in_code_is_a_syntax_error(sandbox: LocalSandbox):
-    result = await sandbox.execute("x = 1\0")
+async def test_nul_in_code_is_a_syntax_error(strongest: LocalSandbox):
+    result = await strongest.execute("x = 1\0")
     assert last_line(result.stderr) == "SyntaxError: source code string cannot contain null bytes"
 
 
-async def test_threads_work(sandbox: LocalSandbox):
+async def test_threads_work(strongest: LocalSandbox):
     code = "from concurrent.futures import ThreadPoolExecutor as T\nlist(T().map(lambda x: x * x, range(4)))"
-    assert (await sandbox.execute(code)).stdout == "[0, 1, 4, 9]\n"
+    assert (await strongest.execute(code)).stdout == "[0, 1, 4, 9]\n"
 
 
-async def test_deep_recursion_and_nested_parentheses_are_errors(sandbox: LocalSandbox):
-    result = await sandbox.execute("def f(n): return f(n + 1)\nf(0)")
+async def test_deep_recursion_and_nested_parentheses_are_errors(strongest: LocalSandbox):
+    result = await strongest.execute("def f(n): return f(n + 1)\nf(0)")
     assert last_line(result.stderr) == "RecursionError: maximum recursion depth exceeded"
     for code in ("(" * 5_000 + ")" * 5_000, "-" * 100_000 + "1", "[" * 90 + "]" * 90 + "\n" + "x" + ".a" * 50_000):
-        result = await sandbox.execute(code)
+        result = await strongest.execute(code)
         assert (result.status, result.return_code) == ("finished", 1)
-    assert await still_works(sandbox)
+    assert await still_works(strongest)
 
 
 # ------------------------------------------------------------------- state
 
 
-async def test_a_monkeypatched_library_is_invisible_to_the_next_run(sandbox: LocalSandbox):
-    assert (await sandbox.execute("import sympy; sympy.factorint = lambda n: 'hacked'; sympy.factorint(6)")).ok
-    assert (await sandbox.execute("import sympy; sympy.factorint(6)")).stdout == "{2: 1, 3: 1}\n"
+async def test_a_monkeypatched_library_is_invisible_to_the_next_run(strongest: LocalSandbox):
+    assert (await strongest.execute("import sympy; sympy.factorint = lambda n: 'hacked'; sympy.factorint(6)")).ok
+    assert (await strongest.execute("import sympy; sympy.factorint(6)")).stdout == "{2: 1, 3: 1}\n"
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ async def test_a_monkeypatched_library_is_invisible_to_the_next_run(sandbox: Loc
         "import uuid; uuid.uuid4()",
     ],
 )
-async def test_two_runs_draw_different_random_numbers(sandbox: LocalSandbox, code: str):
-    first, second = await asyncio.gather(sandbox.execute(code), sandbox.execute(code))
+async def test_two_runs_draw_different_random_numbers(strongest: LocalSandbox, code: str):
+    first, second = await asyncio.gather(strongest.execute(code), strongest.execute(code))
     assert first.ok and second.ok and first.stdout != second.stdout
 
 

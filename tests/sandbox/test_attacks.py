@@ -12,7 +12,7 @@ import pytest
 
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import UNLED, processes_named
+from tests.sandbox.sandbox_helpers import processes_named
 
 CALLS = """
 import ctypes, errno
@@ -92,8 +92,10 @@ print(opened)
     assert (await sandbox.execute(code)).stdout == "[]\n"
 
 
-async def test_asyncio_works_without_sockets(sandbox: LocalSandbox):
-    result = await sandbox.execute("import asyncio\nasync def f(): await asyncio.sleep(0); return 5\nasyncio.run(f())")
+async def test_asyncio_works_without_sockets(strongest: LocalSandbox):
+    result = await strongest.execute(
+        "import asyncio\nasync def f(): await asyncio.sleep(0); return 5\nasyncio.run(f())"
+    )
     assert result.stdout == "5\n"
 
 
@@ -144,7 +146,6 @@ print(found)
     "attack",
     [
         "os.write(3, b'garbage' * 1000)",
-        "os.write(3, struct.pack('=cI', b'H', 0))",  # asks for the other image
         "os.write(3, struct.pack('=cI', b'D', 4) + struct.pack('=i', 0))",  # claims to be done
         "os.write(3, struct.pack('=cI', b'N', 0xFFFFFFFF))",  # announces a file of 4 GiB
         "os.write(3, struct.pack('=cIII', b'N', 8, 0xFFFFFFF, 7))",  # a file nobody asked for
@@ -153,26 +154,26 @@ print(found)
         "os.dup2(1, 3)",
     ],
 )
-async def test_abuse_of_the_control_socket_harms_only_the_own_result(sandbox: LocalSandbox, attack: str):
-    result = await sandbox.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=2)
+async def test_abuse_of_the_control_socket_harms_only_the_own_result(strongest: LocalSandbox, attack: str):
+    result = await strongest.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=2)
     assert (result.status, result.return_code, dict(result.files)) == ("finished", 9, {})
-    assert (await sandbox.execute("1 + 1")).stdout == "2\n"
+    assert (await strongest.execute("1 + 1")).stdout == "2\n"
 
 
 @pytest.mark.parametrize("kind", "DHXRE")
-async def test_a_forged_frame_does_not_lift_the_time_limit(sandbox: LocalSandbox, kind: str):
+async def test_a_forged_frame_does_not_lift_the_time_limit(strongest: LocalSandbox, kind: str):
     frame = f"struct.pack('=cI', b'{kind}', 4) + struct.pack('=i', 5)"
     code = f"import os, struct, time\nos.write(3, {frame})\ntime.sleep(60)"
     started = time.monotonic()
-    result = await sandbox.execute(code, run_timeout_s=1)
+    result = await strongest.execute(code, run_timeout_s=1)
     assert time.monotonic() - started < 10
     assert (result.status, result.return_code) == ("time_limit", None)
 
 
-async def test_a_flood_on_the_control_socket_is_cut_off(sandbox: LocalSandbox):
+async def test_a_flood_on_the_control_socket_is_cut_off(strongest: LocalSandbox):
     announce = f"os.write(3, struct.pack('=cI', b'N', {4 * MAX_FILE_BYTES}))"
     code = f"import os, struct\n{announce}\nwhile True: os.write(3, bytes(1 << 20))"
-    result = await sandbox.execute(code, run_timeout_s=10)
+    result = await strongest.execute(code, run_timeout_s=10)
     assert not result.ok and result.files == {}
 
 
@@ -187,7 +188,7 @@ for pattern in ("/tmp/retool-sandbox-*/slot*/mine", "/box/mine", "/tmp/mine", "/
         try: print(open(path).read())
         except OSError: pass
 """
-    second = await sandbox.execute(UNLED + spy)
+    second = await sandbox.execute(spy)
     assert (await first).ok
     assert (second.stdout, second.return_code) == ("", 0)
 
@@ -225,7 +226,7 @@ async def test_a_time_bomb_does_not_outlive_the_call(sandbox: LocalSandbox, tmp_
     for directory in (tmp_path, *tmp_path.parents):
         if directory != Path("/"):
             directory.chmod(0o777 if directory == tmp_path else directory.stat().st_mode | 0o011)
-    code = f"""{UNLED}
+    code = f"""
 import os, signal, time
 for _ in range(3):
     if os.fork() == 0:

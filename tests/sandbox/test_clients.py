@@ -1,55 +1,25 @@
-"""Clients that nobody here wrote, unchanged, against our server at every level: verl's code reward
+"""Clients that nobody here wrote, unchanged, against our server: verl's code reward
 and PyPI's sandbox-fusion. What a grader compares is what the program printed, and nothing else.
 """
 
-import asyncio
 import base64
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sandbox_fusion
-import uvicorn
 
-from retool_mcore.sandbox.server.app import create_app
-from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, open_at
+from tests.sandbox.sandbox_helpers import start
 
 verl_client: Any = pytest.importorskip("verl.utils.reward_score.sandbox_fusion.utils")
 
 
-@pytest.fixture(scope="module", params=LEVELS, ids=str)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server at exactly one level, in a thread with a loop of its own."""
-    started: list[Any] = []
-    ready = threading.Event()
-
-    async def serve() -> None:
-        try:
-            sandbox: LocalSandbox = await open_at(request.param, workers=2)
-        except BaseException as error:  # noqa: BLE001  pytest.skip is one, and belongs to the main thread
-            started.append(error)
-            ready.set()
-            return
-        async with sandbox:
-            server = uvicorn.Server(uvicorn.Config(create_app(sandbox), port=0, log_level="warning"))
-            serving = asyncio.ensure_future(server.serve())
-            while not server.started:
-                await asyncio.sleep(0.01)
-            started.extend((server, server.servers[0].sockets[0].getsockname()[1]))
-            ready.set()
-            await serving
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert ready.wait(150)
-    if isinstance(started[0], BaseException):
-        thread.join()
-        raise started[0]
-    yield f"http://127.0.0.1:{started[1]}"
-    started[0].should_exit = True
-    thread.join()
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server, url = start("--port", "0", "--workers", "2")
+    yield url
+    server.terminate()
+    server.communicate(timeout=300)
 
 
 def run(url: str, code: str, **fields: Any) -> sandbox_fusion.RunCodeResponse:
@@ -120,14 +90,6 @@ def test_a_program_is_a_plain_script(url: str, code: str, stdout: str):
     answer = run(url, code)
     assert answer.status == sandbox_fusion.RunStatus.Success
     assert stdout_of(answer) == stdout
-
-
-def test_a_program_that_leaves_by_os_exit_gives_its_files_and_its_code(url: str):
-    code = "import os\nprint('before')\nopen('f', 'w').write('kept')\nos._exit(3)"
-    answer = run(url, code, fetch_files=["f"])
-    assert answer.run_result is not None
-    assert (answer.run_result.return_code, answer.run_result.stdout) == (3, "before\n")
-    assert answer.files == {"f": base64.b64encode(b"kept").decode()}
 
 
 def test_a_forked_child_that_leaves_by_os_exit_sends_no_files(url: str):

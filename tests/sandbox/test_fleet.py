@@ -1,28 +1,24 @@
-"""Several servers behind one client: killed, hung, broken and restarted ones lose no call."""
+"""Several servers behind one client: killed, broken and restarted ones lose no call."""
 
 import asyncio
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import client as clients
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.client import RemoteSandbox
-from tests.sandbox.sandbox_helpers import Ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,39 +121,18 @@ async def client(*servers: Told | str, **options: Any) -> AsyncIterator[RemoteSa
         yield sandbox
 
 
-async def test_a_server_that_hangs_gets_no_more_calls_and_its_own_are_started_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(clients, "_PING_EVERY_S", 0.3)
-    monkeypatch.setattr(clients, "_PING_TIMEOUT_S", 1.0)
-    async with told(Told(pong, slowly), Told(pong, slowly), Told(pong, slowly)) as servers, client(*servers) as sandbox:
-        servers[0].ping = servers[0].run = never
-        async with Ticks() as passed:
-            results = await asyncio.gather(*(sandbox.execute("1") for _ in range(60)))
-        assert [result.stdout for result in results] == ["ran\n"] * 60
-        assert passed.seconds < 5.0
-        assert 1 <= servers[0].num_calls <= 25
-        # Each call of the hung server was started once more, and no other was.
-        assert sum(server.num_calls for server in servers) == 60 + servers[0].num_calls
-        before = servers[0].num_calls
-        servers[0].ping, servers[0].run = pong, slowly
-        async with asyncio.timeout(10):
-            while servers[0].num_calls == before:
-                await sandbox.execute("1")
-
-
-async def test_it_opens_with_half_of_the_servers_and_not_with_less():
+async def test_it_opens_with_half_of_the_servers_and_not_with_less(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(clients, "_CONNECT_TIMEOUT_S", 0.5)
     async with told(Told(pong, ran), Told(never, ran)) as (well, hung):
-        async with Ticks() as passed, client(well, hung) as sandbox:
-            assert passed.seconds < 4
+        async with client(well, hung) as sandbox:
             assert (await sandbox.execute("1")).ok
-            hung.ping = pong
+            hung.ping = pong  # a call goes to the missing one as soon as it is the least busy
             async with asyncio.timeout(15):
                 while not hung.num_calls:
-                    await sandbox.execute("1")
-        with pytest.raises(SandboxUnavailable, match="1 of 3 sandboxes answer, and 2 are needed"):
+                    await asyncio.gather(*(sandbox.execute("1") for _ in range(4)))
+        with pytest.raises(SandboxUnavailable, match="1 of 3 sandboxes answer, and half are needed"):
             async with client(well, dead_url(), dead_url(), attempts=1):
                 pass
-        async with client(well, dead_url(), dead_url(), min_nodes=1) as sandbox:
-            assert (await sandbox.execute("1")).ok
         weak = Told(pong, ran, headers="x-sandbox-level: rlimits\r\n")
         async with told(weak):
             with pytest.raises(ConfigError, match="below min_level = 'namespaces'"):
@@ -176,31 +151,41 @@ async def test_a_server_that_fails_calls_but_answers_pings_gets_a_rest():
     async with told(Told(pong, broken), Told(pong, ran)) as (bad, good), client(bad, good) as sandbox:
         for _ in range(100):
             assert (await sandbox.execute("1")).stdout == "ran\n"
-        assert 3 <= bad.num_calls <= 8
+        assert 1 <= bad.num_calls <= 3
         assert good.num_calls == 100
         bad.run = ran
         async with asyncio.timeout(10):
-            while bad.num_calls <= 8:
+            while bad.num_calls <= 3:
                 await sandbox.execute("1")
                 await asyncio.sleep(0.02)
 
 
-async def test_a_busy_server_is_spared_and_the_call_goes_on():
+async def test_a_busy_server_is_asked_again_and_that_is_no_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(clients, "_BUSY_PAUSE_S", (0.05, 0.1))
+
     async def busy() -> str:
         return "503 try again later"
 
-    async with told(Told(pong, busy), Told(pong, ran)) as (full, free):
-        async with client(full, free) as sandbox:
-            await asyncio.gather(*(sandbox.execute("1") for _ in range(50)))
-            assert full.num_calls <= 25
-            before = full.num_calls
-            await asyncio.gather(*(sandbox.execute("1") for _ in range(50)))
-            assert full.num_calls == before
-        async with client(full, attempts=1) as sandbox:  # a refusal is no failed try
-            call = asyncio.ensure_future(sandbox.execute("1"))
-            await asyncio.sleep(0.2)
-            full.run = ran
-            assert (await call).ok
+    async with told(Told(pong, busy)) as (full,), client(full, attempts=1) as sandbox:
+        call = asyncio.ensure_future(sandbox.execute("1"))
+        async with asyncio.timeout(30):
+            while full.num_calls < 3:
+                await asyncio.sleep(0.01)
+        full.run = ran
+        assert (await call).ok
+
+
+async def test_a_server_that_comes_back_at_a_weaker_level_gets_no_calls():
+    well, other = Told(pong, ran), Told(pong, broken)
+    async with told(well, other), client(well, other, min_level=Level.NAMESPACES) as sandbox:
+        while not other.num_calls:
+            await sandbox.execute("1")
+        other.headers, other.run, before = "x-sandbox-level: rlimits\r\n", ran, other.num_calls
+        sandbox._servers[1].rests_until = 0.0  # pyright: ignore[reportPrivateUsage]
+        async with asyncio.timeout(15):
+            while other.num_pings < 2:
+                assert (await sandbox.execute("1")).ok
+        assert other.num_calls == before
 
 
 async def test_a_call_that_every_server_fails_ends_after_its_attempts():
@@ -258,16 +243,6 @@ async def test_a_call_that_is_given_up_frees_its_place():
             assert (await sandbox.execute("1")).ok
 
 
-async def test_a_standstill_of_this_process_is_not_the_servers_fault(caplog: pytest.LogCaptureFixture):
-    async with told(*(Told(pong, slowly) for _ in range(3))) as servers, client(*servers) as sandbox:
-        calls = [asyncio.ensure_future(sandbox.execute("1")) for _ in range(9)]
-        await asyncio.sleep(0.02)
-        time.sleep(1.5)
-        assert all(result.ok for result in await asyncio.gather(*calls))
-        assert sum(server.num_calls for server in servers) == 9
-        assert "gets no calls" not in caplog.text
-
-
 # --------------------------------------------------------------- servers of our own
 
 
@@ -286,57 +261,18 @@ def url_of(server: subprocess.Popen[str]) -> str:
     return url
 
 
-async def num_given_up(urls: Sequence[str]) -> int:
-    """Calls that the live servers saw their client give up."""
-    total = 0
-    async with httpx.AsyncClient(timeout=30) as http:
-        for url in urls:
-            text = (await http.get(f"{url}/metrics")).text
-            found = [line for line in text.splitlines() if line.startswith('retool_sandbox_refused_total{code="499"}')]
-            total += int(float(found[0].split()[-1])) if found else 0
-    return total
-
-
-@pytest.mark.parametrize(
-    "num_servers, num_killed, num_hung", [(4, 1, 1), pytest.param(16, 4, 4, marks=pytest.mark.long)]
-)
-async def test_no_call_is_lost_when_servers_die_and_hang(num_servers: int, num_killed: int, num_hung: int):
-    seed = int.from_bytes(os.urandom(4), "big")
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    servers = [start(0) for _ in range(num_servers)]
+async def test_no_call_is_lost_when_servers_die():
+    servers = [start(0) for _ in range(3)]
     try:
         urls = [await asyncio.to_thread(url_of, server) for server in servers]
         async with RemoteSandbox(urls, workers_per_url=4) as sandbox:
-
-            async def trajectory(number: int) -> list[str]:
-                outputs: list[str] = []
-                for turn in range(4):
-                    result = await sandbox.execute(f"import time; time.sleep(0.05); {number} * 100 + {turn}")
-                    outputs.append(result.stdout)
-                return outputs
-
-            count = 15 * num_servers
-            tasks = [asyncio.ensure_future(trajectory(number)) for number in range(count)]
-            await asyncio.sleep(1)
-            victims = chance.sample(range(num_servers), num_killed + num_hung)
-            for victim in victims[:num_killed]:
-                servers[victim].kill()
-                await asyncio.sleep(chance.uniform(0, 0.3))
-            for victim in victims[num_killed:]:
-                servers[victim].send_signal(signal.SIGSTOP)
-                await asyncio.sleep(chance.uniform(0, 0.3))
-            assert not all(task.done() for task in tasks)
-            outputs = await asyncio.gather(*tasks)
-            assert outputs == [[f"{number * 100 + turn}\n" for turn in range(4)] for number in range(count)]
-            for victim in victims[num_killed:]:  # they wake up, and are given calls again
-                servers[victim].send_signal(signal.SIGCONT)
-            live = [url for index, url in enumerate(urls) if index not in victims[:num_killed]]
-            # A call was given up only where it was started twice: never more than once for each
-            # place of a server that died or hung, and of those that were slow to answer a ping.
-            given_up = await num_given_up(live)
-            print(f"{4 * count} calls, {given_up} given up")
-            assert given_up <= 4 * num_servers
+            calls = [asyncio.ensure_future(sandbox.execute(f"import time; time.sleep(0.05); {n}")) for n in range(150)]
+            async with asyncio.timeout(60):
+                while not calls[10].done():
+                    await asyncio.sleep(0.01)
+            servers[0].kill()
+            assert not all(call.done() for call in calls)
+            assert [(await call).stdout for call in calls] == [f"{number}\n" for number in range(150)]
     finally:
         for server in servers:
             os.killpg(server.pid, signal.SIGKILL)

@@ -143,13 +143,3 @@ async def test_a_session_tells_the_cpu_time_of_each_cell(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         found = [(await sandbox.execute(work.format(s=s), session="t")).cpu_s for s in (0.4, 0.0, 0.2)]
     assert found[0] >= 0.3 and found[1] < 0.15 and found[2] >= 0.15
-
-
-@pytest.mark.parametrize("level", LEVELS)
-async def test_asking_for_the_full_image_gives_no_second_time_limit(level: Level):
-    ask = "import os, struct, time\ntime.sleep(2.5)\nos.write(3, struct.pack('=cI', b'H', 0))\ntime.sleep(60)"
-    async with await open_at(level, workers=1) as sandbox:
-        result = await sandbox.execute(ask, run_timeout_s=3.0)
-        assert result.status == "time_limit" and 2.9 < result.run_s < 5.0
-        legitimate = await sandbox.execute("print(__import__('numpy').arange(3).sum())")
-        assert legitimate.stdout == "3\n"

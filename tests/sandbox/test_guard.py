@@ -20,11 +20,9 @@ import uvicorn
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.server.app import connection_limit, create_app, raise_descriptor_limit
-from retool_mcore.sandbox.server.guard import is_loopback
-from retool_mcore.sandbox.server.wire import read_token
-from retool_mcore.sandbox.supervisor.interpreter import Interpreter
-from retool_mcore.sandbox.supervisor.local import ImportGuess, LocalSandbox
+from retool_mcore.sandbox.server.app import create_app
+from retool_mcore.sandbox.server.wire import is_loopback, read_token
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.test_server import ROOT, start, stop
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -86,14 +84,13 @@ async def test_no_web_page_may_ask(sandbox: LocalSandbox):
             return (await http.post("/run_code", json=RUN, headers=headers)).status_code
 
         assert await status() == 200
-        assert await status(origin=url) == 200
-        for origin in ("https://evil.example", "null", url + "0", url.replace("http", "https") + ".evil.example"):
+        for origin in ("https://evil.example", "null", url):
             assert await status(origin=origin) == 403
         assert await status(origin="http://rebound.example", host="rebound.example") == 403
         for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             assert await status(**{"content-type": content_type}) == 415
         assert await status(**{"content-type": "application/json; charset=utf-8"}) == 200
-        assert 'retool_sandbox_refused_total{code="403"} 5.0' in (await http.get("/metrics")).text
+        assert 'retool_sandbox_refused_total{code="403"} 4.0' in (await http.get("/metrics")).text
 
 
 async def test_a_server_on_loopback_answers_under_no_other_name(sandbox: LocalSandbox):
@@ -136,19 +133,6 @@ def test_an_open_address_without_a_token_is_warned_of(tmp_path: Path):
 
 
 # ------------------------------------------------------------ connections, load
-
-
-async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbox):
-    slow = {"code": "import time; time.sleep(1)", "language": "python"}
-    async with served(sandbox, connections=20, max_pending=4) as url, httpx.AsyncClient(base_url=url) as http:
-        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=300)) for _ in range(12)]
-        await asyncio.sleep(0.5)
-        assert (await http.get("/v1/ping")).status_code == 200
-        answers = await asyncio.gather(*calls)
-        refused = [answer for answer in answers if answer.status_code == 503]
-        assert len(refused) == 8
-        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
-        assert {answer.json()["status"] for answer in refused} == {"SandboxError"}
 
 
 async def test_above_the_limit_of_connections_a_newcomer_is_answered_at_once(sandbox: LocalSandbox):
@@ -194,17 +178,6 @@ def test_a_server_bounds_its_connections_by_its_descriptors():
         stop(server)
 
 
-def test_the_soft_limit_is_raised_and_leaves_room_for_executions():
-    code = "import resource; from retool_mcore.sandbox.server.app import raise_descriptor_limit as f; "
-    code += "print(f(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
-    low = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2048))  # noqa: E731
-    assert subprocess.check_output([sys.executable, "-c", code], preexec_fn=low, text=True).split() == ["2048"] * 3
-    assert raise_descriptor_limit() >= 256
-    assert connection_limit(1024, executions=2) == 1024 - 128 - 32
-    assert connection_limit(100_000, executions=64) == 5120
-    assert connection_limit(128, executions=64) == 16
-
-
 def with_free_descriptors(count: int) -> int:
     """A limit with so many free numbers below it: other tests leave gaps and high ones."""
     taken = {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
@@ -240,32 +213,6 @@ async def test_a_lack_of_descriptors_is_an_outage_that_is_retried(monkeypatch: p
 # ---------------------------------------------------- the event loop goes on
 
 
-def test_the_guess_of_the_image_takes_no_time_whatever_the_source():
-    guess = ImportGuess(Interpreter().heavy)
-    for part in (":import ", "numpy ", "import numpy1 ", "\n", " ", "import "):
-        for size in (30_000, 1 << 20):
-            started = time.process_time()
-            guess(part * (size // len(part)))
-            assert time.process_time() - started < 0.05
-
-
-@pytest.mark.parametrize(
-    "code, heavy",
-    [
-        ("import numpy as np", True),
-        ("x = 1; import math, sympy", True),
-        ("if 1:\n    from scipy.optimize import brentq", True),
-        ("from sympy import *", True),
-        ("print('numpy')", False),
-        ("import math\nnumpy = 3", False),
-        ("# numpy\nimport re; numpy", False),
-        ("numpyish = 1\nimport numpy1", False),
-    ],
-)
-def test_the_guess_of_the_image(code: str, heavy: bool):
-    assert ImportGuess(Interpreter().heavy)(code) == heavy
-
-
 async def stalls_of(call: asyncio.Future[object]) -> float:
     """The longest work that the event loop did for nobody else while ``call`` was under way.
 
@@ -295,15 +242,3 @@ async def test_forged_frames_cost_others_nothing(sandbox: LocalSandbox, frames: 
     stall_s = await stalls_of(call)  # type: ignore[arg-type]
     assert len((await call).files) <= 1
     assert stall_s < 0.2
-
-
-async def test_large_files_are_fetched_while_others_are_served(sandbox: LocalSandbox):
-    code = "import os\nfor name in 'ab': open(name, 'wb').write(os.urandom(30_000_000))"
-    fields = {"code": code, "language": "python", "fetch_files": ["a", "b"]}
-    async with served(sandbox) as url, httpx.AsyncClient(base_url=url, timeout=300) as http:
-        call = asyncio.ensure_future(http.post("/run_code", json=fields))
-        stall_s = await stalls_of(call)  # type: ignore[arg-type]
-        answer = (await call).json()
-    assert (answer["status"], sorted(answer["files"])) == ("Success", ["a", "b"])
-    assert [len(content) for content in answer["files"].values()] == [40_000_000] * 2
-    assert stall_s < 0.5

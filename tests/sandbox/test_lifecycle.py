@@ -93,7 +93,6 @@ async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, mo
 
 
 async def test_a_call_under_way_does_not_bring_a_closed_sandbox_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its light image will not do: it asks for the full one when that has just been closed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=1, attempts=1)
     await sandbox.open()

@@ -114,22 +114,20 @@ print("main")
         "import os, numpy\nint(numpy.int64(5))",
         "import os, \\\n    numpy\nint(numpy.int64(5))",
         "__import__('numpy').int64(5).item()",
-        "print('once')\nimport importlib\nimportlib.import_module('num' + 'py').int64(5).item()",
+        "import importlib\nimportlib.import_module('num' + 'py').int64(5).item()",
         "exec('import num' + 'py as n'); n.int64(5).item()",
         "from numpy import int64; int64(5).item()",
         "import random\nif random: import numpy\nnumpy.int64(5).item()",
     ],
 )
-async def test_the_full_image_is_found_however_it_is_asked_for(strongest: LocalSandbox, code: str):
-    result = await strongest.execute(code)
-    assert result.stdout.replace("once\n", "", 1) == "5\n"
-    assert result.stdout.count("once") <= 1
+async def test_numpy_can_be_imported_however_it_is_asked_for(strongest: LocalSandbox, code: str):
+    assert (await strongest.execute(code)).stdout == "5\n"
 
 
-async def test_the_light_image_does_not_pay_for_numpy(strongest: LocalSandbox):
-    code = "import sys\nprint(sorted({'numpy', 'sympy', 'scipy'} & set(sys.modules)))"
+async def test_code_that_names_no_package_does_not_pay_for_one(strongest: LocalSandbox):
+    code = "import sys\nprint([name for name in sys.modules if name in ('nu' + 'mpy', 'sym' + 'py')])"
     assert (await strongest.execute(code)).stdout == "[]\n"
-    assert (await strongest.execute("import math\n" + code)).stdout == "[]\n"
+    assert (await strongest.execute("import numpy\n" + code)).stdout.startswith("['numpy'")
 
 
 async def test_what_mathematics_traces_use_is_there(strongest: LocalSandbox):

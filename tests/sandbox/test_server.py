@@ -115,7 +115,6 @@ def test_metrics_count_executions_and_refusals(url: str):
     post(url, code="1")
     post(url, code=5)
     assert (value(finished), value(refused)) == (before[0] + 1, before[1] + 1)
-    assert value("retool_sandbox_info{") == 1
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_metrics_count_executions_and_refusals(url: str):
         ({"code": "1", "run_timeout": 0}, "run_timeout_s = 0.0 is not a positive number"),
         ({"code": "1", "memory_limit_MB": -5}, "memory_limit_mb = -5 is not a positive number"),
         ({"code": "1", "files": {"../../x": "aGk="}}, "does not stay inside the working directory"),
-        ({"code": "1", "files": {"x": "no base64!"}}, "files['x'] is not base64"),
+        ({"code": "1", "files": {"x": "no base64!"}}, "files.x: Value error, Only base64 data is allowed"),
         ({"code": "1", "fetch_files": ["/etc/passwd"]}, "does not stay inside the working directory"),
         ({"code": "1", "files": ["x"]}, "files: Input should be a valid dictionary"),
     ],

@@ -39,7 +39,6 @@ async def test_more_trajectories_than_sessions_wait_and_lose_nothing(level: Leve
         assert [result.stdout for result in results] == ["", "1\n", "2\n"]
         assert not any(result.session_restarted for result in results)
     assert all(isinstance(result, ExecResult) and result.stdout == "7\n" for result in found[24:])
-    assert sandbox.num_session_waits > 0 and sandbox.num_sessions_refused == 0
 
 
 async def test_a_newcomer_waits_for_a_bounded_time_while_those_at_work_go_on():
@@ -53,7 +52,6 @@ async def test_a_newcomer_waits_for_a_bounded_time_while_those_at_work_go_on():
         with pytest.raises(SandboxUnavailable, match="all 1 are kept by trajectories at work"):
             await newcomer
         assert 0.5 < time.monotonic() - started < 5
-        assert (sandbox.num_session_waits, sandbox.num_sessions_refused) == (1, 1)
         await sandbox.end_session("a")
         assert (await sandbox.execute("2", session="b")).stdout == "2\n"
 
@@ -96,8 +94,6 @@ async def test_stateless_calls_over_http_work_beside_idle_sessions_and_opening_o
             deleted = await asyncio.gather(*(http.delete(f"/v1/sessions/{name}") for name in "ab"))
             assert [answer.status_code for answer in deleted] == [200, 200]
             assert await asyncio.gather(*waiting) == [200, 200]
-            page = (await http.get("/metrics")).text
-            assert 'retool_sandbox_session_waits_total{outcome="waited"} 2.0' in page
     finally:
         server.kill()
         server.communicate()

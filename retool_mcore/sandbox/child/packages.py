@@ -1,15 +1,13 @@
-"""Which packages the warm images hold, and which ones code must ask the full image for.
+"""Which packages the warm images hold, and how they get there.
 
-The full image has what mathematics needs, and what ``sandbox.preload`` names. Runs in the zygote,
-on the interpreter that the model's code gets.
+The light image has the standard library. The full one has what mathematics needs, too, and what
+``sandbox.preload`` names. Runs in the zygote, on the interpreter that the model's code gets.
 """
 
-import ast
 import importlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 _LIGHT = """
@@ -22,7 +20,6 @@ numpy numpy.linalg numpy.random mpmath sympy sympy.core.random sympy.ntheory sym
 scipy.special scipy.optimize scipy.integrate scipy.interpolate scipy.linalg
 """
 _HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
-_PIP_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow", "z3": "z3-solver"}
 _SHORT_LIVED_S = 1.0  # a thread that ends within this was the import's own
 
 
@@ -31,22 +28,8 @@ class PreloadError(Exception):
 
 
 def heavy_packages(preload: Iterable[str]) -> frozenset[str]:
-    """Code that imports one of these needs the full image."""
+    """Code that names one of these is run in the full image."""
     return frozenset(_HEAVY.split()) | {name.partition(".")[0] for name in preload}
-
-
-def heavy_imports(tree: ast.AST, heavy: frozenset[str]) -> set[str]:
-    """The modules of ``heavy`` packages that the code's import statements may name."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.partition(".")[0] in heavy}
-
-
-# ------------------------------------------------------------ into the warm image
 
 
 def import_defaults(*, light: bool) -> list[str]:
@@ -65,17 +48,16 @@ def import_defaults(*, light: bool) -> list[str]:
 def import_preload(names: Sequence[str], count_threads: Callable[[], int]) -> None:
     """Import the modules that the user wants in the full image.
 
-    Raises PreloadError for one that is not installed, that fails, or that leaves a thread running:
-    a fork has none of its parent's threads, and what waits for one would wait for ever.
+    Raises PreloadError for one that cannot be imported, or that leaves a thread running: a fork has
+    none of its parent's threads, and what waits for one would wait for ever.
     """
-    require_installed(names)
     for name in names:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
             raise PreloadError(
-                f"sandbox.preload: {name!r} cannot be imported by {sys.executable}: {type(error).__name__}: {error}. "
-                "Mend it there or leave it out."
+                f"sandbox.preload: {sys.executable} cannot import {name!r}: {type(error).__name__}: {error}. "
+                f"Install what brings it ({sys.executable} -m pip install ...) or leave it out."
             ) from error
         give_up_at = time.monotonic() + _SHORT_LIVED_S
         while (threads := count_threads()) > 1:
@@ -85,38 +67,8 @@ def import_preload(names: Sequence[str], count_threads: Callable[[], int]) -> No
                     "copy: executions would wait for them for ever. Leave it out; code can import it all the same."
                 )
             time.sleep(0.01)
-    tempfile: Any = sys.modules.get("tempfile")
-    if tempfile is not None:
-        tempfile.tempdir = None  # an import may have asked for it: each execution has its own
-
-
-def require_installed(names: Iterable[str]) -> None:
-    """Raise PreloadError for the names that this interpreter does not find; nothing is imported."""
-    if missing := sorted({name for name in names if not _is_installed(name)}):
-        roots = (name.partition(".")[0] for name in missing)
-        packages = " ".join(dict.fromkeys(_PIP_NAMES.get(root, root) for root in roots))
-        raise PreloadError(
-            f"sandbox.preload: {sys.executable} has no module {', '.join(missing)}. Install what brings it "
-            f"({sys.executable} -m pip install {packages}) or leave it out."
-        )
-
-
-def _is_installed(name: str) -> bool:
-    if name in sys.modules:  # os.path is no file of its own
-        return True
-    parts = name.split(".")
-    path: Sequence[str] | None = None
-    for end in range(1, len(parts) + 1):
-        spec = _find(".".join(parts[:end]), path)
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations or []
-    return True
-
-
-def _find(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+    if tempfile := sys.modules.get("tempfile"):
+        tempfile.__dict__["tempdir"] = None  # an import may have asked for it: each execution has its own
 
 
 def _warm_up(numpy: Any, sympy: Any) -> None:

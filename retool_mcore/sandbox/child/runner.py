@@ -6,13 +6,10 @@ starts; whatever it then writes on the control socket is untrusted data to the s
 
 from __future__ import annotations
 
-import ast
 import atexit
 import builtins
 import contextlib
 import gc
-import importlib.abc
-import importlib.machinery
 import io
 import itertools
 import linecache
@@ -30,7 +27,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retool_mcore.sandbox.child import habits, packages, tracebacks
+from retool_mcore.sandbox.child import habits, tracebacks
 
 if TYPE_CHECKING:
     import asyncio  # in the sandbox only for code that awaits
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 # Kept free above the code's own limit so that a MemoryError can still be reported.
 _REPORT_BYTES = 64 << 20
 
-READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE = b"R", b"E", b"H", b"N", b"D"
+READY, SETUP_ERROR, FILE, DONE = b"R", b"E", b"N", b"D"
 _MAX_FETCHED_BYTES = 64 << 20
 _MAX_CORES = 8
 _CO_COROUTINE = 0x80  # as in inspect, which is slow to import
@@ -69,49 +66,13 @@ def read_request(control: socket.socket) -> dict[str, Any]:
     return marshal.loads(_read_exactly(control, length))
 
 
-class _HeavyImports(importlib.abc.MetaPathFinder):
-    """In the light image, ask for the full one at an import that the AST did not show.
-
-    Such an import goes through ``__import__`` or ``exec``.
-    """
-
-    def __init__(self, control: socket.socket, heavy: frozenset[str]) -> None:
-        self._control = control
-        self._heavy = heavy
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in self._heavy:
-            ask_for_full_image(self._control)
-        return None
-
-
-def ask_for_full_image(control: socket.socket) -> NoReturn:
-    """End this execution; the supervisor runs the code again, from the start, in the full image."""
-    send_frame(control, NEEDS_FULL)
-    _leave(0)
-
-
 class CellRunner:
     """One ``__main__`` namespace; a session runs several cells in it."""
 
-    def __init__(
-        self,
-        control: socket.socket,
-        *,
-        light: bool,
-        heavy: frozenset[str],
-        mapped_bytes: int,
-    ) -> None:
-        """``heavy``: the packages that only the full image has.
-
-        ``mapped_bytes``: the warm image's address space, to which the memory limit is added.
-        """
+    def __init__(self, control: socket.socket, mapped_bytes: int) -> None:
+        """``mapped_bytes``: the warm image's address space, to which the memory limit is added."""
         self._control = control
         self._mapped_bytes = mapped_bytes
-        self._light = light
-        self._heavy = heavy
         self._cells = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._module = types.ModuleType("__main__")
@@ -128,7 +89,7 @@ class CellRunner:
             filename = f"cell_{self._cells + 1}.py" if session else "main.py"
             return_code = self._lay_files(request["files"])
             if not return_code and not request["notebook"]:
-                self._become_script(request["code"], filename, request["fetch_files"])
+                self._become_script(request["code"], filename)
             return_code = return_code or self.run_cell(request["code"], filename, echo=request["notebook"])
             if not session:
                 return_code = self._shut_down(return_code)
@@ -148,8 +109,6 @@ class CellRunner:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         num_cores = cores_told()
         os.cpu_count = lambda: num_cores
-        if self._light:
-            sys.meta_path.insert(0, _HeavyImports(self._control, self._heavy))
         gc.enable()
         reseed()
 
@@ -208,24 +167,11 @@ class CellRunner:
                         content = file.read(_MAX_FETCHED_BYTES)
                         send_frame(self._control, FILE, struct.pack("=I", index) + content)
 
-    def _become_script(self, source: str, filename: str, fetch_files: Sequence[str]) -> None:
-        """Give a plain script what it has elsewhere: a file of its own, files fetched at any exit.
-
-        The process that runs the code also sends the files: ``os._exit`` would end it before that.
-        """
+    def _become_script(self, source: str, filename: str) -> None:
+        """Give a plain script a file, as it has elsewhere."""
         path = self._module.__dict__["__file__"] = os.path.join(os.getcwd(), filename)
         with contextlib.suppress(OSError, UnicodeEncodeError), open(path, "x", encoding="utf-8") as file:
             file.write(source)
-        if not fetch_files:
-            return
-        own_pid = os.getpid()
-
-        def send_and_leave(status: int) -> NoReturn:
-            if os.getpid() == own_pid:
-                self._send_files(fetch_files)
-            _leave(status)
-
-        os._exit = send_and_leave
 
     def run_cell(self, source: str, filename: str, *, echo: bool) -> int:
         """Execute one cell, print a traceback. Returns the exit code.
@@ -233,11 +179,14 @@ class CellRunner:
         With ``echo``, a last expression's value is printed.
         """
         self._cells += 1
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        _show_lines(filename, source)
         try:
+            cell = habits.parse_cell(source, filename, notebook=echo)
+            _show_lines(filename, cell.text)
+            codes = habits.compile_cell(cell.tree, filename, notebook=echo)
+            sys.stderr.write(cell.note)
             if echo:
-                habits.provide_notebook(has_heavy=not self._light)
-            codes = self._compile(source, filename, echo=echo)
+                builtins.__dict__["display"] = habits.display
             if any(code.co_flags & _CO_COROUTINE for code in codes):
                 self._run_in_loop(codes)
             else:
@@ -249,33 +198,8 @@ class CellRunner:
             self._print_traceback(error)
             return 1
         finally:
-            habits.end_cell()
             _flush()
         return 0
-
-    def _compile(self, source: str, filename: str, *, echo: bool) -> list[types.CodeType]:
-        """The code of a cell and, with ``echo``, that of its last expression.
-
-        What Python refuses in a cell is read again with a notebook's habits and top-level await. If
-        that does not help, the SyntaxError is the one of the source as it was written.
-        """
-        tree, rewrite = habits.parse_cell(source, filename, notebook=echo)
-        if self._light and packages.heavy_imports(tree, self._heavy):
-            ask_for_full_image(self._control)
-        if rewrite is None:
-            try:
-                return habits.compile_cell(tree, filename, echo=echo)
-            except SyntaxError:
-                if echo and (codes := habits.compile_awaiting(tree, filename)):
-                    return codes
-                raise
-        codes = habits.compile_awaiting(tree, filename)
-        if not codes:
-            ast.parse(source, filename)  # raises
-        habits.provide()
-        linecache.cache[filename] = (len(source), None, rewrite.text.splitlines(keepends=True), filename)
-        sys.stderr.write(rewrite.note)
-        return codes
 
     def _run_in_loop(self, codes: Sequence[types.CodeType]) -> None:
         """Run a cell with top-level await. A session has one loop, in which its tasks live on."""
@@ -310,6 +234,11 @@ class CellRunner:
         except BaseException:  # noqa: BLE001  a failing exit handler of the model's is its failure
             return return_code or 1
         return return_code
+
+
+def _show_lines(filename: str, text: str) -> None:
+    """Have tracebacks find the code's lines, which lie in no file."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 def cores_told() -> int:

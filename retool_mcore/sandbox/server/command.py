@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
-import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +17,11 @@ import typer
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.server.guard import is_loopback
-from retool_mcore.sandbox.server.wire import read_token
+from retool_mcore.sandbox.server.wire import is_loopback, read_token
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.sessions import SERVER_WAIT_S
+from retool_mcore.sandbox.supervisor.slots import PREFIX, lock_directory
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 # Longer than the clients' own keep-alive, so that the server, which cannot retry, is not the side
 # that closes an idle connection.
 _KEEP_ALIVE_S = 75
+_MAX_CONNECTIONS = 4096
 
 
 @app.command()
@@ -46,42 +50,61 @@ def serve(
     ] = 10,
     python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
     preload: Annotated[list[str] | None, typer.Option(help="module of the warm image; may be given repeatedly")] = None,
-    processes: Annotated[int | None, typer.Option(help="share the workers; each is replaced when it is lost")] = None,
-    inherited: Annotated[str, typer.Option(hidden=True)] = "",
-    again: Annotated[bool, typer.Option(hidden=True)] = False,
+    processes: Annotated[int, typer.Option(min=1, help="share the workers; each is replaced when it is lost")] = 1,
 ) -> None:
     """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health, /metrics, until stopped."""
-    from retool_mcore.sandbox.server.processes import Processes, ServerPlan, inherit
+    # Here and not above: `retool` imports this file for every command, and these import FastAPI.
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    from retool_mcore.sandbox.server.app import METRICS_ENV, create_app, worker_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         token = read_token(token_file)
-        if inherited:
-            listener, url = inherit(int(inherited)), ""
-        else:
-            if socket_path is None and token is None and not is_loopback(host):
-                logger.warning(
-                    "listening on %s without a token: whoever reaches this port runs code here. "
-                    "Give --token-file, or listen on 127.0.0.1 or a --socket.", host,
-                )  # fmt: skip
-            listener, url = _listen(host, port, socket_path)
-            if processes is not None:
-                workers = workers or len(os.sched_getaffinity(0))
-                arguments = sys.argv[sys.argv.index("serve") + 1 :]
-                plan = ServerPlan(arguments, listener, processes, workers, sessions, drain_s)
-                raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
-        interpreter = Interpreter(python, tuple(preload or ()))
-        sandbox = LocalSandbox(
-            min_level=min_level, workers=workers, sessions=sessions, session_wait_s=SERVER_WAIT_S,
-            interpreter=interpreter,
+        if socket_path is None and token is None and not is_loopback(host):
+            logger.warning(
+                "listening on %s without a token: whoever reaches this port runs code here. "
+                "Give --token-file, or listen on 127.0.0.1 or a --socket.", host,
+            )  # fmt: skip
+        workers = workers or len(os.sched_getaffinity(0))
+        if processes > 1 and (sessions or processes > workers):
+            raise ConfigError(
+                f"processes = {processes} with workers = {workers} and sessions = {sessions}: each process needs a "
+                "worker, and a session lives in one process while a connection may reach any. Lower --processes."
+            )
+        sandbox_of = partial(
+            LocalSandbox, min_level=min_level, workers=-(-workers // processes), sessions=sessions,
+            session_wait_s=SERVER_WAIT_S, interpreter=Interpreter(python, tuple(preload or ())),
         )  # fmt: skip
-        asyncio.run(_serve(sandbox, listener, url, token, drain_s=drain_s, is_replacement=again))
+        sandbox = sandbox_of()
+        listener, url = _listen(host, port, socket_path)
+        only_local = listener.family == socket.AF_INET and is_loopback(listener.getsockname()[0])
+        config_of = partial(
+            uvicorn.Config,
+            http="h11",
+            access_log=False,
+            log_level="warning",
+            limit_concurrency=_connection_limit(sandbox.workers + sessions),
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=drain_s,
+        )
+        if processes == 1:
+            server = uvicorn.Server(config_of(create_app(sandbox, token=token, only_local=only_local)))
+            asyncio.run(_run(sandbox, url, lambda: server.serve(sockets=[listener])))
+            return
+        asyncio.run(_run(sandbox, url))  # what refuses the sandbox is said once, and not by each process
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as metrics:
+            lock_directory(Path(metrics))  # else the next sandbox removes it
+            os.environ[METRICS_ENV] = metrics
+            config = config_of(partial(worker_app, sandbox_of, token, only_local), factory=True, workers=processes)
+            Multiprocess(config, [listener]).run()
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     finally:
-        if socket_path is not None and not inherited:
+        if socket_path is not None:
             socket_path.unlink(missing_ok=True)
 
 
@@ -107,49 +130,27 @@ async def _ping(url: str, min_level: Level) -> str:
     return result.level
 
 
-async def _serve(
-    sandbox: LocalSandbox,
-    listener: socket.socket,
-    url: str,
-    token: str | None,
-    *,
-    drain_s: int,
-    is_replacement: bool,
-) -> None:
-    """Serve at ``listener``.
-
-    Without a URL other processes share the listener, and this one reports to the parent.
-    """
-    # Here and not above: `retool` imports this file for every command, and these import FastAPI.
-    import uvicorn
-
-    from retool_mcore.sandbox.server.app import MAX_PENDING, connection_limit, create_app, raise_descriptor_limit
-    from retool_mcore.sandbox.server.processes import serve_and_tell
-
+async def _run(sandbox: LocalSandbox, url: str, serve: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Open the sandbox, tell the URL, and serve."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
-    with listener:
-        async with sandbox:
-            limit = connection_limit(raise_descriptor_limit(), executions=sandbox.workers + sandbox.num_sessions)
-            pending = min(MAX_PENDING, limit * 7 // 8)
-            only_local = listener.family == socket.AF_INET and is_loopback(listener.getsockname()[0])
-            app = create_app(
-                sandbox, token=token, max_pending=pending, is_replacement=is_replacement, only_local=only_local
-            )
-            config = uvicorn.Config(
-                app,
-                http="h11",
-                access_log=False,
-                log_level="warning",
-                limit_concurrency=limit,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=drain_s,
-            )
-            if url:
-                typer.echo(url)
-                await uvicorn.Server(config).serve(sockets=[listener])
-            else:
-                await serve_and_tell(config, listener)
+    async with sandbox:
+        typer.echo(url)
+        if serve is not None:
+            await serve()
+
+
+def _connection_limit(executions: int) -> int:
+    """How many connections this process may have, after raising its limit of open files.
+
+    An execution takes up to 16 descriptors: two pipes, a socket pair, a pidfd, a directory, and as
+    many again while it starts.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    descriptors = _MAX_CONNECTIONS * 2 if hard == resource.RLIM_INFINITY else hard
+    return max(16, min(_MAX_CONNECTIONS, descriptors - 128 - 16 * executions))
 
 
 def _stop(number: int, _: object) -> None:

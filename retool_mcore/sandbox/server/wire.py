@@ -7,12 +7,12 @@ and it says what their fields cannot.
 from __future__ import annotations
 
 import base64
-import binascii
+import ipaddress
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Status
@@ -48,6 +48,26 @@ def read_token(path: Path | None) -> str | None:
     return token
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _decode(content: Any) -> Any:
+    return base64.b64decode(content, validate=True) if isinstance(content, str) else content
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+# The content of a file, which is base64 in JSON.
+_Content = Annotated[bytes, BeforeValidator(_decode), PlainSerializer(_encode, when_used="json")]
+
+
 class RunCodeRequest(BaseModel):
     """POST /run_code. ``memory_limit_MB`` -1, SandboxFusion's "no limit", is the default limit.
 
@@ -61,25 +81,33 @@ class RunCodeRequest(BaseModel):
     compile_timeout: float = 10.0
     memory_limit_MB: int = -1
     stdin: str | None = None
-    files: dict[str, str | None] = Field(default_factory=dict[str, str | None])
+    files: dict[str, _Content | None] = Field(default_factory=dict[str, bytes | None])
     fetch_files: list[str] = Field(default_factory=list[str])
     session: str | None = Field(default=None, max_length=256)
     notebook: bool = False
 
+    @classmethod
+    def of(cls, request: ExecRequest) -> RunCodeRequest:
+        """What a client sends for ``request``, which is validated already."""
+        return cls.model_construct(
+            code=request.code,
+            language="python",
+            run_timeout=request.run_timeout_s,
+            memory_limit_MB=request.memory_limit_mb,
+            stdin=request.stdin,
+            files=dict(request.files),
+            fetch_files=list(request.fetch_files),
+            session=request.session,
+            notebook=request.notebook,
+        )
+
     def checked(self) -> ExecRequest:
         """Convert to the request that back ends take. Raises ConfigError."""
-        files: dict[str, bytes] = {}
-        for name, content in self.files.items():
-            if content is None:
-                continue  # SandboxFusion's clients send null for a file that is not given
-            try:
-                files[name] = base64.b64decode(content, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise ConfigError(f"files[{name!r}] is not base64: {error}") from error
         return ExecRequest(
             code=self.code,
             stdin=self.stdin,
-            files=files,
+            # SandboxFusion's clients send null for a file that is not given.
+            files={name: content for name, content in self.files.items() if content is not None},
             run_timeout_s=self.run_timeout,
             memory_limit_mb=DEFAULT_MEMORY_LIMIT_MB if self.memory_limit_MB == -1 else self.memory_limit_MB,
             fetch_files=tuple(self.fetch_files),
@@ -99,7 +127,9 @@ class CommandRunResult(BaseModel):
 
 
 class Extras(BaseModel):
-    """What only our server reports."""
+    """The fields of ``ExecResult`` that only our server reports."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     status: Status
     level: Level
@@ -108,7 +138,7 @@ class Extras(BaseModel):
     stdout_dropped_bytes: int
     stderr_dropped_bytes: int
     session_restarted: bool
-    session_started: bool = False  # servers of before do not tell it
+    session_started: bool
 
 
 class RunCodeResponse(BaseModel):
@@ -119,7 +149,7 @@ class RunCodeResponse(BaseModel):
     compile_result: CommandRunResult | None = None
     run_result: CommandRunResult | None = None
     executor_pod_name: str | None = None
-    files: dict[str, str] = Field(default_factory=dict[str, str])
+    files: dict[str, _Content] = Field(default_factory=dict[str, bytes])
     retool: Extras | None = None
 
     @classmethod
@@ -136,17 +166,8 @@ class RunCodeResponse(BaseModel):
                 stdout=result.stdout,
                 stderr=result.stderr,
             ),
-            files={name: base64.b64encode(content).decode() for name, content in result.files.items()},
-            retool=Extras(
-                status=result.status,
-                level=Level(result.level),
-                queue_s=result.queue_s,
-                cpu_s=result.cpu_s,
-                stdout_dropped_bytes=result.stdout_dropped_bytes,
-                stderr_dropped_bytes=result.stderr_dropped_bytes,
-                session_restarted=result.session_restarted,
-                session_started=result.session_started,
-            ),
+            files=dict(result.files),
+            retool=Extras.model_validate(result),
         )
 
     def result(self, *, round_trip_s: float) -> ExecResult:
@@ -155,22 +176,15 @@ class RunCodeResponse(BaseModel):
         if run is None:
             raise ValueError(f"status {self.status!r} without a run_result")
         run_s = run.execution_time if run.execution_time is not None else round_trip_s
-        extras = self.retool
-        status: Status = "time_limit" if run.status == "TimeLimitExceeded" else "finished"
-        if extras is not None:
-            status = extras.status
+        status = "time_limit" if run.status == "TimeLimitExceeded" else "finished"
+        extras: dict[str, Any] = {"status": status, "queue_s": max(0.0, round_trip_s - run_s)}
+        if self.retool is not None:
+            extras = self.retool.model_dump()
         return ExecResult(
-            status=status,
-            return_code=run.return_code if status == "finished" else None,
+            return_code=run.return_code if extras["status"] == "finished" else None,
             stdout=run.stdout or "",
             stderr=run.stderr or "",
-            stdout_dropped_bytes=extras.stdout_dropped_bytes if extras else 0,
-            stderr_dropped_bytes=extras.stderr_dropped_bytes if extras else 0,
             run_s=run_s,
-            queue_s=extras.queue_s if extras else max(0.0, round_trip_s - run_s),
-            cpu_s=extras.cpu_s if extras else 0.0,
-            level=extras.level if extras else Level.NONE,
-            files={name: base64.b64decode(content) for name, content in self.files.items()},
-            session_restarted=extras.session_restarted if extras else False,
-            session_started=extras.session_started if extras else False,
+            files=self.files,
+            **extras,
         )

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
@@ -75,12 +75,11 @@ class WarmImage:
     ) -> None:
         """``on_death`` is called whenever the zygote ended unasked."""
         self._on_death = on_death
-        self._level = level
+        self.level = level
         self._light = light
         self._state_dir = state_dir
         self._interpreter = interpreter
-        self.facts: dict[str, object] = {}
-        self.runs_programs = False  # whether the filter lets the code start other programs
+        self.facts: dict[str, Any] = {}  # what the zygote reported when it had started
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
@@ -90,34 +89,14 @@ class WarmImage:
         self._exits: dict[int, asyncio.Future[Exit]] = {}
 
     @property
-    def light(self) -> bool:
-        """Whether numpy and sympy are absent."""
-        return self._light
-
-    @property
     def child_is_init(self) -> bool:
         """Whether a child is the code itself, pid 1 of its namespace, rather than its guardian."""
-        return self._level == Level.NAMESPACES
+        return self.level == Level.NAMESPACES
 
     @property
     def num_running(self) -> int:
         """Children that have not ended."""
         return len(self._exits)
-
-    @property
-    def path_under_tmp(self) -> str | None:
-        """A directory of its Python's under /tmp, once it has started."""
-        return cast("str | None", self.facts["path_under_tmp"])
-
-    @property
-    def led_out(self) -> str:
-        """A directory of its Python's that leads out of a closed one (``reach.py``), or ""."""
-        return cast(str, self.facts.get("led_out", ""))
-
-    @property
-    def missing(self) -> list[str]:
-        """The packages of the image that its Python has not, once it has started."""
-        return cast(list[str], self.facts["missing"])
 
     async def start(self) -> None:
         """Start the zygote unless it runs.
@@ -172,15 +151,15 @@ class WarmImage:
         asyncio.get_running_loop().add_reader(ours, self._on_message)
 
     def _config(self, root: Path) -> dict[str, object]:
-        seccomp, self.runs_programs = self._filter()
+        seccomp, runs_programs = self._filter()
         return {
-            "level": str(self._level),
+            "level": str(self.level),
             "light": self._light,
             "preload": list(self._interpreter.preload),
             "root": str(root),
             "seccomp": seccomp,
-            "runs_programs": self.runs_programs,
-            "landlock_abi": kernel.landlock_abi() if self._level == Level.LANDLOCK else 0,
+            "runs_programs": runs_programs,
+            "landlock_abi": kernel.landlock_abi() if self.level == Level.LANDLOCK else 0,
         }
 
     def _filter(self) -> tuple[bytes, bool]:
@@ -190,7 +169,7 @@ class WarmImage:
         lengths from ABI 3 on; below that the filter does. No Landlock keeps modes and times: root's
         executions have other uids than the files' owners, an ordinary user's do not.
         """
-        if self._level == Level.LANDLOCK:
+        if self.level == Level.LANDLOCK:
             abi = kernel.landlock_abi()
             program = compile_filter(
                 only_own_signals=abi < kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE,
@@ -201,7 +180,7 @@ class WarmImage:
         try:
             return compile_filter(only_own_signals=False), False
         except (ImportError, OSError, RuntimeError):
-            if self._level != Level.RLIMITS:
+            if self.level != Level.RLIMITS:
                 raise
             return without_sockets(), True
 
@@ -257,15 +236,15 @@ class WarmImage:
             self._died("the zygote died")
 
     def _died(self, reason: str) -> None:
-        running, pid = len(self._exits), self._process.pid if self._process is not None else 0
+        logger.error(
+            "%s, in %s; %d executions were lost%s", reason, self._state_dir, len(self._exits), self._last_words()
+        )
         self._lost(reason)
-        words = f"; its last words: {self._last_words()}" if self._last_words() else ""
-        logger.error("%s: process %d of %s; %d executions were lost%s", reason, pid, self._state_dir, running, words)
         self._on_death()
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
-            return (self._state_dir / "zygote.log").read_text(errors="replace")[-500:].strip()
+            return ". Its log: " + (self._state_dir / "zygote.log").read_text(errors="replace")[-500:].strip()
         return ""
 
     def _lost(self, reason: str) -> None:
@@ -296,7 +275,7 @@ class WarmImage:
         SIGTERM makes the guardian clean up before it ends.
         """
         with contextlib.suppress(ProcessLookupError):
-            is_init = self._level == Level.NAMESPACES
+            is_init = self.level == Level.NAMESPACES
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if is_init else signal.SIGTERM)
 
     def _kill_unwanted(self, started: asyncio.Future[int]) -> None:

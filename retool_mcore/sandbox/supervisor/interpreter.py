@@ -1,23 +1,20 @@
 """The Python that runs the model's code: the trainer's own, or one with packages of its own."""
 
 import asyncio
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.child.packages import heavy_packages
 
-_OLDEST = (3, 11)  # the zygote is started with -P
-_ASK = "import json, sys; print({mark!r} + json.dumps([sys.implementation.name, *sys.version_info[:3]]))"
 _MARK = "retool-sandbox-python:"
+# The zygote is started with -P, which 3.11 brought.
+_ASK = f"import sys; print('{_MARK}', sys.implementation.name == 'cpython' and sys.version_info >= (3, 11))"
 _ASK_TIMEOUT_S = 30.0
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
@@ -26,10 +23,9 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
-        "__init__", "child/__init__", "child/habits", "child/imports", "child/packages", "child/paths",
-        "child/programs", "child/runner", "child/tracebacks", "supervisor/__init__", "supervisor/confine",
-        "supervisor/guardian", "supervisor/kernel", "supervisor/reach", "supervisor/seccomp",
-        "supervisor/zygote",
+        "__init__", "child/__init__", "child/habits", "child/packages", "child/programs", "child/runner",
+        "child/tracebacks", "supervisor/__init__", "supervisor/confine", "supervisor/guardian", "supervisor/kernel",
+        "supervisor/reach", "supervisor/seccomp", "supervisor/zygote",
     )),
 )  # fmt: skip
 
@@ -75,34 +71,19 @@ class Interpreter:
             await asyncio.to_thread(self._check)
 
     def _check(self) -> None:
-        said = self._ask()
-        found = re.search(re.escape(_MARK) + r"(\[.*\])$", said, re.MULTILINE)
-        if found is None:
-            raise self._error(f"is not a Python: asked for its version, it said {said.strip()[-300:]!r}")
-        name, *version = json.loads(found[1])
-        if name != "cpython" or tuple(version) < _OLDEST:
-            is_told = f"is {name} {'.'.join(map(str, version))}, and the sandbox needs CPython"
-            raise self._error(f"{is_told} {'.'.join(map(str, _OLDEST))} or newer")
-
-    def _ask(self) -> str:
-        command = [self.python, "-E", "-s", "-B", "-c", _ASK.format(mark=_MARK)]
-        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-        with tempfile.TemporaryFile() as output:  # a pipe would wait for all that inherits it
-            try:
-                process = subprocess.Popen(
-                    command, env=environment, cwd="/", start_new_session=True,
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                )  # fmt: skip
-            except OSError as error:
-                raise self._error(f"cannot be started: {error.strerror}") from error
-            try:
-                process.wait(_ASK_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise self._error(f"did not tell its version within {_ASK_TIMEOUT_S:.0f} s") from None
-            output.seek(0)
-            return output.read().decode(errors="replace")
+        try:
+            done = subprocess.run(
+                [self.python, "-E", "-s", "-B", "-c", _ASK], capture_output=True, text=True, errors="replace",
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}, cwd="/", timeout=_ASK_TIMEOUT_S, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError as error:
+            raise self._error(f"cannot be started: {error.strerror}") from error
+        except subprocess.TimeoutExpired:
+            raise self._error(f"did not tell its version within {_ASK_TIMEOUT_S:.0f} s") from None
+        if done.stdout.split()[-2:] != [_MARK, "True"]:
+            said = (done.stdout + done.stderr).strip()[-300:]
+            raise self._error(f"is no CPython 3.11 or newer; asked for its version, it answered {said!r}")
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(

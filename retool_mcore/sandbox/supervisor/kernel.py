@@ -167,14 +167,13 @@ _HUGE_PAGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25
 
 
-def collapse_into_huge_pages(maps: str) -> int:
-    """Move this process's anonymous memory into 2 MiB pages; returns how many.
+def collapse_into_huge_pages(maps: str) -> None:
+    """Move this process's anonymous memory into 2 MiB pages.
 
     ``maps`` is the text of /proc/self/maps. A fork copies page tables, one entry for each page:
     with huge pages it costs half. Needs Linux 6.1 or newer; elsewhere, and where memory is too
     fragmented, nothing changes but the speed.
     """
-    num_collapsed = 0
     for line in maps.splitlines():
         fields = line.split()
         start, end = (int(address, 16) for address in fields[0].split("-"))
@@ -183,9 +182,8 @@ def collapse_into_huge_pages(maps: str) -> int:
         address = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         while address + _HUGE_PAGE_BYTES <= end:
             size = ctypes.c_size_t(_HUGE_PAGE_BYTES)
-            num_collapsed += _libc.madvise(ctypes.c_void_p(address), size, _MADV_COLLAPSE) == 0
+            _libc.madvise(ctypes.c_void_p(address), size, _MADV_COLLAPSE)
             address += _HUGE_PAGE_BYTES
-    return num_collapsed
 
 
 # Landlock access rights (linux/landlock.h), by the ABI that brought them.

@@ -76,19 +76,18 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
         await image.close()
         raise
     finally:
-        slot.clean()
-        await slot.cleaned()
+        await slot.clean()
 
 
 async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
     code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
     process = await ChildProcess.spawn(image, slot)
     try:
-        turn = await process.run(ExecRequest(code=code), session=False)
+        result = await process.run(ExecRequest(code=code), session=False)
     finally:
         await process.close()
-    if turn.return_code != 0:
-        raise SandboxUnavailable(f"the probe inside failed: {turn.stderr[0].strip() or turn.return_code}")
+    if result.return_code != 0:
+        raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
 
 
 def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str]:

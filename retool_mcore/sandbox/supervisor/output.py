@@ -2,7 +2,6 @@
 
 MAX_STREAM_BYTES = 64 << 10  # of a notebook cell, whose output a model reads
 MAX_SCRIPT_STREAM_BYTES = 1 << 20  # of a plain script, whose output a grader compares
-_MAX_FOLDED_BYTES = 1 << 20
 
 
 class BoundedOutput:
@@ -24,11 +23,6 @@ class BoundedOutput:
             del self._tail[: -self._half]
 
     @property
-    def is_flood(self) -> bool:
-        """Whether so much came that its writer may wait."""
-        return self.overflowed
-
-    @property
     def overflowed(self) -> bool:
         """Whether something has been dropped."""
         return self._total_bytes > 2 * self._half
@@ -46,73 +40,12 @@ class BoundedOutput:
         return f"{_decode(head)}\n[... {dropped_bytes} bytes dropped ...]\n{_decode(tail)}", dropped_bytes
 
 
-class CellOutput(BoundedOutput):
-    """The stream of a notebook cell: a line shows what a terminal would after its carriage returns.
+def as_on_a_terminal(text: str) -> str:
+    """``text`` without what carriage returns let be overwritten: the states of a progress bar.
 
-    Folding comes before the limit. The line at work is held back, and what came before its last
-    carriage return is folded whenever it grows long; a line that is then still longer than
-    ``limit_bytes`` is let go in parts. Of a flood only the first MiB is folded: the supervisor
-    does this work, beside that for other calls.
+    A carriage return at the end of a line belongs to the line's end, and stays.
     """
-
-    def __init__(self, limit_bytes: int = MAX_STREAM_BYTES) -> None:
-        super().__init__(limit_bytes)
-        self._limit_bytes = limit_bytes
-        self._received_bytes = 0
-        self._line = bytearray()  # the line at work
-
-    @property
-    def is_flood(self) -> bool:
-        """Whether so much came that its writer may wait, however little of it remains."""
-        return self._received_bytes > self._limit_bytes
-
-    def write(self, data: bytes) -> None:
-        """Append ``data``, which may end anywhere in a line or a character."""
-        self._received_bytes += len(data)
-        if self._received_bytes > _MAX_FOLDED_BYTES:
-            self._let_go()
-            super().write(data)
-            return
-        end = data.rfind(b"\n") + 1
-        if end:
-            lines = bytes(self._line) + data[:end]
-            super().write(b"\n".join(map(_fold, lines.split(b"\n"))) if b"\r" in lines else lines)
-            self._line.clear()
-        self._line += data[end:]
-        if len(self._line) > 2 * self._limit_bytes:
-            cut = self._line.rfind(b"\r")
-            if cut >= 0:
-                self._line[:cut] = _fold(bytes(self._line[:cut]))
-            if len(self._line) > self._limit_bytes:
-                self._let_go()
-
-    def text(self) -> tuple[str, int]:
-        """As for any stream. The line at work ends here."""
-        self._let_go()
-        return super().text()
-
-    def _let_go(self) -> None:
-        super().write(_fold(bytes(self._line)).removesuffix(b"\r"))
-        self._line.clear()
-
-
-def _fold(line: bytes) -> bytes:
-    """What a terminal shows of a line: each ``\\r`` returns to its start, to write over it.
-
-    One at the end belongs to the line's end, and stays. Blanks at the end of a line that was
-    written over are what erased something longer, and go.
-    """
-    if b"\r" not in line:
-        return line
-    ending = b"\r" if line.endswith(b"\r") else b""
-    parts = [part for part in line.decode(errors="surrogateescape").split("\r") if part]
-    shown, length = parts[-1:], len(parts[-1]) if parts else 0
-    for part in reversed(parts[:-1]):
-        if len(part) > length:
-            shown.append(part[length:])
-            length = len(part)
-    text = "".join(shown)
-    return (text.rstrip(" ") if len(parts) > 1 else text).encode(errors="surrogateescape") + ending
+    return "\n".join(line[:-1].rpartition("\r")[2] + line[-1:] for line in text.split("\n")) if "\r" in text else text
 
 
 def _decode(data: bytes) -> str:

@@ -17,11 +17,16 @@ import time
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
+from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest, ExecResult
 from retool_mcore.sandbox.child import runner
 from retool_mcore.sandbox.supervisor import freeze
 from retool_mcore.sandbox.supervisor.images import Child, Exit, WarmImage
-from retool_mcore.sandbox.supervisor.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
+from retool_mcore.sandbox.supervisor.output import (
+    MAX_SCRIPT_STREAM_BYTES,
+    MAX_STREAM_BYTES,
+    BoundedOutput,
+    as_on_a_terminal,
+)
 from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
@@ -35,20 +40,6 @@ _READS_AT_ONCE = 16  # of one child, before the event loop turns to the others
 # Once a stream is over its cap, each read is followed by this pause: the writer then waits on its
 # full pipe, instead of keeping this process busy.
 _OVERFLOW_PAUSE_S = 0.002
-
-
-@dataclass(frozen=True)
-class CellEnd:
-    """How one cell ended: the child's exit, or a return code if the child lives on (sessions)."""
-
-    timed_out: bool
-    needs_full: bool
-    return_code: int | None
-    run_s: float
-    cpu_s: float
-    stdout: tuple[str, int]
-    stderr: tuple[str, int]
-    files: dict[str, bytes]
 
 
 @dataclass
@@ -74,14 +65,13 @@ class ChildProcess:
         self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
         self._streams = (stdout, stderr)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._turn: asyncio.Future[bytes] = self._loop.create_future()
+        self._turn: asyncio.Future[bool] = self._loop.create_future()  # True: a session's child lives on
         self._return_code: int | None = None
         self._cell = 0
         self._frozen, self._used_s = 0, 0.0  # the root of a stopped tree, and what it had used by then
         self._look: asyncio.TimerHandle | None = None
         self._frames = _Frames()
-        self._endings: set[bytes] = set()
-        self._paused: dict[int, asyncio.TimerHandle] = {}
+        self._in_session = False
         self._open = {stdout, stderr, control.fileno()}
         for fd in self._streams:
             os.set_blocking(fd, False)
@@ -123,7 +113,7 @@ class ChildProcess:
 
     # ------------------------------------------------------------- one turn
 
-    async def run(self, request: ExecRequest, *, session: bool) -> CellEnd:
+    async def run(self, request: ExecRequest, *, session: bool) -> ExecResult:
         """Run one request.
 
         After a time limit, and without ``session`` in any case, the child is dead on return.
@@ -143,12 +133,11 @@ class ChildProcess:
             started = time.monotonic()
             timed_out = not (await asyncio.wait((self._turn,), timeout=request.run_timeout_s))[0]
             run_s = time.monotonic() - started
-            ended_as = b"" if timed_out else self._turn.result()
-            if session and ended_as == runner.DONE:
+            if not timed_out and self._turn.result():
                 cpu_s = await self._freeze()
                 self._drain()
                 return self._result(request, run_s, cpu_s=cpu_s, return_code=self._return_code)
-            exit_ = await self._end(kill=timed_out or ended_as != b"")
+            exit_ = await self._end(kill=timed_out)
         except BaseException:
             await asyncio.shield(self._kill_and_wait())
             raise
@@ -162,7 +151,6 @@ class ChildProcess:
             cpu_s=exit_.cpu_s,
             return_code=None if timed_out else os.waitstatus_to_exitcode(exit_.status),
             timed_out=timed_out,
-            needs_full=ended_as == runner.NEEDS_FULL,
         )
 
     async def _freeze(self) -> float:
@@ -203,9 +191,7 @@ class ChildProcess:
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
         self._cell += 1
-        # The frames that may end this turn; the code can forge any, so others are ignored.
-        self._endings = {runner.DONE} if session else set[bytes]()
-        self._endings |= {runner.NEEDS_FULL} if self.image.light else set[bytes]()
+        self._in_session = session
         self._return_code = None
         self._frames = _Frames(
             wanted=set(range(len(request.fetch_files))),
@@ -213,7 +199,7 @@ class ChildProcess:
             limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
         )
         for fd in self._streams:
-            self._outputs[fd] = CellOutput() if request.notebook else BoundedOutput(MAX_SCRIPT_STREAM_BYTES)
+            self._outputs[fd] = BoundedOutput(MAX_STREAM_BYTES if request.notebook else MAX_SCRIPT_STREAM_BYTES)
         if self.child.exit.done():
             self._on_exit(self.child.exit)
 
@@ -241,17 +227,21 @@ class ChildProcess:
         cpu_s: float,
         return_code: int | None,
         timed_out: bool = False,
-        needs_full: bool = False,
-    ) -> CellEnd:
+    ) -> ExecResult:
         names = request.fetch_files
-        return CellEnd(
-            timed_out=timed_out,
-            needs_full=needs_full,
+        stdout, stderr = (self._outputs[fd].text() for fd in self._streams)
+        if request.notebook:
+            stdout, stderr = ((as_on_a_terminal(text), dropped) for text, dropped in (stdout, stderr))
+        return ExecResult(
+            status="time_limit" if timed_out else "finished",
             return_code=return_code,
+            stdout=stdout[0],
+            stderr=stderr[0],
+            stdout_dropped_bytes=stdout[1],
+            stderr_dropped_bytes=stderr[1],
             run_s=run_s,
             cpu_s=cpu_s,
-            stdout=self._outputs[self._streams[0]].text(),
-            stderr=self._outputs[self._streams[1]].text(),
+            level=self.image.level,
             files={names[index]: content for index, content in self._frames.files if index < len(names)},
         )
 
@@ -268,7 +258,7 @@ class ChildProcess:
             self._ready.set_exception(failure or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
         if not self._turn.done():
-            self._turn.set_result(b"")
+            self._turn.set_result(False)
 
     def _read_stream(self, fd: int) -> None:
         try:
@@ -280,13 +270,13 @@ class ChildProcess:
             return
         output = self._outputs[fd]
         output.write(data)
-        if output.is_flood:
+        if output.overflowed:
             self._loop.remove_reader(fd)
-            self._paused[fd] = self._loop.call_later(_OVERFLOW_PAUSE_S, self._resume, fd)
+            self._loop.call_later(_OVERFLOW_PAUSE_S, self._resume, fd)
 
     def _resume(self, fd: int) -> None:
-        del self._paused[fd]
-        self._loop.add_reader(fd, self._read_stream, fd)
+        if fd in self._open:
+            self._loop.add_reader(fd, self._read_stream, fd)
 
     def _drain(self) -> None:
         """Take what lies in the pipes and the control socket.
@@ -352,13 +342,11 @@ class ChildProcess:
         ):
             self._frames.wanted.discard(number)
             self._frames.files.append((number, payload[4:]))
-        elif kind == runner.DONE and kind in self._endings and not self._turn.done():
+        elif kind == runner.DONE and self._in_session and not self._turn.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
             if cell == self._cell:  # else an earlier cell's, whose end was forged before it ended
                 self._return_code = return_code
-                self._turn.set_result(kind)
-        elif kind == runner.NEEDS_FULL and kind in self._endings and not self._turn.done():
-            self._turn.set_result(kind)
+                self._turn.set_result(True)
 
     def _forget(self, fd: int) -> None:
         if fd in self._open:
@@ -388,8 +376,8 @@ class ChildProcess:
             if self.alive:
                 await asyncio.shield(self._kill_and_wait())
         finally:
-            for handle in (*self._paused.values(), *([self._look] if self._look else [])):
-                handle.cancel()
+            if self._look is not None:
+                self._look.cancel()
             for fd in list(self._open):
                 self._forget(fd)
             self._control.close()

@@ -24,77 +24,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Session:
-    """One trajectory's interpreter. ``lost``: an earlier one is gone, with its definitions.
+    """One trajectory's interpreter. ``lost``: an earlier one is gone, with its definitions."""
 
-    ``ending`` are the tasks that give back what sessions held.
-    """
-
-    ending: set[asyncio.Task[None]]
     process: ChildProcess | None = None
+    slot: WorkerSlot | None = None
     lost: bool = False
+    has_place: bool = False  # whether it counts among the live ones
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     expiry: asyncio.TimerHandle | None = None
-    _places: asyncio.Semaphore | None = None  # where it holds a place
-    _slot: WorkerSlot | None = None
-    _give_back: Callable[[WorkerSlot], None] | None = None
-
-    @property
-    def has_place(self) -> bool:
-        """Whether it counts among the live ones."""
-        return self._places is not None
-
-    def hold(self, places: asyncio.Semaphore) -> None:
-        """Keep a place that was acquired of ``places`` until ``end``."""
-        self._places = places
-
-    def own(self, slot: WorkerSlot, give_back: Callable[[WorkerSlot], None]) -> None:
-        """Hold ``slot`` until ``end``."""
-        self._slot, self._give_back = slot, give_back
-
-    async def end(self) -> None:
-        """Kill the interpreter, give back the slot and then the place, cancelled or not.
-
-        Where much is to be deleted, both are given back later.
-        """
-        await asyncio.shield(asyncio.ensure_future(self._end()))
-
-    async def _end(self) -> None:
-        try:
-            if self.process is not None:
-                self.lost = True
-                process, self.process = self.process, None
-                await process.close()
-        finally:
-            slot, self._slot = self._slot, None
-            places, self._places = self._places, None
-            if slot is not None:
-                slot.clean()
-            if slot is not None and slot.removals:  # whoever waits for the last result need not wait for this
-                self.ending.add(task := asyncio.ensure_future(self._release_cleaned(slot, places)))
-                task.add_done_callback(self.ending.discard)
-            else:
-                self._release(slot, places)
-
-    async def _release_cleaned(self, slot: WorkerSlot, places: asyncio.Semaphore | None) -> None:
-        await slot.cleaned()
-        self._release(slot, places)
-
-    def _release(self, slot: WorkerSlot | None, places: asyncio.Semaphore | None) -> None:
-        if slot is not None and self._give_back is not None:
-            self._give_back(slot)
-        if places is not None:  # after the slot: whoever gets the place finds one
-            places.release()
 
 
 class Sessions:
     """At most ``limit`` live interpreters. A name is remembered until its session is ended."""
 
-    def __init__(self, limit: int, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, limit: int, give_back: Callable[[WorkerSlot], None], *, wait_s: float = WAIT_S) -> None:
         """``wait_s`` bounds how long a new session waits for a place."""
-        self._limit, self._wait_s = limit, wait_s
+        self._limit, self._wait_s, self._give_back = limit, wait_s, give_back
         self._places = asyncio.Semaphore(limit)
         self._sessions: dict[str, Session] = {}  # in order of last use
-        self.on_wait: Callable[[bool], None] = lambda _: None  # told whether the wait was in vain
         self._ending = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
@@ -104,7 +51,7 @@ class Sessions:
         A child that is dead afterwards is cleaned up, and the session is marked lost. Raises
         SandboxUnavailable when no place was free for ``wait_s``.
         """
-        session = self._sessions.setdefault(name, Session(self._ending))
+        session = self._sessions.setdefault(name, Session())
         async with session.busy:
             if session.expiry is not None:
                 session.expiry.cancel()
@@ -113,19 +60,18 @@ class Sessions:
             try:
                 if not session.has_place:
                     await self._take_place(name)
-                    session.hold(self._places)
+                    session.has_place = True
                 yield session
                 session.lost = False
             finally:
                 if session.process is None or not session.process.alive:
-                    await session.end()
+                    await self._release(session)
                     self._forget_oldest()
                 loop = asyncio.get_running_loop()
                 session.expiry = loop.call_later(IDLE_S, self._expire, session)
 
     async def _take_place(self, name: str) -> None:
-        waits = self._places.locked()
-        if waits:
+        if self._places.locked():
             logger.warning(
                 "session %s waits for a place: %d sessions are at work, and a trajectory at work keeps its own. "
                 "Raise sessions to the number of trajectories in flight.", name, self._limit,
@@ -134,13 +80,10 @@ class Sessions:
             async with asyncio.timeout(self._wait_s):
                 await self._places.acquire()
         except TimeoutError:
-            self.on_wait(True)
             raise SandboxUnavailable(
                 f"no session was free for {self._wait_s:g} s: all {self._limit} are kept by trajectories at work. "
                 "Raise sessions to the number of trajectories in flight."
             ) from None
-        if waits:
-            self.on_wait(False)
 
     def _forget_oldest(self) -> None:
         """Bound what is remembered of sessions whose client never ended them."""
@@ -158,7 +101,26 @@ class Sessions:
 
     async def _end_idle(self, session: Session) -> None:
         async with session.busy:
-            await session.end()
+            await self._release(session)
+
+    async def _release(self, session: Session) -> None:
+        """Kill the interpreter, give back the slot and then the place, cancelled or not."""
+        process, session.process = session.process, None
+        slot, session.slot = session.slot, None
+        had_place, session.has_place = session.has_place, False
+        session.lost = session.lost or process is not None
+        await asyncio.shield(asyncio.ensure_future(self._kill(process, slot, had_place=had_place)))
+
+    async def _kill(self, process: ChildProcess | None, slot: WorkerSlot | None, *, had_place: bool) -> None:
+        try:
+            if process is not None:
+                await process.close()
+        finally:
+            if slot is not None:
+                await slot.clean()
+                self._give_back(slot)
+            if had_place:  # after the slot: whoever gets the place finds one
+                self._places.release()
 
     async def end(self, name: str) -> None:
         """Forget a session; unknown names are ignored."""

@@ -14,7 +14,7 @@ import os
 import stat
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -85,7 +85,7 @@ class CgroupTree:
                 tree = cls(directory, version)
                 if tree._usable():
                     return tree
-                tree.remove()
+                remove_tree(directory)
         return None
 
     def _usable(self) -> bool:
@@ -110,10 +110,6 @@ class CgroupTree:
         directory = self.directory / f"slot{number}"
         directory.mkdir(exist_ok=True)
         return MemoryCgroup(directory, self._version)
-
-    def remove(self) -> None:
-        """Remove the slots and the tree."""
-        remove_tree(self.directory)
 
 
 def remove_tree(directory: Path) -> None:
@@ -260,7 +256,7 @@ class StateDirectory:
         """Delete directory and cgroups, give the uids back."""
         self.uids.close()
         if self.cgroups is not None:
-            self.cgroups.remove()
+            remove_tree(self.cgroups.directory)
         for _ in range(3):  # a thread may still be deleting there what an execution left
             if remove_directory(self.path):
                 break
@@ -320,7 +316,6 @@ class WorkerSlot:
     directory: Path | None = None
     cgroup: MemoryCgroup | None = None
     cgroup_fd: int | None = None
-    removals: set[asyncio.Task[bool]] = field(default_factory=set[asyncio.Task[bool]], compare=False)
 
     @classmethod
     def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
@@ -351,11 +346,11 @@ class WorkerSlot:
         except OSError as error:
             raise SandboxUnavailable(f"a slot could not be prepared: {error}") from error
 
-    def clean(self) -> None:
+    async def clean(self) -> None:
         """Delete what the execution left in its directory. Never raises for what that is.
 
-        Of many entries a thread deletes the rest (``removals``): the slot can be used meanwhile,
-        and whoever waits for a result need not wait for it. ``cleaned`` waits.
+        Many entries are deleted by a thread, under a name that nobody knows: when the call is
+        cancelled meanwhile, the slot can be used at once.
         """
         if self.directory is None or remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
             return
@@ -364,14 +359,7 @@ class WorkerSlot:
         except OSError as error:  # the next execution here finds out whether the slot can be used
             logger.warning("what an execution left in %s stays there: %s", self.directory, error)
             return
-        work = asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES)
-        self.removals.add(task := asyncio.ensure_future(work))
-        task.add_done_callback(self.removals.discard)
-
-    async def cleaned(self) -> None:
-        """Wait until all is deleted that executions left here."""
-        if self.removals:
-            await asyncio.wait(self.removals)
+        await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
 
     def oom_kills(self) -> int:
         """Processes killed at this slot for memory so far; 0 without a cgroup."""

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox.child import packages, paths, programs, runner, tracebacks
+from retool_mcore.sandbox.child import packages, programs, runner, tracebacks
 from retool_mcore.sandbox.supervisor import confine, guardian, kernel, reach
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
@@ -52,7 +52,6 @@ class Zygote:
         self._root: str = config["root"]
         self._landlock_abi: int = config["landlock_abi"]
         self._preload: list[str] = config["preload"]
-        self._heavy = packages.heavy_packages(self._preload)
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
         self._own_uids = False  # whether the namespaces have a uid for each execution
@@ -88,9 +87,7 @@ class Zygote:
             if os.geteuid() == 0:
                 self._num_library_fds, self._led_out = reach.by_descriptors(_LIBRARY_FD_BASE)
         if not self._runs_programs:
-            programs.say_what_is_not_offered(semaphores=self._level != "landlock")
-        if self._level == "landlock":
-            paths.redirect_shared_dirs(confine.visible_paths())
+            programs.say_that_none_run()
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -106,13 +103,11 @@ class Zygote:
         gc.disable()
         gc.freeze()
         with os.fdopen(self._maps_fd, encoding="ascii") as maps:
-            self._num_huge = kernel.collapse_into_huge_pages(maps.read())
+            kernel.collapse_into_huge_pages(maps.read())
         facts = {
             "missing": missing,
             "path_under_tmp": self._path_under_tmp,
-            "num_huge_pages": self._num_huge,
             "led_out": self._led_out,
-            "python": sys.version.split()[0],
         }
         self._channel.send(READY + json.dumps(facts).encode())
 
@@ -141,11 +136,10 @@ class Zygote:
         folder = confine.BOX if self._level == "namespaces" else self._root
         if self._level == "namespaces":
             kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
-        os.environ["HOME"] = os.environ["TMPDIR"] = paths.box = folder
+        os.environ["HOME"] = os.environ["TMPDIR"] = folder
         try:
             yield
         finally:
-            paths.box = "."
             if self._level == "namespaces":
                 kernel.unmount(folder)
 
@@ -252,18 +246,12 @@ class Zygote:
         try:
             confine_self()
             if self._level != "namespaces":
-                paths.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+                os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return
         runner.send_frame(control, runner.READY)
-        interpreter = runner.CellRunner(
-            control,
-            light=self._light,
-            heavy=self._heavy,
-            mapped_bytes=self._mapped_bytes,
-        )
-        interpreter.serve()
+        runner.CellRunner(control, self._mapped_bytes).serve()
 
     def _reap(self) -> None:
         ended: list[tuple[int, int, float]] = []
