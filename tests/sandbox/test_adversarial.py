@@ -117,7 +117,7 @@ finally:
     result = await sandbox.execute(code)
     expected = {
         Level.NAMESPACES: "OSError 28\n",  # /dev/shm is the execution's own tmpfs
-        Level.LANDLOCK: "",  # in the working directory, where each file is bounded (README.md)
+        Level.LANDLOCK: "PermissionError 13\n",  # closed
         Level.RLIMITS: "",  # the host's /dev/shm: not protected
     }
     assert result.stdout == expected[sandbox.level]
