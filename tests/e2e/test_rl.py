@@ -168,22 +168,6 @@ def test_a_ray_that_does_not_start_is_one_error(task: Path, tmp_path: Path, mark
     assert_nothing_left(mark, timeout_s=5)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("data.train_file=absent.parquet",), "absent.parquet"),
-        (("train.prompts_per_step=400", "train.mini_batch_prompts=400"), "fewer than train.prompts_per_step = 400"),
-    ],
-)
-def test_mistakes_in_data_and_batches_are_found_before_the_run(
-    task: Path, tmp_path: Path, more: tuple[str, ...], message: str
-):
-    done = forked.run(*argv_rl(*settings(task, tmp_path, *more))[1:])
-    assert_one_error(done, message)
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("verl.yaml"))
-
-
 def test_all_mistakes_are_reported_at_once(task: Path, tmp_path: Path):
     words = ("cluster.gpus_per_node=8", "parallel.tp=8", "data.train_file=absent.parquet")
     done = forked.run(*argv_rl(*settings(task, tmp_path, *words))[1:])

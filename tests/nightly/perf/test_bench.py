@@ -6,6 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests.unit.perf.test_bench import PERF
 
 STOPPED = """
@@ -50,3 +53,22 @@ def test_a_stopped_bench_ends_its_run_and_goes_on_to_write_what_it_has(tmp_path:
             wait_for(word)
             bench.send_signal(signal.SIGTERM)
         assert bench.stdout.read().split() == ["kept", "143"]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+def test_planned_turns_fill_their_share_of_the_response():
+    script = (
+        f"import sys, random; sys.path.insert(0, {str(PERF)!r})\n"
+        "from retool_mcore.platforms import get_platform\n"
+        "get_platform('cpu').activate()\n"
+        "from scripted import turn_lengths\n"
+        "for seed in range(200): print(*turn_lengths(random.Random(seed), 5120))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True, timeout=300
+    )
+    planned = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert len(planned) == 200 and all(len(turns) == 3 for turns in planned)
+    totals = [sum(turns) for turns in planned]
+    assert 2048 - 3 <= min(totals) < 2300 and 3900 < max(totals) <= 4096 + 3
+    assert all(max(turns) <= 2.1 * min(turns) for turns in planned)

@@ -13,7 +13,7 @@ from tests.scenario import ROOT, run_scenario
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 def test_the_peer_steps_its_schedule_and_its_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "perf"), prepend=os.pathsep)
-    rows = run_scenario("tests.unit.perf.fsdp_scenario", tmp_path)
+    rows = run_scenario("tests.nightly.perf.fsdp_scenario", tmp_path)
     assert rows[0]["lr"] > 0 and len({row["lr"] for row in rows}) > 1
     assert rows[-1]["loss"] < 0.9 * rows[0]["loss"]
 

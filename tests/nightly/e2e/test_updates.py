@@ -75,10 +75,8 @@ def prompts_of(update: list[dict[str, Any]], tokenizer: Any) -> Counter[str]:
     ("settings", "updates"),
     [
         pytest.param(("train.mode=sync", "cluster.gpus_per_node=2"), 4, id="sync-4-dp2"),
-        pytest.param(("train.mode=partial_rollout",), 2, id="partial_rollout-2", marks=pytest.mark.long),
-        pytest.param(
-            ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1"), 4, id="async-4", marks=pytest.mark.long
-        ),
+        pytest.param(("train.mode=partial_rollout",), 2, id="partial_rollout-2"),
+        pytest.param(("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1"), 4, id="async-4"),
     ],
 )
 def test_each_update_learns_from_whole_groups_of_all_lengths_at_its_own_rate(
@@ -119,7 +117,6 @@ def rows_of(updates: list[list[dict[str, Any]]]) -> list[list[list[list[int]]]]:
     return [[part["rows"] for part in sorted(update, key=lambda part: part["rank"])] for update in updates]
 
 
-@pytest.mark.long
 def test_the_engines_log_probabilities_can_be_the_old_ones_and_the_gap_is_still_measured(
     tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ):
