@@ -1,6 +1,6 @@
 """A unit test starts no process: it fails at the moment it tries.
 
-Put a test that needs one into sandbox/, parity/, engine/, e2e/ or nightly/ (tests/README.md). The
+Put a test that needs one into sandbox/, parity/, engine/, e2e/ or nightly/ (CONTRIBUTING.md). The
 reward's own checker processes are allowed, because `judge` is what these tests call, and so is the
 linker that ctypes asks for a library when another package is imported.
 """
