@@ -20,7 +20,6 @@ from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
 ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".jsonl.gz", ".json.gz")
-PARQUET_MAGIC = b"PAR1"
 BATCH_ROWS = 512
 MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # of files with such a column
 NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
@@ -74,11 +73,11 @@ def read_file(
     """Yield (where, row) of a file in parquet, JSON, CSV, or Arrow as `save_to_disk` writes it.
 
     ``where`` names the file and the row from 0 or the line from 1. JSON may be packed by gzip. A
-    file with another ending is parquet where it begins like that, else JSON lines. Values of a CSV
-    file are text. ``on_bad``: see ``read_jsonl``. Raises DataError.
+    file with another ending is JSON lines. Values of a CSV file are text. ``on_bad``: see
+    ``read_jsonl``. Raises DataError.
     """
     name = str(path)
-    if name.endswith(".parquet") or (not name.endswith(ENDINGS) and _begins(path, PARQUET_MAGIC)):
+    if name.endswith(".parquet"):
         rows = read_rows(path, column_names(path))
     elif name.endswith(".csv"):
         rows = _read_csv(path)
@@ -88,14 +87,6 @@ def read_file(
         yield from ((f"{path}, line {number}", row) for number, row in read_jsonl(path, on_bad))
         return
     yield from ((f"{path}, row {number}", row) for number, row in rows)
-
-
-def _begins(path: str | os.PathLike[str], magic: bytes) -> bool:
-    try:
-        with open(path, "rb") as opened:
-            return opened.read(len(magic)) == magic
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:

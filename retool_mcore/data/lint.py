@@ -162,21 +162,12 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
     names = ("min", "10 %", "median", "90 %", "99 %", "max")
     table = ", ".join(f"{name} {int(value)}" for name, value in zip(names, values, strict=True))
     lint.notes.append(f"tokens a row: {table}; {int(lengths.sum())} in all")
-    lint.notes += histogram(lengths)
     if max_tokens is not None:
         over = int((lengths > max_tokens).sum())
         lint.notes.append(f"{over} rows ({over / len(lengths):.1%}) are over {max_tokens} tokens")
     if lint.loss_tokens:
         share = sum(lint.loss_tokens) / lengths.sum()
         lint.notes.append(f"{share:.1%} of the tokens carry loss ({min(lint.loss_tokens)} in the row with the fewest)")
-
-
-def histogram(lengths: np.ndarray) -> list[str]:
-    """Lines of a histogram with doubling bins, each line with its row count and a bar."""
-    tops = np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))).astype(int), 0)
-    counts = {top: int((tops == top).sum()) for top in range(tops.min(), tops.max() + 1)}
-    most = max(counts.values())
-    return [f"  up to {2**top:>7}: {count:>7} {'#' * round(40 * count / most)}" for top, count in counts.items()]
 
 
 def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:

@@ -10,7 +10,6 @@ from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.layouts import MEDIA, require_text_only, truth_text, turns_in_text
-from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.prompt_format import OURS, hermes_prompt, unwrap
 from retool_mcore.errors import DataError
 
@@ -34,8 +33,7 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     """Check that every prompt of all data files renders, fits the budget and has a ground truth.
 
     ``render`` is the rollout's own (``ToolProtocol.prompt_ids``). Returns notes on the files for
-    the user, one sentence each. Raises DataError with file, row and column, and also when training
-    and validation problems overlap without data.allow_overlap.
+    the user, one sentence each. Raises DataError with file, row and column.
     """
     train, held_out = parquet_files(config.data.train_file), config.validation.files
     notes: list[str] = []
@@ -43,9 +41,6 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     found, prompts = sum(rows[path] for path in train), config.train.prompts_per_step
     if found < prompts:
         raise DataError(f"{config.data.train_file} has {found} rows, fewer than train.prompts_per_step = {prompts}")
-    if not config.data.allow_overlap:
-        for path in held_out:
-            require_disjoint(config.data.train_file, path)
     _check_best_source(config, held_out)
     return [*notes, *(note for path in rows for note in _notes(path))]
 

@@ -11,10 +11,8 @@ text trace offers no tools and boxes the right answer at once, so that the text-
 been taught format and truth. RL with the tool can learn to prefer the right habit.
 """
 
-import hashlib
 import itertools
 import json
-import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,8 +24,6 @@ from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import DataError
-
-log = logging.getLogger(__name__)
 
 DATA_SOURCE = "retool_mcore/arithmetic"
 SYSTEM_PROMPT = "Solve the problem. Put the answer in \\boxed{}."
@@ -189,9 +185,9 @@ def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None
     """Write the task of ``seed``: a model, SFT, RL and evaluation data, and a manifest.
 
     The files are model/, sft_{train,val}.parquet, rl_{train,val}.parquet, eval.parquet and
-    manifest.json. The manifest is written last and holds every file's hash, so a task with a
-    manifest is whole. Returns False, and writes nothing, when there is a manifest of the same seed
-    and sizes and the files match it. Raises DataError when the task cannot be written.
+    manifest.json. The manifest is written last and names every file. Returns False, and writes
+    nothing, when there is a manifest of the same seed and sizes and its files are there. Raises
+    DataError when the task cannot be written.
     """
     directory, spec = Path(directory), spec or TaskSpec()
     identity = {"format": FORMAT_VERSION, "seed": seed, "sizes": asdict(spec)}
@@ -218,33 +214,17 @@ def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None
         write_parquet(
             directory / f"{split}.parquet", [rl_row(problem, split, index) for index, problem in enumerate(chosen)]
         )
-    manifest = {**identity, "files": _hashes(directory)}
     with replacing(directory / MANIFEST) as temporary:
-        Path(temporary).write_text(json.dumps(manifest, indent=2) + "\n")
+        files = [*directory.glob("*.parquet"), *(directory / "model").iterdir()]
+        names = sorted(str(file.relative_to(directory)) for file in files)
+        Path(temporary).write_text(json.dumps({**identity, "files": names}, indent=2) + "\n")
     return True
 
 
 def _is_whole(directory: Path, identity: dict[str, Any]) -> bool:
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
-    except (FileNotFoundError, NotADirectoryError):
+        known = {name: manifest.get(name) for name in identity}
+        return known == identity and all((directory / file).exists() for file in manifest["files"])
+    except (OSError, ValueError, KeyError, AttributeError):
         return False
-    except (OSError, ValueError) as error:
-        log.warning("%s is unreadable (%s): the task is made again", directory / MANIFEST, error)
-        return False
-    if any(manifest.get(key) != value for key, value in identity.items()):
-        log.info("%s holds the task of another seed or size: it is made again", directory)
-        return False
-    if manifest.get("files") != _hashes(directory):
-        log.warning("files in %s differ from its %s: the task is made again", directory, MANIFEST)
-        return False
-    return True
-
-
-def _hashes(directory: Path) -> dict[str, str]:
-    files = [*directory.glob("*.parquet"), *(directory / "model").glob("*")]
-    return {
-        str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-        if not file.name.startswith(".")
-    }

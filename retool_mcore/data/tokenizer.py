@@ -199,12 +199,7 @@ def set_date(tokenizer: PreTrainedTokenizerBase, day: date) -> None:
 
 def _strftime(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     day: date | None = getattr(tokenizer, "prompt_date", None)
-    return {} if day is None else {"strftime_now": strftime_on(day)}
-
-
-def strftime_on(day: date) -> Callable[[str], str]:
-    """What a template calls as ``strftime_now``, for the beginning of a day."""
-    return datetime.combine(day, time()).strftime
+    return {} if day is None else {"strftime_now": datetime.combine(day, time()).strftime}
 
 
 def has_several_templates(tokenizer: PreTrainedTokenizerBase) -> bool:

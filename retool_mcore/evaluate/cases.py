@@ -103,8 +103,8 @@ def evaluate_many(
                 works.append(CaseSamples(case=case, problems=problems, settings=settings, samples=samples))
             for work in works:
                 total = len(problems) * n
-                on_start(work.case.name, total - len(work.missing()), total)
-            if todo := [work for work in works if work.missing()]:
+                on_start(work.case.name, total - len(work.missing), total)
+            if todo := [work for work in works if work.missing]:
                 models.begin(model)
                 days = [pin_date(work.samples.path.parent, model) for work in todo]
                 jobs = [

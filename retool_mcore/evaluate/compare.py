@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field, StrictBool
 
-from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.stats import interval
 
@@ -46,28 +46,31 @@ class Comparison:
     lost: tuple[Flip, ...]
 
 
+class _Problem(BaseModel):
+    id: int
+    truth: str
+    correct: Annotated[list[StrictBool], Field(min_length=1)]
+
+
+class _Report(BaseModel):
+    per_problem: Annotated[list[_Problem], Field(min_length=1)]
+
+
 def read_report(path: Path) -> dict[str, Any]:
     """Read a report.json, or the one in a folder. Raises DataError when there is none."""
     file = path / REPORT if path.is_dir() else path
     try:
-        report = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        _Report.model_validate_json(text)
     except OSError as error:
         found = sorted(each.parent.name for each in path.glob(f"*/{REPORT}")) if path.is_dir() else []
         inside = f"; its folders {', '.join(found)} hold one each: name one of them" if found else ""
         raise DataError(f"{file}: no report of `retool eval` can be read: {error.strerror}{inside}") from error
     except ValueError as error:
-        raise DataError(f"{file}: not a report of `retool eval`: {error}") from error
-    rows: Any = report.get("per_problem") if is_table(report) else None
-    if not isinstance(rows, list) or not rows or not all(map(_is_problem, cast("list[object]", rows))):
-        raise DataError(f"{file}: not a report of `retool eval`: it has no per_problem with id, truth and correct")
-    return cast("dict[str, Any]", report)
-
-
-def _is_problem(row: object) -> bool:
-    if not is_table(row) or not {"id", "truth"} <= row.keys():
-        return False
-    correct: Any = row["correct"] if isinstance(row.get("correct"), list) else []
-    return bool(correct) and all(isinstance(each, bool) for each in correct)
+        raise DataError(
+            f"{file}: not a report of `retool eval`: it has no per_problem with id, truth and correct"
+        ) from error
+    return json.loads(text)
 
 
 def _by_id(report: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:

@@ -1,10 +1,9 @@
 """A model behind an OpenAI-compatible server: text in, text and tool calls out, no tokens.
 
 The loop is the one of training (``rollout.loop.converse``), with its budgets, stop reasons and
-calls; here is the model's side of it, in text, because nobody here has the model's tokenizer.
-Protocol "retool" writes one growing text, which needs /v1/completions; every other protocol takes
-the server's own tool calls from /v1/chat/completions. rollout.max_response_tokens bounds the
-tokens that the server reports to have sampled.
+calls; here is the model's side of it, in text, because nobody here has the model's tokenizer. The
+server reads the calls (/v1/chat/completions). rollout.max_response_tokens bounds the tokens that
+the server reports to have sampled.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import contextlib
 import json
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, cast
 
@@ -23,9 +21,8 @@ import httpx
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.prompt_format import retool_messages, shown_prompt
-from retool_mcore.data.tokenizer import read_template, strftime_on, with_args
-from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, TOOL_NAME
+from retool_mcore.data.prompt_format import shown_prompt
+from retool_mcore.data.tool import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import Case, Settings
@@ -36,7 +33,7 @@ from retool_mcore.rollout.engine import EngineUnavailable, Sampling
 from retool_mcore.rollout.ledger import Ledger
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import OutOfRoom, Trajectory, Turn, converse
-from retool_mcore.rollout.protocol import RETOOL_MARKUP, protocol_class, tools_of
+from retool_mcore.rollout.protocol import protocol_class, tools_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.rollout.tool_call import (
     Call,
@@ -44,7 +41,6 @@ from retool_mcore.rollout.tool_call import (
     Parsed,
     call_of,
     parse_hermes,
-    parse_retool,
     without_call,
     without_interpreter,
 )
@@ -105,7 +101,7 @@ class Endpoint(SglangEngine):
 class TextTools:
     """What calls need of a protocol, in text: the tools, and results cut by characters.
 
-    Control tokens in a result are broken up, and so are the tags of protocol "retool".
+    Control tokens in a result are broken up.
     """
 
     def __init__(self, name: str, tools: Sequence[Tool], interpreter: bool) -> None:
@@ -121,8 +117,6 @@ class TextTools:
     def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
         """``output`` with its middle cut. Nobody here counts tokens, so 0 of them are cut."""
         shown = CONTROL.sub("< ", output)
-        if self.name == "retool":
-            shown = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", shown)
         kept = CHARS_PER_TOKEN * max_tokens
         if len(shown) <= kept:
             return shown, 0
@@ -130,38 +124,35 @@ class TextTools:
         return f"{shown[: kept // 2]}\n[... {cut} characters cut here ...]\n{shown[-(kept - kept // 2) :]}", 0
 
 
-class TextConversation(ABC):
-    """A conversation in text, which ``rollout.loop.converse`` drives; its ledger has no tokens.
+class Chat:
+    """Messages, with the server's own tool calls; without ``tools`` text alone.
 
-    A turn has as many tokens as the server says.
+    ``rollout.loop.converse`` drives it. Its ledger has no tokens, and a turn has as many as the
+    server says.
     """
 
-    path: str
-
-    def __init__(self, endpoint: Endpoint, sampling: Sampling, limits: Limits) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: TextTools | None,
+        endpoint: Endpoint,
+        sampling: Sampling,
+        limits: Limits,
+    ) -> None:
+        self._messages, self._tools = [dict(message) for message in messages], tools
         self._endpoint, self._max_tokens = endpoint, limits.max_response_tokens
         self._drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         self.trajectory = Trajectory(ledger=Ledger((), limits.max_response_tokens))
-
-    @abstractmethod
-    def body(self) -> dict[str, Any]:
-        """What is asked, without the sampling."""
-
-    @abstractmethod
-    def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
-        """Append the model's turn, and return it as text and parsed."""
-
-    @abstractmethod
-    def write(self, results: Sequence[str]) -> None:
-        """See ``rollout.loop.Conversation``."""
+        self._ids: list[str] = []
 
     async def next_turn(self) -> Turn:
         before = self.trajectory.turns
         used = sum(turn.tokens for turn in before)
         self.trajectory.requests += 1
         try:
-            body = {**self.body(), **self._drawn, "max_tokens": self._max_tokens - used}
-            choice, tokens = await self._endpoint.ask(self.path, body)
+            body = {"messages": self._messages, **({"tools": self._tools.schemas} if self._tools else {})}
+            body |= {**self._drawn, "max_tokens": self._max_tokens - used}
+            choice, tokens = await self._endpoint.ask("/chat/completions", body)
         except EngineUnavailable:
             raise
         except RolloutError as error:
@@ -173,21 +164,8 @@ class TextConversation(ABC):
             return Turn(start=used, tokens=tokens, text=text, parsed=None, answer=last_answer(text))
         return Turn(start=used, tokens=tokens, text=text, parsed=parsed, answer=parsed.answer)
 
-
-class Chat(TextConversation):
-    """Messages, with the server's own tool calls; without ``tools`` text alone."""
-
-    path = "/chat/completions"
-
-    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: TextTools | None, *asked: Any) -> None:
-        super().__init__(*asked)
-        self._messages, self._tools = [dict(message) for message in messages], tools
-        self._ids: list[str] = []
-
-    def body(self) -> dict[str, Any]:
-        return {"messages": self._messages, **({"tools": self._tools.schemas} if self._tools else {})}
-
     def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+        """Append the model's turn, and return it as text and parsed."""
         message = choice["message"]
         content: str = message.get("content") or ""
         thoughts = {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
@@ -221,35 +199,10 @@ class Chat(TextConversation):
         return call_of(function.get("name"), arguments, repairs, self._tools.tools)
 
     def write(self, results: Sequence[str]) -> None:
+        """See ``rollout.loop.Conversation``."""
         results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # a malformed turn has one text
         for each, result in zip(self._ids, results, strict=True):
             self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
-
-
-class Inline(TextConversation):
-    """The paper's form: one text, which the model continues after each result."""
-
-    path = "/completions"
-
-    def __init__(self, prompt: str, *asked: Any) -> None:
-        super().__init__(*asked)
-        self._text = prompt
-
-    def body(self) -> dict[str, Any]:
-        return {"prompt": self._text, "stop": [CODE_END]}
-
-    def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
-        text: str = choice.get("text") or ""
-        # The wire leaves the stop text out. vLLM and SGLang name it; of others an open block tells.
-        named = choice.get("stop_reason") or choice.get("matched_stop")
-        opened = text.count(CODE_START) > text.count(CODE_END)
-        if choice.get("finish_reason") == "stop" and (named == CODE_END or (named is None and opened)):
-            text += CODE_END
-        self._text += text
-        return text, parse_retool(text)
-
-    def write(self, results: Sequence[str]) -> None:
-        self._text += f"\n<interpreter>\n{results[0]}\n</interpreter>\n"
 
 
 class Api:
@@ -275,7 +228,7 @@ class Api:
         return [self._url]
 
     def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem], day: date) -> TextSampler:
-        return TextSampler(self._config, case, settings, day)
+        return TextSampler(self._config, case, settings)
 
 
 async def _check(url: str, model: str) -> None:
@@ -288,14 +241,16 @@ class TextSampler:
 
     _endpoint: Endpoint
 
-    def __init__(self, config: EvaluationConfig, case: Case, settings: Settings, day: date) -> None:
-        self._config, self._case, self._limits, self._day = config, case, settings.limits, day
+    def __init__(self, config: EvaluationConfig, case: Case, settings: Settings) -> None:
+        self._case, self._limits = case, settings.limits
         rollout = config.rollout.calling(case.tool)
         protocol_class(rollout.protocol)
+        if case.tool and rollout.protocol == "retool":
+            raise ConfigError(
+                'rollout.protocol = "retool" writes results into the model\'s own text, which an API does not take. '
+                "Serve the model with SGLang, and name that server in --url instead of --endpoint."
+            )
         tools = tools_of(rollout) if case.tool else ()
-        self._inline = case.tool and rollout.protocol == "retool"
-        if self._inline and tools:
-            raise ConfigError(f'rollout.protocol = "retool" has no names of tools, and {tools[0].name} is offered.')
         self._tools = TextTools(rollout.protocol, tools, interpreter=TOOL_NAME in rollout.tools)
 
     def notes(self, case: Case, problems: Sequence[Problem]) -> Iterator[str]:
@@ -306,29 +261,10 @@ class TextSampler:
         self._endpoint = await stack.enter_async_context(Endpoint(urls[0], self._case.model))
 
     async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
-        asked = (self._endpoint, sampling, self._limits)
-        model = (
-            Inline(prompt_text(self._config, problem.messages, self._day), *asked)
-            if self._inline
-            else Chat(problem.messages, self._tools if self._case.tool else None, *asked)
-        )
+        tools = self._tools if self._case.tool else None
+        model = Chat(problem.messages, tools, self._endpoint, sampling, self._limits)
         return await converse(model.trajectory, model, Calls(self._tools, self._limits, given), self._limits)
 
     def text(self, trajectory: Trajectory) -> str:
         said = [part for turn in trajectory.turns for part in (turn.text, *(result.shown for result in turn.results))]
         return "\n".join(said)
-
-
-def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]], day: date) -> str:
-    """The prompt of protocol "retool": by model.chat_template, or "chatml" where it is not set."""
-    from transformers.utils import chat_template_utils
-
-    template = with_args(read_template(config.model.chat_template or "chatml"), config.model.template_args)
-    render: Callable[..., Any] = chat_template_utils.render_jinja_template  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    rendered, _ = render(
-        conversations=[[dict(message) for message in retool_messages(messages)]],
-        chat_template=template,
-        add_generation_prompt=True,
-        strftime_now=strftime_on(day),
-    )
-    return rendered[0]

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -141,8 +142,9 @@ class CaseSamples:
     settings: Settings
     samples: SampleFile
 
+    @cached_property
     def missing(self) -> list[tuple[Problem, int]]:
-        """The problems and numbers of the samples that are not in the file yet."""
+        """The problems and numbers of the samples that were not in the file when first asked."""
         wanted = [(problem, sample) for problem in self.problems for sample in range(self.settings.n)]
         return [(problem, sample) for problem, sample in wanted if (problem.id, sample) not in self.samples.rows]
 
@@ -183,7 +185,7 @@ async def sample_all(
                 error = trajectory.drop_error
             dropped.append(f"{name}, problem {problem.id}, sample {sample}: {error}")
 
-    todo = [(at, work, sampler, each) for work, sampler in jobs for at, each in enumerate(work.missing())]
+    todo = [(at, work, sampler, each) for work, sampler in jobs for at, each in enumerate(work.missing)]
     todo.sort(key=itemgetter(0))
     await asyncio.gather(*(one(work, sampler, problem, sample) for _, work, sampler, (problem, sample) in todo))
     if dropped:

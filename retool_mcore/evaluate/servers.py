@@ -21,7 +21,7 @@ from retool_mcore.data.tokenizer import decode, tokenizer_of
 from retool_mcore.errors import CheckpointError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import Case, Settings
-from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf, safe_open, tensor_files
+from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf
 from retool_mcore.platforms.base import engine_environment, get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
@@ -61,7 +61,8 @@ class SpreadEngine:
 class Servers:
     """The servers of one model at a time.
 
-    They are kept while only the weights change, and replaced when ``kind_of`` does.
+    They are kept while only the weights change, and replaced when ``architecture_of`` does. Two
+    models do not fit on a device at once, so the second one's servers start when the first's end.
     ``url``: a running server that holds the only model; no server is started then.
     """
 
@@ -114,9 +115,8 @@ class Servers:
 
     def _replace(self, model: str) -> None:
         """New weights for the running servers, or new servers where that would not be enough."""
-        now, then = (kind_of(each, tokenizer_of(self._config.model, each)) for each in (self._model, model))
-        other = [name for name in then if then[name] is None or then[name] != now[name]]
-        if other:
+        now, then = architecture_of(self._model), architecture_of(model)
+        if other := sorted(name for name in {**now, **then} if now.get(name) != then.get(name)):
             logger.info("%s differs from %s in its %s, so servers are started anew", model, self._model, other)
             self._stack.close()
             self._start(model)
@@ -206,36 +206,6 @@ async def _load(urls: Sequence[str], model: str) -> None:
                     f"{engine.url} was to load {model} and says that it holds {held}. Run the same command again: "
                     "the finished samples are kept."
                 )
-
-
-def kind_of(model: str, tokenizer: Any) -> dict[str, Any]:
-    """What two models must have in common for a server of the one to take the other's weights.
-
-    The server sends and takes token ids, so of the tokenizer only the ids that end a turn matter.
-    A tensor that only one of the models has would keep its value. None: not known, as of a hub name
-    whose files are not here, and equal to nothing.
-    """
-    architecture, found = architecture_of(model), tensor_files(model)
-    if found is None:
-        return {"architecture": architecture, "tensors": None, "end of turn": None}
-    folder, files = found
-    tensors: dict[str, tuple[int, ...]] = {}
-    for file in sorted(set(files.values())):
-        with safe_open()(folder / file, framework="np") as shard:
-            tensors |= {name: tuple(shard.get_slice(name).get_shape()) for name in shard.keys()}  # noqa: SIM118  no mapping
-    return {"architecture": architecture, "tensors": tensors, "end of turn": _ends(folder, tokenizer)}
-
-
-def _ends(folder: Path, tokenizer: Any) -> list[Any]:
-    """What SGLang ends a turn at, beside the ids in config.json."""
-    path = folder / "generation_config.json"
-    try:
-        generation: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    named: Any = generation.get("eos_token_id")
-    ends: list[Any] = sorted(named) if isinstance(named, list) else [named]  # pyright: ignore[reportUnknownArgumentType]
-    return [ends, tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|eom_id|>")]
 
 
 def architecture_of(model: str) -> dict[str, Any]:

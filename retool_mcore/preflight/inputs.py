@@ -137,11 +137,10 @@ def _first_row(config: RlConfig) -> dict[str, Any]:
 
 
 def tokenizer(config: RunConfig) -> Iterator[Finding]:
-    if not Path(config.model.path).exists():
-        return  # as ``model`` has said
-    if importlib.util.find_spec("transformers") is None:
-        yield missing("tokenizer", "transformers is not installed: tokenizer and prompts are not checked. Install the "
-                      "extra of the platform.")  # fmt: skip
+    if not _can_tokenize(config):
+        if Path(config.model.path).exists():  # else ``model`` has said so
+            yield missing("tokenizer", "transformers is not installed: tokenizer and prompts are not checked. Install "
+                          "the extra of the platform.")  # fmt: skip
         return
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
@@ -152,6 +151,10 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     else:
         ending = chat_format(loaded).end_of_turn
         yield ok("tokenizer", f"{len(loaded)} tokens; the chat template closes a turn by {ending}")
+
+
+def _can_tokenize(config: RunConfig) -> bool:
+    return Path(config.model.path).exists() and importlib.util.find_spec("transformers") is not None
 
 
 def data(config: RunConfig, *, all_rows: bool, render: bool) -> Iterator[Finding]:
@@ -166,7 +169,7 @@ def data(config: RunConfig, *, all_rows: bool, render: bool) -> Iterator[Finding
     else:
         for _, path in config.data_files:
             next(islice(read_rows(path, ("messages", "tools")), 1))
-    known = Path(config.model.path).exists() and importlib.util.find_spec("transformers") is not None
+    known = _can_tokenize(config)
     if isinstance(config, SftConfig):
         yield from _sft_data(config, tokenized=known, render=render)
     elif known and all_rows:

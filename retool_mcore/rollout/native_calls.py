@@ -18,7 +18,7 @@ from retool_mcore.rollout.tool_call import (
     read_call,
     without_call,
 )
-from retool_mcore.rollout.tools import Tool, names_of
+from retool_mcore.rollout.tools import Tool
 
 PYTHON_TAG, TOOL_CALLS, ARGS = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
 _LLAMA_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
@@ -157,15 +157,11 @@ def _xml_call(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> C
         # The message does not spell the outer tags: markup in a result is broken up.
         raise Malformed("tags", f"the call is no function in the tool call tags. Write it between them as\n{shape}")
     name, inside = function[1].strip(), block.body[function.end() :]
-    tool = next((tool for tool in tools if tool.name == name), None)
-    if tool is None and name != TOOL_NAME:
-        known = f"The tools are {names_of(tools)}" if tools else f"The only tool is {TOOL_NAME!r}"
-        raise Malformed("name", f"there is no tool named {name!r}. {known}")
-    values = {match[1].strip(): match[2] for match in _PARAMETER.finditer(inside)}
-    if tool is None:
-        return call_of(name, values, repairs, tools)
-    kinds = tool.parameters.get("properties", {})
-    return call_of(name, {key: _typed(value, kinds.get(key)) for key, value in values.items()}, repairs, tools)
+    values: dict[str, Any] = {match[1].strip(): match[2] for match in _PARAMETER.finditer(inside)}
+    if (tool := next((tool for tool in tools if tool.name == name), None)) is not None:
+        kinds = tool.parameters.get("properties", {})
+        values = {key: _typed(value, kinds.get(key)) for key, value in values.items()}
+    return call_of(name, values, repairs, tools)
 
 
 def _typed(value: str, schema: Any) -> Any:

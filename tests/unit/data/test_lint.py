@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -11,12 +10,12 @@ from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.leaks import overlap
-from retool_mcore.data.lint import histogram, lint_file, read_problem_rows, require_disjoint
+from retool_mcore.data.lint import lint_file, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row
-from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import DataError
-from retool_mcore.rollout.protocol import Hermes, Retool
+from retool_mcore.preflight import inputs
+from retool_mcore.rollout.protocol import Retool
 from tests.plain_chatml import with_template
 from tests.unit.data.commands import succeed
 
@@ -54,10 +53,9 @@ def test_repeats_and_lengths_are_told(tmp_path, tokenizer):
     assert found.errors == []
     assert found.notes[0] == "1 of 3 rows repeat a problem (one of them 2 times)"
     assert found.notes[1].startswith("tokens a row: min ")
-    assert found.notes[2].split() == ["up", "to", "32:", "3", "#" * 40]
-    assert found.notes[3] == "3 rows (100.0%) are over 5 tokens"
+    assert found.notes[2] == "3 rows (100.0%) are over 5 tokens"
     assert sum(found.loss_tokens) < sum(found.lengths_tokens)
-    assert found.notes[4].endswith(f"({min(found.loss_tokens)} in the row with the fewest)")
+    assert found.notes[3].endswith(f"({min(found.loss_tokens)} in the row with the fewest)")
 
 
 def test_a_model_without_tool_turns_measures_prompts_inline(tmp_path, tokenizer):
@@ -68,14 +66,6 @@ def test_a_model_without_tool_turns_measures_prompts_inline(tmp_path, tokenizer)
     make_task(tmp_path / "task", seed=1, spec=TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20))
     told = lint_file(str(tmp_path / "task" / "sft_train.parquet"), plain, None).errors
     assert len(told) == 1 and "rows like this one cannot be rendered" in told[0]
-
-
-def test_the_histograms_bins_double_and_hold_every_row():
-    lines = [line.split() for line in histogram(np.array([1, 2, 3, 4, 5, 8, 9, 33, 64]))]
-    assert [(line[2], line[3]) for line in lines] == [
-        ("1:", "1"), ("2:", "1"), ("4:", "2"), ("8:", "2"), ("16:", "1"), ("32:", "0"), ("64:", "2")
-    ]  # fmt: skip
-    assert lines[2][4] == "#" * 40
 
 
 def test_a_benchmarks_own_file_is_compared_with_training_data(tmp_path):
@@ -171,14 +161,15 @@ def test_a_missing_file_is_not_looked_for_on_a_hub(tmp_path):
         require_disjoint(train, "owner/name")
 
 
-def test_rl_does_not_start_on_its_own_validation_set(tmp_path, tokenizer):
+def test_rl_does_not_start_on_its_own_validation_set(tmp_path):
     path = rl_file(tmp_path / "a.parquet", *[f"What is {n} + {n}?" for n in range(12)])
-    files = [f"data.train_file={path}", f'validation.files=["{path}"]']
+    files = [f"data.train_file={path}", f'validation.files=["{path}"]', f"model.path={tmp_path}/none"]
     config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", files)
-    render = Hermes(tokenizer).prompt_ids
     with pytest.raises(DataError, match="12 of the 12 problems"):
-        check_prompts(config, render)
-    check_prompts(load_config(RlConfig, config.source, [*files, "data.allow_overlap=true"]), render)
+        list(inputs.data(config, all_rows=True, render=False))
+    meant = load_config(RlConfig, config.source, [*files, "data.allow_overlap=true"])
+    (found,) = inputs.data(meant, all_rows=True, render=False)
+    assert "validation problems may overlap" in found.text
 
 
 def test_files_of_no_known_schema_are_errors(tmp_path):

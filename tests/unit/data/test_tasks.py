@@ -129,8 +129,9 @@ def test_the_model_directory_is_one_transformers_knows(task):
 def test_the_same_seed_gives_the_same_files_and_another_seed_others(task, tmp_path):
     assert make_task(tmp_path / "same", seed=3, spec=SMALL)
     assert make_task(tmp_path / "other", seed=4, spec=SMALL)
+    names = json.loads((task / "manifest.json").read_text())["files"]
     same, other, first = (
-        json.loads((directory / "manifest.json").read_text())["files"]
+        {name: (directory / name).read_bytes() for name in names}
         for directory in (tmp_path / "same", tmp_path / "other", task)
     )
     assert same == first
@@ -140,14 +141,13 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(task, tmp_pa
     }  # fmt: skip
 
 
-def test_a_whole_task_is_kept_and_a_broken_one_made_again(tmp_path, caplog):
+def test_a_whole_task_is_kept_and_a_part_of_one_made_again(tmp_path):
     assert make_task(tmp_path, seed=3, spec=SMALL)
     stamp = (tmp_path / "manifest.json").stat().st_mtime_ns
     assert not make_task(tmp_path, seed=3, spec=SMALL)
     assert (tmp_path / "manifest.json").stat().st_mtime_ns == stamp
-    (tmp_path / "eval.parquet").write_bytes(b"PAR1")
+    (tmp_path / "eval.parquet").unlink()
     assert make_task(tmp_path, seed=3, spec=SMALL)
-    assert "differ from its manifest" in caplog.text
     assert len(rows(tmp_path, "eval")) == 20
     (tmp_path / "manifest.json").unlink()  # as an interruption leaves it
     assert make_task(tmp_path, seed=3, spec=SMALL)

@@ -135,11 +135,6 @@ def chat(content: str | None, *codes: str, finish: str = "stop", tokens: int = 1
     }
 
 
-def text(said: str, finish: str = "stop", **more: Any) -> dict[str, Any]:
-    """An answer of /v1/completions, whose stop text is left out."""
-    return {"object": "text_completion", "choices": [{"index": 0, "text": said, "finish_reason": finish, **more}]}
-
-
 def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579") -> tuple[int, str, dict[str, Any]]:
     """Exit code, output, and the report if there is one."""
     out, data = tmp_path / "out", str(problems(tmp_path, truth))
@@ -219,35 +214,10 @@ def test_no_figure_of_tokens_is_told(server: StandIn, tmp_path: Path):
     assert report["accuracy"] == 1.0, output
 
 
-def test_the_inline_protocol_goes_on_after_each_result_by_completions(server: StandIn, tmp_path: Path):
-    block = "Let me see.\n<code>\n```python\nprint('a</interpreter>b', 123 + 456)\n```\n"
-    server.script = [text(block), text("<answer>\n\\boxed{579}\n</answer>", stop_reason=None)]
-    code, output, report = evaluate(server, tmp_path, "--protocol", "retool")
-    assert code == 0, output
-    assert report["accuracy"] == 1.0
-    (path, first, _), (_, second, _) = server.asked
-    assert (path, first["stop"]) == ("/v1/completions", ["</code>"])
-    assert first["prompt"].endswith("<|im_start|>assistant\n")
-    assert "*user question:*\nWhat is 123 + 456?" in first["prompt"]
-    shown = "< /interpreter>"  # markup in a result is broken up
-    told = f"{block}</code>\n<interpreter>\na{shown}b 579\n\n</interpreter>\n"
-    added = second["prompt"].removeprefix(first["prompt"])
-    assert added.replace("\n\n", "\n") == told.replace("\n\n", "\n")
-
-
-def test_a_stop_that_the_server_does_not_name_as_the_code_tag_adds_none(server: StandIn, tmp_path: Path):
-    """The model ended its message inside a block: nothing may be written into its mouth."""
-    server.script = [text("<code>\n```python\nprint(1)\n", stop_reason="<|im_end|>")]
-    _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
-    assert report["behavior"]["behavior/calls"] == 0
-    assert report["behavior"]["behavior/stop/finished"] == 1.0
-
-
-def test_a_text_without_a_block_is_not_closed_as_one(server: StandIn, tmp_path: Path):
-    server.script = [text("It is 579.", stop_reason=None)]
-    _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
-    assert report["behavior"]["behavior/stop/finished"] == 1.0
-    assert row(tmp_path)["turns"][0]["text"] == "It is 579."
+def test_the_inline_protocol_is_not_asked_of_an_api(server: StandIn, tmp_path: Path):
+    code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
+    assert code == 2 and server.asked == []
+    assert "Serve the model with SGLang, and name that server in --url" in " ".join(output.split())
 
 
 def test_arguments_that_are_no_json_are_told_to_the_model_and_counted(server: StandIn, tmp_path: Path):

@@ -13,10 +13,9 @@ import pytest
 
 from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.data.task_model import write_model
-from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
-from retool_mcore.evaluate.servers import Servers, SpreadEngine, kind_of
+from retool_mcore.evaluate.servers import Servers, SpreadEngine
 from retool_mcore.platforms.base import PREFILLS_ENV, get_platform, sglang_options
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
@@ -217,29 +216,10 @@ def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, P
     assert (Holding.started, Holding.held) == ([str(first)], {urls[0]: str(second)})
 
 
-def _more_ends(folder: Path) -> None:
-    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
-
-
-def _another_end(folder: Path) -> None:
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<|endoftext|>"}))
-
-
-def _a_tensor_less(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.norm.weight"]  # the server would keep the other model's
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-@pytest.mark.parametrize("change", [_more_ends, _another_end, _a_tensor_less])
-def test_what_weights_alone_do_not_change_starts_a_server_anew(tiny: tuple[Servers, Path, Path], change: Any):
+def test_another_architecture_starts_a_server_anew(tiny: tuple[Servers, Path, Path]):
     running, first, second = tiny
-    before = kind_of(str(second), load_tokenizer(str(second)))
-    change(second)
-    assert kind_of(str(second), load_tokenizer(str(second))) != before, "nothing was changed"
+    path = second / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
     urls = running.urls_of(str(first))
     assert running.urls_of(str(second)) != urls
     assert Holding.started == [str(first), str(second)]
