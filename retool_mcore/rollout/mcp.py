@@ -23,7 +23,6 @@ from retool_mcore.rollout.mcp_session import McpSession
 from retool_mcore.rollout.tools import Tool, ToolResult, check_tool
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
-MAX_TOOL_CHARS = 32_768  # of name, description and parameters, which every prompt contains
 
 
 class McpTool(Tool):
@@ -83,21 +82,8 @@ def _tools(servers: str) -> tuple[Tool, ...]:
                 f'rollout.mcp.{name}.tools has "{missing[0]}", and the server offers {", ".join(sorted(listed))}.'
             )
         wanted: Sequence[str] = server.tools or list(listed)
-        for each in wanted:
-            _check_size(name, listed[each])
         found += [check_tool(f"rollout.mcp.{name}", McpTool(session, listed[each], server)) for each in wanted]
     return tuple(found)
-
-
-def _check_size(server: str, listed: Any) -> None:
-    texts = (listed.name, listed.description or listed.title or "", json.dumps(listed.input_schema))
-    size = sum(map(len, texts))
-    if size > MAX_TOOL_CHARS:
-        raise ConfigError(
-            f"rollout.mcp.{server}: name, description and parameters of the tool {listed.name[:100]!r} have {size} "
-            f"characters. They are part of every prompt, and at most {MAX_TOOL_CHARS} are taken. Name the tools that "
-            f"you need in rollout.mcp.{server}.tools, or shorten this one at the server."
-        )
 
 
 def check_at_hand(name: str, server: McpServer) -> None:

@@ -15,6 +15,7 @@ reward. Arguments are checked against
 """
 
 import inspect
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.rollout import schemas
 from retool_mcore.sandbox.base import Sandbox
 
+MAX_TOOL_CHARS = 32_768  # of name, description and parameters
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # as OpenAI's schemas have it
 
 
@@ -123,6 +125,11 @@ def check_tool(where: str, tool: Any) -> Tool:
             f"{where}: parameters of {tool.name} are no JSON schema that can be used: {error}. Change the schema, or "
             "leave this tool out."
         ) from error
+    if (size := len(json.dumps(tool.schema))) > MAX_TOOL_CHARS:
+        raise ConfigError(
+            f"{where}: name, description and parameters of the tool {tool.name!r} have {size} characters, and at most "
+            f"{MAX_TOOL_CHARS} are taken, as every prompt contains them. Shorten them, or leave this tool out."
+        )
     if tool.parameters.get("type") != "object":
         raise ConfigError(f'{where}: parameters of {tool.name} describe no object: write "type": "object".')
     return tool
