@@ -93,19 +93,22 @@ def rollout(
         sampling=Sampling(temperature=temperature, top_p=top_p),
         limits=Limits.of(loop, BOX.model_copy(update={"run_timeout_s": run_timeout_s})),
     )
-    dropped = asyncio.run(batch.run(_prompts(prompt_file), out))
+    dropped = asyncio.run(batch.run(read_prompts(prompt_file, model), out))
     if dropped:
         raise RolloutError(f"{dropped} trajectories were dropped by an outage; their drop_error in {out} says which")
 
 
-def _prompts(path: Path) -> list[Sequence[Mapping[str, Any]]]:
+def read_prompts(path: Path, model: str) -> list[Sequence[Mapping[str, Any]]]:
+    """The prompts of a file; a bare problem is put as the run of ``model`` has put problems."""
     from retool_mcore.data.files import read_jsonl
+    from retool_mcore.data.prompt_format import PromptFormat, problem_of, recorded_format
 
+    prompt_format = recorded_format(model) or PromptFormat()
     prompts: list[Sequence[Mapping[str, Any]]] = []
     for number, row in read_jsonl(path):
         value: Any = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
         if isinstance(value, str):
-            value = [{"role": "user", "content": value}]
+            value = prompt_format.messages(problem_of(value))
         messages = cast("list[Any]", value) if isinstance(value, list) else []
         if not messages or not all(isinstance(message, dict) for message in messages):
             raise DataError(f"{path}, line {number}: none of {', '.join(PROMPT_KEYS)} holds text or a list of messages")

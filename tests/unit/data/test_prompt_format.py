@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from retool_mcore.cli.rollout import read_prompts
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.prompt_format import (
     ANSWER_FORMAT,
@@ -89,3 +90,13 @@ def test_a_model_without_a_record_is_asked_as_it_comes_and_a_broken_record_is_an
 def test_a_long_prompt_is_shown_with_its_ends():
     shown = shown_prompt("a" * 5000 + "b" * 5000)
     assert len(shown) < 3100 and shown.startswith("a") and shown.endswith("b") and "[...]" in shown
+
+
+def test_rollout_puts_a_bare_problem_as_the_model_was_asked(tmp_path: Path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"problem": "1 + 1?"}\n')
+    PromptFormat(system="Solve it.", instruction="").write(tmp_path)
+    (asked,) = read_prompts(prompts, str(tmp_path))
+    assert asked == [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "1 + 1?"}]
+    (asked,) = read_prompts(prompts, "owner/name")
+    assert asked == [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
