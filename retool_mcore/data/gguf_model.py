@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.data.tokenizer import encode, from_pretrained
 from retool_mcore.errors import CheckpointError, DataError, PlatformError
-from retool_mcore.model.files import read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +48,7 @@ class Vocabulary:
 
 
 def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "float32"]) -> bool:
-    """Write the folder whole or not at all; False when it was already there and whole.
+    """Write the folder whole or not at all; False when it was already there.
 
     Raises CheckpointError when ``directory`` holds something else, DataError for a file that cannot
     be read, PlatformError without package gguf.
@@ -59,8 +58,13 @@ def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "fl
         raise DataError(f"{file} is no file. Name the GGUF file itself.")
     source = {"file": file.name, "bytes": file.stat().st_size, "dtype": dtype}
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        _require_same(directory, source)
-        return False
+        mark = directory / SOURCE_FILE
+        if mark.is_file() and mark.read_text(encoding="utf-8") == json.dumps(source, indent=2) + "\n":
+            return False
+        raise CheckpointError(
+            f"{directory} is not empty and was not made from {source}. It is left as it is: name another folder, or "
+            "remove it."
+        )
     vocabulary = read_vocabulary(file)
     hidden = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
@@ -82,19 +86,6 @@ def _require_gguf() -> None:
         raise PlatformError(
             "reading a GGUF file needs package gguf, which is not installed: pip install 'retool_mcore[gguf]'"
         ) from error
-
-
-def _require_same(directory: Path, source: Mapping[str, object]) -> None:
-    try:
-        read_config(str(directory))
-        found = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, CheckpointError) as error:
-        raise CheckpointError(
-            f"{directory} is not empty and no whole model of `retool data model`: {error}. It is left as it is: name "
-            "another folder, or remove it."
-        ) from error
-    if found != source:
-        raise CheckpointError(f"{directory} was made from {found}, not from {dict(source)}. Name another folder.")
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
