@@ -1,9 +1,11 @@
 """Shapes from each model's published config.json, for planning without a copy of the model."""
 
+from typing import Any
+
 from retool_mcore.model.shape import ModelShape
 
 _COLUMNS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied", "experts", "experts_per_token")
-_ROWS = {
+_ROWS: dict[str, tuple[Any, ...]] = {
     "Qwen2.5-0.5B": (24, 896, 14, 2, 64, 4864, 151936, True),
     "Qwen2.5-1.5B": (28, 1536, 12, 2, 128, 8960, 151936, True),
     "Qwen2.5-3B": (36, 2048, 16, 2, 128, 11008, 151936, True),
