@@ -79,8 +79,8 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system,
     user and tool turns, on <interpreter> spans inside an assistant turn, on the line break after
     <|im_end|>, and on a turn with ``weight`` 0. The ids equal those of rendering turn by turn
-    (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...); tests/unit/numerics/test_chat.py
-    checks this for every template style that we support.
+    (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...);
+    tests/unit/numerics/test_chat.py checks this for every template style that we support.
 
     Raises DataError for a message that is neither text nor a tool call, that holds a control token,
     or that the template renders differently once later user turns follow (Qwen3 drops the thinking
