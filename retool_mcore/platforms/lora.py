@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -404,6 +404,9 @@ class _WithoutAdapters:
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, each) for name, each in whole_parameters(self._chunk) if not _is_adapter(name))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {name: each for name, each in self._chunk.state_dict().items() if not _is_adapter(name)}
+
 
 def _is_adapter(name: str) -> bool:
     return any(f".{path}.{MODULE}." in name for path in HELD)
@@ -418,11 +421,8 @@ class AdaptedBridge:
     def __init__(self, bridge: Any, adapters: Adapters) -> None:
         self._adapters = adapters
         self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
-        names, build = bridge._weight_name_mapping_mcore_local_to_global, bridge.get_model
-        bridge.get_model = partial(self._get_model, build)
-        if adapters.base_in_fp8:
-            bridge.load_weights = partial(self._load_and_store, bridge.load_weights)
-        bridge._weight_name_mapping_mcore_local_to_global = _known(names)
+        bridge.get_model = partial(self._get_model, bridge.get_model)
+        bridge.load_weights = partial(self._load_and_store, bridge.load_weights)
         bridge.export_weights = lambda models: self._merged(_unwrapped(models))
 
     def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -432,8 +432,11 @@ class AdaptedBridge:
     def _load_and_store(self, load_weights: Callable[..., None], models: Sequence[Any], *args: Any) -> None:
         from verl.utils.device import get_torch_device
 
-        load_weights(models, *args)
-        for chunk in _unwrapped(models):
+        chunks = _unwrapped(models)
+        load_weights([_WithoutAdapters(chunk) for chunk in chunks], *args)
+        if not self._adapters.base_in_fp8:
+            return
+        for chunk in chunks:
             store(chunk)
         device = get_torch_device()
         device.empty_cache()
@@ -447,14 +450,6 @@ class AdaptedBridge:
         for name, weight in self._export([_WithoutAdapters(chunk) for chunk in chunks]):
             pair = pairs.get(name.removesuffix(".weight"))
             yield name, weight if pair is None else merged(weight.detach(), *pair, self._adapters.scale)
-
-
-def _known(original: Callable[..., dict[str, str]]) -> Callable[..., dict[str, str]]:
-    @wraps(original)
-    def names(model: Any, *args: Any, **kwargs: Any) -> dict[str, str]:
-        return {local: name for local, name in original(model, *args, **kwargs).items() if not _is_adapter(local)}
-
-    return names
 
 
 def _unwrapped(models: Sequence[Any]) -> list[Any]:

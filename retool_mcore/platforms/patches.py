@@ -9,7 +9,7 @@ import importlib
 import importlib.metadata
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -131,8 +131,7 @@ class Patch(Record):
 
     @property
     def title(self) -> str:
-        first, *more = self.changes
-        return f"{first.target} and {len(more)} more" if more else first.target
+        return _title([change.target for change in self.changes])
 
     def __str__(self) -> str:
         upstream = f" ({self.upstream})" if self.upstream else ""
@@ -175,23 +174,30 @@ class Patch(Record):
 class Seam(Record):
     """A private name that our code overrides, calls or sets, without replacing it for others.
 
-    ``target`` and ``parameters`` are those of ``Change``. Tests compare the parameters with the
-    installed package's, so a new version that changes one is noticed before a run is.
+    ``targets``: a name, or several that we use for one reason, all with the same ``parameters``;
+    both are as in ``Change``. Tests compare the parameters with the installed package's, so a new
+    version that changes one is noticed before a run is.
     """
 
-    target: str
+    targets: tuple[str, ...]
     parameters: tuple[str, ...] | None = None
 
     @property
     def title(self) -> str:
-        return self.target
+        return _title(self.targets)
 
     def __str__(self) -> str:
         return f"{self.title}: {self.reason}. Goes when {self.remove_when}"
 
     def check_signature(self) -> None:
-        """Import the target. Raises PlatformError when it is gone or its parameters differ."""
-        self.check_parameters(self.target, self.parameters)
+        """Import the targets. Raises PlatformError when one is gone or its parameters differ."""
+        for target in self.targets:
+            self.check_parameters(target, self.parameters)
+
+
+def _title(targets: Sequence[str]) -> str:
+    first, *more = targets
+    return f"{first} and {len(more)} more" if more else first
 
 
 def _resolve(path: str) -> Any | None:

@@ -16,8 +16,7 @@ STAGES = {  # of RL
     "ray": "starting Ray",
     "driver": "starting the transfer queue, importing the engine, reading the data",
     "workers": "starting the workers, which build the model on Megatron",
-    "engines": "starting the rollout engines",
-    "checkpoint": "loading a checkpoint, if there is one",
+    "engines": "loading a checkpoint, if there is one; starting the rollout engines",
     "agent_loops": "starting the agent loops' processes",
     "weights": "sending the weights to the engines",
     "validation": "validating the model that training starts from",
@@ -28,7 +27,7 @@ SFT_STAGES = {
     "processes": "starting a process for each device, which imports the trainer",
     "data": "reading the data",
     "model": "building the model on Megatron",
-    "checkpoint": STAGES["checkpoint"],
+    "checkpoint": "loading a checkpoint, if there is one",
     "update": "making the first update",
 }
 WORDS = STAGES | SFT_STAGES

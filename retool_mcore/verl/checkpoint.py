@@ -26,6 +26,7 @@ from retool_mcore.platforms.patches import apply_all
 from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
 from retool_mcore.process import die_with_parent
 from retool_mcore.run import checksums
+from retool_mcore.run.checkpoint import read_state
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,17 @@ def _own_schedule(engine: Any) -> Iterator[None]:
 
 
 def seed_at(seed: int, step: int) -> int:
-    """The seed of fresh random states for a run that goes on at ``step`` without the saved ones."""
+    """The seed of fresh random states for a run that resumes at ``step`` without the saved ones."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
+
+
+def seed_of_other_layout(engine: Any, checkpoint: Path) -> int | None:
+    """``seed_at`` the checkpoint's step; None where its random states fit the engine's layout."""
+    saved, now = read_state(checkpoint), engine.engine_config
+    same = (
+        saved.layout["tp"] == now.tensor_model_parallel_size and saved.layout["pp"] == now.pipeline_model_parallel_size
+    )
+    return None if same else seed_at(now.seed, saved.step)
 
 
 class Writer:
@@ -207,9 +217,7 @@ def save(engine: Any, folder: str, step: int) -> None:
 def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     """Copy what is saved to the host and start a process beside each rank that writes it.
 
-    Collective. The engine's checkpoint configuration must ask for asynchronous saves. With NVIDIA's
-    Megatron-Bridge the weights are written before this returns, because the bridge gathers and
-    writes in one call.
+    Collective. The engine's checkpoint configuration must ask for asynchronous saves.
     """
     apply_all(MEGATRON_PATCHES)
     manager = engine.checkpoint_mananager
@@ -226,30 +234,28 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
             finishers.extend(request.finalize_fns)
         finishers.append(finalize)
 
-    def stage_weights(path: str) -> None:
+    def stage_weights(models: Any, weights_path: str) -> None:
         weights = [
             (name, tensor.detach().cpu()) if dist.get_rank() == 0 else None
             for name, tensor in engine.bridge.export_weights(engine.module)
         ]
         if dist.get_rank() == 0:
-            jobs.append(partial(_write_weights, engine, weights, path))
+            jobs.append(partial(_write_weights, engine, weights, weights_path))
 
     adapters: Any = getattr(engine, "adapters", None)
 
-    def stage_adapters(path: str) -> None:
-        if job := adapters.staged(path):
+    def stage_adapters(models: Any, weights_path: str) -> None:
+        if job := adapters.staged(weights_path):
             jobs.append(job)
 
     manager._dispatch_finalize = take_over
-    if manager.vanilla_bridge:
-        manager._save_model_as_hf_via_bridge = stage_weights if adapters is None else stage_adapters
+    save_weights = engine.bridge.save_weights
+    engine.bridge.save_weights = stage_weights if adapters is None else stage_adapters
     try:
         engine.save_checkpoint(local_path=folder, global_step=step)
     finally:
         del manager._dispatch_finalize
-        manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
-        if adapters is not None:
-            adapters.keep_to_adapters()
+        engine.bridge.save_weights = save_weights
     jobs.append(partial(checksums.record, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
 

@@ -6,13 +6,13 @@ loop by one of verl's, and ``output`` or ``trace`` would end the run.
 """
 
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import datasets
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from retool_mcore.data.rl_prompts import messages_of, truth_of
@@ -35,7 +35,7 @@ def _no_copy_kept() -> Generator[None]:
             datasets.config.HF_DATASETS_CACHE = kept
 
 
-class ReToolDataset(RLHFDataset):
+class ReToolDataset(Dataset[dict[str, Any]]):
     """Rows of one or several files, which may have different columns.
 
     A row's ``row`` counts from 0 through all files. Together with ``held_out`` (True for validation
@@ -44,18 +44,15 @@ class ReToolDataset(RLHFDataset):
 
     held_out = False
 
-    def _read_files_and_tokenize(self) -> None:
-        files, parts = self.data_files, []
-        with _no_copy_kept():
-            for file in files:  # verl concatenates tables, and refuses two whose structs differ
-                self.data_files = [file]
-                super()._read_files_and_tokenize()
-                parts.append(self.dataframe)
-        self.data_files = files
-        self.dataframe: Any = ConcatDataset(parts)
+    def __init__(self, data_files: Sequence[str], **settings: Any) -> None:
+        with _no_copy_kept():  # one of verl's data sets a file: it refuses files whose structs differ
+            self._rows: Any = ConcatDataset([RLHFDataset(data_files=[file], **settings) for file in data_files])
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        row = super().__getitem__(item)
+        row = self._rows[item]
         return {
             **{name: row[name] for name in READ},
             "raw_prompt": messages_of(row["prompt"]),

@@ -15,7 +15,6 @@ while it goes to sleep, ends the run.
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +28,6 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.rollout.engine import EngineUnavailable
 from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.weight_check import different_layers
 
@@ -39,7 +37,8 @@ logger = logging.getLogger(__name__)
 # after which the engine is restarted.
 ENGINE_AWAY_S = 3600.0
 PAUSE_S = (0.2, 5.0)  # between two attempts: at first, at most
-ROUTER_DIED = re.compile(r"class_name: \w*Router\b")  # in Ray's error for an actor
+ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error for an actor
+NONE_NOW = "No available servers"  # in the router's own error
 
 
 class EngineClient(LLMServerClient):
@@ -67,8 +66,8 @@ def is_away(error: BaseException) -> bool:
 
     Nothing restarts the router: a request that finds it dead fails.
     """
-    none_now = isinstance(error, RayTaskError) and isinstance(error.cause, EngineUnavailable)
-    return none_now or (isinstance(error, RayActorError) and not ROUTER_DIED.search(str(error)))
+    none_now = isinstance(error, RayTaskError) and NONE_NOW in str(error.cause)
+    return none_now or (isinstance(error, RayActorError) and ROUTER_DIED not in str(error))
 
 
 class Watch:

@@ -5,7 +5,8 @@ before the first prompt: 22 s of a first validation of 40 s on an H100 node. Her
 earlier, and get verl's settings when verl asks for them.
 """
 
-import asyncio
+from __future__ import annotations
+
 import importlib
 import logging
 from collections import Counter
@@ -29,6 +30,16 @@ _remote: Any = AgentLoopWorkerTQ
 _Worker: Any = _remote.__ray_actor_class__
 
 
+class CountCauses(logging.Handler):
+    """Counts each exception that verl logs, and only logs, as a cause of lost trajectories."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            first = error.cause if isinstance(error, RayTaskError) else error  # of the reward's process
+            causes[f"{type(first).__name__}: {first}"] += 1
+
+
 class LoopWorker(_Worker):
     """verl's worker of the agent loops, created before verl's settings exist."""
 
@@ -48,15 +59,7 @@ class LoopWorker(_Worker):
 
     def construct(self, *settings: Any) -> None:
         super().__init__(*settings)
-
-    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """verl's, which only logs an exception; here it counts as a cause of lost trajectories."""
-        try:
-            return await super()._run_agent_loop(*args, **kwargs)
-        except Exception as error:
-            first = error.cause if isinstance(error, RayTaskError) else error  # of the reward's process
-            causes[f"{type(first).__name__}: {first}"] += 1
-            raise
+        logging.getLogger(AgentLoopManagerTQ.__module__).addHandler(CountCauses(logging.ERROR))
 
     async def take_causes(self) -> dict[str, int]:
         """How often each exception or outage has cost a trajectory since the last call."""
@@ -80,12 +83,15 @@ def create_workers(config: RlConfig) -> None:
 class LoopManager(AgentLoopManagerTQ):
     """verl's manager of the agent loops, with the workers of ``create_workers``."""
 
-    async def _init_agent_loop_workers(self) -> None:
-        settings = (self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
-        self.agent_loop_workers = [worker for worker, _ in _created]
-        await asyncio.gather(*(warm_up for _, warm_up in _created))
-        await asyncio.gather(*(worker.construct.remote(*settings) for worker in self.agent_loop_workers))
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> LoopManager:
+        manager = cls(*args, **kwargs)
+        ray.get([warm_up for _, warm_up in _created])
+        manager.agent_loop_workers = [worker for worker, _ in _created]
+        settings = (manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles)
+        ray.get([worker.construct.remote(*settings) for worker in manager.agent_loop_workers])
         _created.clear()
+        return manager
 
     def causes(self) -> Counter[str]:
         """``take_causes`` of all workers."""

@@ -53,9 +53,7 @@ class EngineAdapters:
 
     def keep_to_adapters(self) -> None:
         """The engine's checkpoints hold adapters where others hold a model."""
-        manager = self._engine.checkpoint_mananager  # verl's spelling
-        manager._save_model_as_hf_via_bridge = self.save
-        manager._load_model_as_hf_via_bridge = self.load
+        self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
 
     def switched_off(self) -> AbstractContextManager[None]:
         return switched_off(self._engine.module)
@@ -72,10 +70,10 @@ class EngineAdapters:
         weights = {name: (A.cpu(), B.cpu()) for name, (A, B) in pairs.items()}
         return partial(write_adapter, path, weights, config, base_in_fp8=a.base_in_fp8)
 
-    def save(self, path: str) -> None:
-        if job := self.staged(path):
+    def save(self, models: Any, weights_path: str) -> None:
+        if job := self.staged(weights_path):
             job()
 
-    def load(self, path: str) -> None:
+    def load(self, models: Any, weights_path: str) -> None:
         """Raises CheckpointError for adapters of another base."""
-        load(self._engine.module, read_adapter(Path(path), self._base)[0])
+        load(self._engine.module, read_adapter(Path(weights_path), self._base)[0])

@@ -11,8 +11,18 @@ from functools import partial, wraps
 from math import ceil
 from typing import Any
 
-from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens
+from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES, lengths_of
+
+
+def recompute_by_length(worker: Any) -> None:
+    """``memory.recompute = "auto"`` for the model of verl's ``worker``, which trains it."""
+    MICRO_BATCH_PATCH.apply()
+    config = worker.engine_config
+    shape = shape_of_config(worker.model_config.hf_config.get_text_config().to_dict())
+    rest, input_share = token_memory(shape, fused_cross_entropy=config.use_fused_kernels)
+    recompute_long_micro_batches(worker.engine.module, config.max_token_len_per_gpu, rest=rest, input_share=input_share)
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:

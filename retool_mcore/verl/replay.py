@@ -70,7 +70,6 @@ class ReplayMixin:
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
         # The curriculum takes the answers of groups here, before the step's checkpoint is saved.
         self.observe: Callable[[list[tuple[int, list[bool]]]], None] | None = None
-        self._observed: set[str] = set()  # groups set aside whose answers were taken
         # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
         # answers, however its reward is shaped.
         metric = "acc" if run.algorithm.filter_groups else None
@@ -126,14 +125,25 @@ class ReplayMixin:
             )
         self._add_prompts(prompts)
 
-    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
-        """verl's; what failed in groups that it replaces because of that counts as dropped."""
-        failed = eviction_reasons[2]
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> tuple[Any, ...]:
+        """verl's: the groups that it replaces now because they are stale, filtered, or have failed.
+
+        What failed counts as dropped. The curriculum gets the answers of filtered groups. With the
+        filter a group that outages left empty has failed, too: verl would end the run, because such
+        a group lacks the metric.
+        """
+        finished, present = self.finished_keys[partition_id], self.partitions[partition_id]
+        filtered = self.filter_groups_metric and partition_id == "train"
+        empty = finished - {uid_of(key) for key in present} if filtered else set[str]()
+        finished -= empty
+        stale, aside, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
+        failed |= empty
         if failed:
-            present = {tuple(key.rsplit("_", 2)[:2]) for key in self.partitions[partition_id] if uid_of(key) in failed}
-            self.failed += self.group_size[partition_id] * len(failed) - len(present)
+            there = {tuple(key.rsplit("_", 2)[:2]) for key in present if uid_of(key) in failed}
+            self.failed += self.group_size[partition_id] * len(failed) - len(there)
             self._require_few_dropped(self.failed, partition_id)
-        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+        self._tell_answers([key for key in present if uid_of(key) in aside], partition_id)
+        return stale, aside, failed, counts
 
     def _require_few_dropped(self, dropped: int, partition_id: str) -> None:
         """Raise RolloutError if ``dropped`` is more than rollout.max_dropped_fraction allows."""
@@ -152,24 +162,6 @@ class ReplayMixin:
             f"rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The most frequent cause is {first}. "
             f"The log has each: look for 'dropped' and 'Error in _run_prompt'. {resume}"
         )
-
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """verl's filter, without groups that outages left empty.
-
-        verl would take such a group for one that lacks the metric, and end the run.
-        """
-        finished = self.finished_keys[partition_id]
-        empty = finished - {key.rsplit("_", 2)[0] for key in self.partitions[partition_id]}
-        finished -= empty
-        try:
-            aside, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
-        finally:
-            finished |= empty  # they count as dropped when they are chosen
-        if partition_id == "train":
-            new = aside - self._observed  # verl asks again until it has cleared them
-            self._observed = set(aside)
-            self._tell_answers([key for key in self.partitions[partition_id] if uid_of(key) in new], partition_id)
-        return aside, counts
 
     def _tell_answers(self, keys: list[str], partition_id: str) -> None:
         if self.observe is not None and keys:

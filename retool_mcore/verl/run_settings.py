@@ -1,7 +1,7 @@
 """A run's settings in the processes that verl starts.
 
 They travel in one form: the run's ``config.toml``, which every node sees. verl's tree names the
-file to each of our parts there: trainer, agent loop, router, replay buffer and reward.
+file to each of our parts there: trainer, agent loop, replay buffer and reward.
 """
 
 from functools import lru_cache

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError
-from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.main_ppo import run_ppo
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils.logging_utils import configure_verl_logging
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from retool_mcore.config import RlConfig
@@ -27,23 +30,20 @@ from retool_mcore.verl import step  # noqa: F401  registers our trainers with ve
 from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
+from retool_mcore.verl.loop_workers import LoopManager
 from retool_mcore.verl.ray_cluster import ray_arguments
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.watch import ProcessWatch
-
-# verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
-_remote: Any = TaskRunnerV1
-_TaskRunner: Any = _remote.__ray_actor_class__
 
 # Asks the function now and then for the error of a process that has died, and ends the run with it.
 Watch = Callable[[Callable[[], RunError | None]], AbstractContextManager[None]]
 
 
-class Driver(_TaskRunner):
-    """verl's task runner, in the process that starts Ray.
+class Driver:
+    """Drives the run in the process that starts Ray.
 
-    ``run_ppo`` would make it an actor, which imports all of the trainer once more. It has no
-    devices: verl's nsys option reaches the workers, not this process.
+    verl's own task runner is an actor, which imports all of the trainer once more. This process has
+    no devices: verl's nsys option reaches the workers, not this process.
     """
 
     has_ray = False
@@ -52,14 +52,20 @@ class Driver(_TaskRunner):
         self.has_ray = True
         exit_on_sigterm()  # Ray has put its own handler there
         settings = settings_of_run(run_config_of(config))
-        self._run_dir = settings.run.dir
-        begin(self._run_dir, "driver")
+        begin(settings.run.dir, "driver")
         register_engine(settings, config.actor_rollout_ref.rollout.name)
-        super().run(config)
-
-    def init_agent_loop_manager(self) -> None:
-        begin(self._run_dir, "agent_loops")
-        super().init_agent_loop_manager()
+        configure_verl_logging()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        tq.init(config.transfer_queue)
+        try:
+            trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+            trainer.init()
+            begin(settings.run.dir, "agent_loops")
+            services = (trainer.get_llm_client(), trainer.get_teacher_client(), trainer.get_reward_handles())
+            trainer.fit(LoopManager.create(config, *services))
+        finally:
+            tq.close()
 
     def options(self, **_: Any) -> Driver:
         """As of a Ray actor class; see ``remote``."""
@@ -71,28 +77,19 @@ class Driver(_TaskRunner):
 
 
 def register_engine(config: RlConfig, name: str) -> None:
-    """Have verl start our SGLang servers instead of its own, and write when it starts engines.
+    """Have verl start our SGLang servers instead of its own, and write when it starts engines."""
+    replica = RolloutReplicaRegistry.get(name)  # installs what verl's SGLang modules need for their import
+    if ENGINES[name].own_server:
+        from retool_mcore.verl.sglang_server import MeasuredReplica
 
-    Importing SGLang takes up to 20 s. A thread does it while the workers build the model.
-    """
-    importing = ThreadPoolExecutor(1).submit(replica_class, name, RolloutReplicaRegistry._registry[name])
+        replica = MeasuredReplica
 
+    @cache  # in mode "async" verl asks twice
     def load() -> type:
-        if not config.rollout.gpus:  # engines with their own devices start later: RlRun._load_checkpoint
-            begin(config.run.dir, "engines")
-        return importing.result()
+        begin(config.run.dir, "engines")
+        return replica
 
     RolloutReplicaRegistry.register(name, load)
-
-
-def replica_class(name: str, verls_loader: Callable[[], type]) -> type:
-    """Our replica of the engine if there is one, else verl's."""
-    verls = verls_loader()  # installs what verl's SGLang modules need before they can be imported
-    if not ENGINES[name].own_server:
-        return verls
-    from retool_mcore.verl.sglang_server import MeasuredReplica
-
-    return MeasuredReplica
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: Watch) -> None:

@@ -10,17 +10,17 @@ from retool_mcore.platforms.patches import Seam, requirement
 _TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
 _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
 _REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
+_REPLAY_ASYNC = "verl.trainer.ppo.v1.replay_buffer.ReplayBufferAsync."
 _CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
 _ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
 _HOOKS = "verl's trainer calls hooks at this place of a step"
-# The parts of verl's step that verl/step.py calls one after the other.
 _PARTS = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values", "_compute_advantage", "_update_critic",
           "_update_actor")  # fmt: skip
 
 
-def _verl(target: str, parameters: tuple[str, ...], reason: str, remove_when: str = _HOOKS) -> Seam:
+def _verl(targets: str | tuple[str, ...], parameters: tuple[str, ...], reason: str, remove_when: str = _HOOKS) -> Seam:
     return Seam(
-        target=target,
+        targets=(targets,) if isinstance(targets, str) else targets,
         parameters=("self", *parameters),
         reason=reason,
         applies_to=requirement("verl"),
@@ -29,17 +29,14 @@ def _verl(target: str, parameters: tuple[str, ...], reason: str, remove_when: st
 
 
 SEAMS = (
-    *(
-        _verl(
-            f"{_TRAINER}{part}",
-            ("batch", "metrics"),
-            "verl/step.py calls this part of verl's step",
-            "verl's trainer has public parts of a step",
-        )
-        for part in _PARTS
+    _verl(
+        tuple(_TRAINER + part for part in _PARTS),
+        ("batch", "metrics"),
+        "verl/step.py calls these parts of verl's step one after the other",
+        "verl's trainer has public parts of a step",
     ),
     _verl(
-        f"{_TRAINER}_init_resource_pool_mgr",
+        (f"{_TRAINER}_init_resource_pool_mgr", f"{_ASYNC}_init_resource_pool_mgr"),
         (),
         "our training workers take the places of verl's in role_worker_mapping",
         "verl's configuration names the classes of its workers",
@@ -67,28 +64,10 @@ SEAMS = (
         "verl's trainer waits for asynchronous saves and publishes a checkpoint when it is whole",
     ),
     _verl(
-        f"{_TRAINER}_load_checkpoint",
-        (),
-        "a checkpoint of another layout gets random states of its own",
-        "verl reshards random states",
-    ),
-    _verl(
-        f"{_ASYNC}_init_resource_pool_mgr",
-        (),
-        "our training workers take the places of verl's in role_worker_mapping",
-        "verl's configuration names the classes of its workers",
-    ),
-    _verl(
-        f"{_REPLAY}_dapo_filtered_keys",
-        ("partition_id",),
-        "a group that outages left empty would count as one without the metric, and end the run",
-        "verl's filter leaves out groups without trajectories",
-    ),
-    _verl(
-        f"{_REPLAY}_evict_terminal_groups",
-        ("global_steps", "partition_id", "eviction_reasons"),
-        "trajectories of groups that verl replaces because one failed count as dropped",
-        "verl counts the trajectories that failed",
+        (f"{_REPLAY}_terminal_eviction_reasons", f"{_REPLAY_ASYNC}_terminal_eviction_reasons"),
+        ("global_steps", "partition_id"),
+        "what failed counts as dropped; a group that outages left empty would end a run that filters groups",
+        "verl counts the trajectories that failed, and its filter knows groups without trajectories",
     ),
     _verl(
         f"{_REPLAY}_select_prompt_uids",
@@ -109,28 +88,10 @@ SEAMS = (
         "verl's adapter looks for its server anew when that has died",
     ),
     _verl(
-        "verl.utils.dataset.rl_dataset.RLHFDataset._read_files_and_tokenize",
-        (),
-        "files in any of verl's public forms become the rows that our agent loop reads, and no copy of them stays",
-        "verl's data set leaves the form of a row to its user",
-    ),
-    _verl(
         f"{_CHECKPOINT}_dispatch_finalize",
         ("async_requests", "finalize_save_fn"),
         "a save's files are written by a process of ours, which the trainer can wait for or give up",
         "verl's workers tell when an asynchronous save has ended",
-    ),
-    _verl(
-        f"{_CHECKPOINT}_save_model_as_hf_via_bridge",
-        ("hf_ckpt_path",),
-        "the bridge's weights are gathered during the step and written beside it; with [lora] adapters are",
-        "verl writes a bridge's weights asynchronously",
-    ),
-    _verl(
-        f"{_CHECKPOINT}_load_model_as_hf_via_bridge",
-        ("hf_model_path",),
-        "with [lora] a checkpoint holds adapters and no model",
-        _ADAPTERS,
     ),
     _verl(
         "verl.workers.engine.megatron.transformer_impl.MegatronEngine._build_megatron_module",
@@ -139,44 +100,19 @@ SEAMS = (
         _ADAPTERS,
     ),
     Seam(
-        target="mbridge.core.bridge.Bridge._weight_name_mapping_mcore_local_to_global",
-        parameters=("self", "model", "consider_ep"),
-        reason="with [lora] a model has weights that no Hugging Face model has",
-        applies_to=requirement("mbridge"),
-        remove_when=_ADAPTERS,
-    ),
-    Seam(
-        target="verl.workers.rollout.replica.RolloutReplicaRegistry._registry",
-        reason="a thread imports SGLang, up to 20 s, while the workers build the model; the registry's get would wait",
-        applies_to=requirement("verl"),
-        remove_when="verl's registry of engines returns the loader of an engine",
-    ),
-    _verl(
-        "verl.experimental.agent_loop.agent_loop.AgentLoopWorker._run_agent_loop",
-        ("sampling_params", "trajectory", "agent_name", "trace", "_ray_trace_ctx", "kwargs"),
-        "a step that lost its trajectories to one exception ends with that exception",
-        "verl's replay buffer hands out why a trajectory failed",
-    ),
-    _verl(
-        "verl.experimental.agent_loop.agent_loop.AgentLoopManager._init_agent_loop_workers",
-        (),
-        "the processes of the agent loops are there already, and have imported what they need",
-        "verl starts them while it builds the model",
-    ),
-    Seam(
-        target="verl.trainer.main_ppo.TaskRunnerV1.__ray_actor_class__",
-        reason="verl's task runner and workers are Ray actor classes, and a subclass needs the plain one behind it",
+        targets=("verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",),
+        reason="verl's agent loops are a Ray actor class; ours start earlier, and a subclass needs the plain class",
         applies_to=requirement("ray"),
-        remove_when="verl exports the plain classes",
+        remove_when="verl exports the plain class, or starts its agent loops while it builds the model",
     ),
     Seam(
-        target="ray._private.services.ConsolePopen",
+        targets=("ray._private.services.ConsolePopen",),
         reason="a SIGTERM to the run's process group would end Ray's servers before the driver has saved",
         applies_to=requirement("ray"),
         remove_when="Ray starts its servers in process groups of their own",
     ),
     Seam(
-        target="ray._private.state.actors",
+        targets=("ray._private.state.actors",),
         parameters=("actor_id", "job_id", "actor_state_name"),
         reason="the run ends when an actor has died that nobody calls; Ray's public list needs its dashboard",
         applies_to=requirement("ray"),

@@ -9,14 +9,12 @@ import torch.distributed as dist
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
-from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer, memory_by_rank
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.keys.sft import sft_worker_config
-from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
+from retool_mcore.verl.recompute import recompute_by_length, set_budget
 
 
 class SftEngine:
@@ -158,12 +156,7 @@ def megatron_worker(config: SftConfig, platform: Platform) -> Any:
     worker = UpdateWorker(sft_worker_config(config, platform))
     start(worker)
     if config.memory.recompute == "auto":
-        MICRO_BATCH_PATCH.apply()
-        fused = config.memory.fused_cross_entropy
-        rest, input_share = token_memory(model_shape(worker), fused_cross_entropy=fused)
-        recompute_long_micro_batches(
-            worker.engine.module, config.train.micro_batch_tokens, rest=rest, input_share=input_share
-        )
+        recompute_by_length(worker)
     return worker
 
 

@@ -17,7 +17,10 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.trainer.ppo.utils import Role
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from retool_mcore.data.curriculum import SolveRateOrder
 from retool_mcore.model.files import read_config
@@ -28,7 +31,7 @@ from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import loop_workers
-from retool_mcore.verl.checkpoint import WorkersSave, seed_at, unwrap_worker_errors
+from retool_mcore.verl.checkpoint import WorkersSave, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.replay import clear_orphans, sequence_lengths
@@ -84,14 +87,24 @@ class RlRun(EngineRestarts):
     # ---------------------------------------------------------------- set-up
 
     def _init_resource_pool_mgr(self) -> None:
-        """verl's, with our workers in place of verl's; creates the agent loops meanwhile."""
+        """verl's, with our workers in place of verl's; creates the agent loops meanwhile.
+
+        The data sets are read by now, and no worker is built yet.
+        """
         super()._init_resource_pool_mgr()
-        for role, remote in self.role_worker_mapping.items():
-            self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
+        self._order_training_rows()
+        actor = DetachActorWorker if self._run.train.mode == "async" else ActorRolloutRefWorker
+        for role in self.role_worker_mapping:
+            verls = TrainingWorker if role == Role.Critic else actor
+            self.role_worker_mapping[role] = ray.remote(worker_class(verls, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         loop_workers.create_workers(self._run)
 
     def on_init_end(self) -> None:
+        """verl has loaded the checkpoint that ``checkpoint.resume`` chooses, if there is one."""
+        clear_orphans()
+        self._prompts_restored()
+        self._resume_best(self.global_steps)
         super().on_init_end()
         self.replay_buffer.while_waiting = self.while_sampling
 
@@ -244,21 +257,6 @@ class RlRun(EngineRestarts):
         if self._stopped and self._loader_state is not None:
             torch.save(self._loader_state, Path(folder).parent / "data.pt")  # as the step before had left it
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
-
-    def _load_checkpoint(self) -> None:
-        """verl's own loading, of the checkpoint that ``checkpoint.resume`` chooses."""
-        start.begin(self._run.run.dir, "checkpoint")
-        self._order_training_rows()
-        saved = checkpoint.find_resume(self._run)
-        if saved is not None and not saved.has_random_states_of(self._run):
-            for group in self._saved_groups():
-                group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
-        super()._load_checkpoint()
-        clear_orphans()
-        self._prompts_restored()
-        self._resume_best(saved.step if saved is not None else 0)
-        if self._run.rollout.gpus:  # engines with their own devices; runner.py begins the stage of the others
-            start.begin(self._run.run.dir, "engines")
 
     def _saved_groups(self) -> list[Any]:
         return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]

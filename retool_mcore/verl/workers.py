@@ -20,13 +20,11 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from retool_mcore.config import Memory
-from retool_mcore.model.activations import token_memory
-from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import alive
-from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
-from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
+from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, seed_of_other_layout, start_save
+from retool_mcore.verl.recompute import recompute_by_length, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
 from retool_mcore.verl.weight_check import SentWeights, Sums
 
@@ -35,7 +33,6 @@ class _Saving:
     """Mixed in before one of verl's workers. All methods run on every rank of the role."""
 
     _pending: PendingSave | None = None
-    _new_seed: int | None = None
 
     def _saved_worker(self) -> Any:
         return self
@@ -78,18 +75,15 @@ class _Saving:
         return get_platform(os.environ[PLATFORM_ENV]).peak_memory_gib()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_random_states_afresh(self, seed: int) -> None:
-        """Make the next ``load_checkpoint`` skip the saved random states, of another layout."""
-        self._new_seed = seed
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
     ) -> None:
         del hdfs_path, del_local_after_load
         worker = self._saved_worker()
         worker.free_room()
-        load_checkpoint(worker.engine, local_path, new_seed=self._new_seed)
+        load_checkpoint(
+            worker.engine, local_path, new_seed=seed_of_other_layout(worker.engine, Path(local_path).parent)
+        )
 
 
 class _Actor(_Saving):
@@ -162,12 +156,8 @@ class RecomputingWorker(UpdateWorker):
     def reset(self) -> None:
         super().reset()
         set_budget_of_each_batch(self.engine)
-        if self.engine_config.forward_only:
-            return
-        shape = shape_of_config(self.model_config.hf_config.get_text_config().to_dict())
-        rest, input_share = token_memory(shape, fused_cross_entropy=self.engine_config.use_fused_kernels)
-        budget_tokens = self.engine_config.max_token_len_per_gpu
-        recompute_long_micro_batches(self.engine.module, budget_tokens, rest=rest, input_share=input_share)
+        if not self.engine_config.forward_only:
+            recompute_by_length(self)
 
 
 class RecomputingActorWorker(SavingActorWorker):

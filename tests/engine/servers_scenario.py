@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import ray
+from omegaconf import OmegaConf
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
@@ -118,10 +119,8 @@ def loops(folder: str) -> dict[str, Any]:
     loop_workers.LoopWorker = Told
     loop_workers.create_workers(config)
     [(early, _)] = loop_workers._created
-    manager = object.__new__(loop_workers.LoopManager)
-    manager.config, manager.llm_client, manager.teacher_client = {"a": 1}, "client", None
-    manager.reward_loop_worker_handles = []
-    asyncio.run(manager._init_agent_loop_workers())
+    tree = OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}})
+    manager = loop_workers.LoopManager.create(tree, "client", None, [])
     [worker] = manager.agent_loop_workers
     return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
 

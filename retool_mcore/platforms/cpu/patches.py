@@ -302,14 +302,14 @@ SGLANG_PATCHES = (
 _BRIDGE = "mbridge.core.llm_bridge.LLMBridge."
 SEAMS = (
     Seam(
-        target=f"{_BRIDGE}_build_base_config",
+        targets=(f"{_BRIDGE}_build_base_config",),
         parameters=("self", "text_config_key", "kwargs"),
         reason="fusions that need CUDA kernels are switched off in Megatron's configuration",
         applies_to=requirement("mbridge"),
         remove_when="verl's override_transformer_config reaches these settings before they are checked",
     ),
     Seam(
-        target=f"{_BRIDGE}_get_transformer_layer_spec",
+        targets=(f"{_BRIDGE}_get_transformer_layer_spec",),
         parameters=("self", "vp_stage"),
         reason="layers are plain PyTorch where Transformer Engine does not exist",
         applies_to=requirement("mbridge"),

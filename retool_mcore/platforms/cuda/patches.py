@@ -73,7 +73,7 @@ ADAM_PATCH = Patch(
 
 SEAMS = (
     Seam(
-        target="torch.cuda.memory._set_allocator_settings",
+        targets=("torch.cuda.memory._set_allocator_settings",),
         parameters=("env",),
         reason="packed batches differ in length each step, and segments that cannot grow fragment",
         applies_to=requirement("torch"),

@@ -83,10 +83,9 @@ ROLLOUT = (
     ),
     Key("free_cache_engine", None, lambda _, platform: platform.rollout.free_cache_engine),
     Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
-    Key("router_config_path", OWN_PART, lambda run, _: str(router_file(run))),
     same("agent.num_workers", "rollout.agent_workers"),
     Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
-    Key("agent.agent_loop_manager_class", OWN_PART, "retool_mcore.verl.loop_workers.LoopManager"),
+    Key("agent.agent_loop_manager_class", OWN_PART),  # verl/runner.py makes ours
     Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py's own wins
     Key("multi_turn.enable", None, True),
     same("multi_turn.max_assistant_turns", "rollout.max_turns"),
@@ -223,27 +222,14 @@ ASYNC = (
 )
 
 
-def trajectories_in_flight(config: RlConfig) -> int:
-    """The most trajectories in flight in training: a step's, and those sampled ahead."""
-    ahead = 0 if config.train.mode == "sync" else math.ceil(config.train.prefetch_batches)
-    return config.train.prompts_per_step * config.rollout.group_size * (1 + ahead)
-
-
 def agent_loop_file(config: RunConfig) -> Path:
     """Where ``write_settings`` puts the file through which verl finds our agent loop."""
     return config.run.dir.absolute() / "agent_loop.yaml"
 
 
-def router_file(config: RunConfig) -> Path:
-    """Where ``write_settings`` names our class that routes trajectories to engines."""
-    return config.run.dir.absolute() / "router.yaml"
-
-
 def write_settings(config: RlConfig) -> None:
-    """Write what Ray workers read: the run's settings; how to make our agent loop and router."""
+    """Write what Ray workers read: the run's settings, and how to make our agent loop."""
     config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
     run_config = {RUN_CONFIG: str(config.run.config_file)}
-    router = {"router_class": "retool_mcore.verl.router.ROUTER", **run_config}
-    router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")
     entry = {"name": AGENT_NAME, "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop", **run_config}
     agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")

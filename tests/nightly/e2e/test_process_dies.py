@@ -22,7 +22,7 @@ KINDS = {  # what the title of the process has, and what the error calls it
     "queue-storage": ("ray::SimpleStorageUnit", "SimpleStorageUnit"),
     "agent-loop": ("ray::LoopWorker", "LoopWorker"),
     "reward": ("ray::RewardLoopWorker", "RewardLoopWorker"),
-    "router": ("ray::Router", "Router"),
+    "router": ("ray::GlobalRequestLoadBalancer", "GlobalRequestLoadBalancer"),
     "training": ("ray::WorkerDict", "WorkerDict"),
     "raylet": ("/raylet/raylet ", "Ray's raylet"),
     "gcs": ("/gcs/gcs_server ", "Ray's gcs_server"),

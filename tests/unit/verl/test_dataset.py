@@ -125,13 +125,6 @@ def test_rows_are_read_where_home_is_read_only_and_no_copy_stays(dataset, tmp_pa
     assert list((tmp_path / "tmp").iterdir()) == [] and nowhere == datasets.config.HF_DATASETS_CACHE
 
 
-def test_verl_resumes_on_the_same_rows(dataset, tmp_path: Path):
-    rows = dataset(files(tmp_path, "dapo", "plain"))
-    before = rows[4]["raw_prompt"]
-    rows.resume_dataset_state()
-    assert (len(rows), rows[4]["raw_prompt"]) == (6, before)
-
-
 def config_of(tmp_path: Path, *forms: str) -> RlConfig:
     train, *held_out = files(tmp_path, *forms)
     quoted = ", ".join(f'"{path}"' for path in held_out)

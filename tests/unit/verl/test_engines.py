@@ -230,11 +230,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) 
 
 def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch):
     from ray.exceptions import RayActorError, RayTaskError
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-    from retool_mcore.rollout.engine import EngineUnavailable
     from retool_mcore.verl.engines import ENGINE_AWAY_S, EngineClient, is_away
 
-    none_now = RayTaskError("acquire", "the way through Ray", EngineUnavailable("every engine has died"))
+    with pytest.raises(RuntimeError) as empty:
+        GlobalRequestLoadBalancer({}).acquire_server("t")
+    none_now = RayTaskError("acquire", "the way through Ray", empty.value)
     refused = RayTaskError("generate", "the way through Ray", ValueError("the request is too long"))
     assert asked(monkeypatch, RayActorError(), none_now, "tokens") == "tokens"
     with pytest.raises(RayTaskError):
@@ -242,7 +244,8 @@ def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatc
     with pytest.raises(RayActorError):
         asked(monkeypatch, RayActorError(), "too late", away_s=0.0)
     dead = "The actor died.\n\tclass_name: {}\n\tactor_id: 1"
-    assert [is_away(RayActorError(error_msg=dead.format(name))) for name in ("MeasuredServer", "Router")] == [
-        True, False,
-    ], "nothing restarts the router"  # fmt: skip
+    died = [
+        RayActorError(error_msg=dead.format(name)) for name in ("MeasuredServer", GlobalRequestLoadBalancer.__name__)
+    ]
+    assert [is_away(each) for each in died] == [True, False], "nothing restarts the router"
     assert EngineClient.away_s == ENGINE_AWAY_S >= 3600, "an engine may come back after the update that it died in"

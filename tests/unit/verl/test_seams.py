@@ -26,7 +26,7 @@ def engines() -> None:
     assert_loaded()  # other tests may have imported verl before the platform was known
 
 
-@pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.target)
+@pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.title)
 def test_what_a_seam_holds_is_there_and_takes_what_it_took(seam: Seam):
     seam.check_version()
     seam.check_signature()
@@ -55,13 +55,13 @@ def overridden() -> Iterator[str]:
 
 def test_no_override_of_a_private_method_is_missing():
     found = set(overridden())
-    assert len(found) > 10, "the search finds nothing any more"
-    assert not found - {seam.target for seam in SEAMS}
+    assert len(found) > 5, "the search finds nothing any more"
+    assert not found - {target for seam in SEAMS for target in seam.targets}
 
 
 def seam(target: str, *parameters: str, applies_to: str = "pydantic>=2") -> Seam:
     said = {"reason": "a test asks for it", "remove_when": "the test goes"}
-    return Seam(target=target, parameters=parameters, applies_to=applies_to, **said)
+    return Seam(targets=(target,), parameters=parameters, applies_to=applies_to, **said)
 
 
 def test_a_seam_that_moved_or_changed_is_told():

@@ -176,7 +176,7 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
     monkeypatch.setattr(replay_buffer, "tq", SimpleNamespace(kv_batch_get=get))
     sampler.partitions["train"] = {key: {} for key in rows}
     sampler.finished_keys["train"] = {"allwrong", "differ"}
-    filtered, _ = sampler._dapo_filtered_keys("train")
+    _, filtered, _, _ = sampler._terminal_eviction_reasons(1, "train")
     assert filtered == {"allwrong"}
 
 
@@ -208,16 +208,3 @@ def test_the_reward_checks_no_longer_than_the_run_allows(tmp_path: Path):
     assert made is not None
     got = made(data_source="math", solution_str=f"\\boxed{{{answer}}}", ground_truth=truth, extra_info={})
     assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
-
-
-def test_the_router_remembers_as_many_trajectories_as_the_run_has_in_flight(tmp_path: Path):
-    from omegaconf import OmegaConf
-
-    from retool_mcore.verl.router import Router
-
-    settings = [*HERE, "train.prompts_per_step=6000", "train.mini_batch_prompts=6000", f"run.root={tmp_path}"]
-    made = tree_of_run(*settings[1:])
-    file = OmegaConf.load(made.actor_rollout_ref.rollout.router_config_path)
-    router = Router({"a": None, "b": None}, file)
-    first = {name: router.acquire_server(name) for name in map(str, range(12_000))}
-    assert {name: router.acquire_server(name) for name in first} == first

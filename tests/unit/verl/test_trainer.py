@@ -83,21 +83,16 @@ def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.Monke
 class Groups:
     """Stands for verl's buffer: which groups its filter has set aside."""
 
-    def __init__(self, aside: set[str]) -> None:
-        self.aside = aside
-
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        return self.aside, Counter()
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        return set(), {"a"} if partition_id == "train" else set(), set(), Counter()
 
 
-def test_the_curriculum_is_told_a_group_that_was_set_aside_once():
-    """verl asks again and again until it has cleared the group."""
+def test_the_curriculum_gets_the_answers_of_a_filtered_group():
     from retool_mcore.verl.replay import ReplayMixin
 
     class Buffer(ReplayMixin, Groups):
         def __init__(self) -> None:
-            Groups.__init__(self, {"a"})
-            self._observed: set[str] = set()
+            self.filter_groups_metric = "acc"
             self.finished_keys = {"train": {"a", "b"}, "val": {"c"}}
             self.partitions = {"train": {"a_0_0": {}, "a_1_0": {}, "b_0_0": {}}, "val": {"c_0_0": {}}}
             self.told: list[list[str]] = []
@@ -106,14 +101,10 @@ def test_the_curriculum_is_told_a_group_that_was_set_aside_once():
             self.told += [sorted(keys)] if keys else []
 
     buffer = Buffer()
-    for _ in range(3):
-        buffer._dapo_filtered_keys("train")
+    buffer._terminal_eviction_reasons(1, "train")
     assert buffer.told == [["a_0_0", "a_1_0"]]
-    buffer.aside = {"a", "b"}
-    buffer._dapo_filtered_keys("train")
-    assert buffer.told[1:] == [["b_0_0"]]
-    buffer._dapo_filtered_keys("val")
-    assert len(buffer.told) == 2, "validation teaches the curriculum nothing"
+    buffer._terminal_eviction_reasons(1, "val")
+    assert len(buffer.told) == 1, "validation teaches the curriculum nothing"
 
 
 def sampled_by(engine: str) -> Any:
@@ -223,27 +214,20 @@ def test_tokens_a_second_are_of_all_devices_and_mfu_of_those_that_train(
     assert (row["tokens_per_s"], row["tokens_per_s_per_gpu"]) == (40.0, 10.0)
 
 
-@pytest.mark.parametrize("same_layout", [True, False])
-def test_another_layout_begins_random_states_of_the_step_that_it_goes_on_from(
-    same_layout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tp", "pp", "seed"), [(2, 1, None), (1, 1, (5, 6)), (2, 2, (5, 6))])
+def test_another_layout_begins_random_states_of_the_step_that_it_resumes_from(
+    tp: int, pp: int, seed: tuple[int, int] | None, tmp_path: Path
 ):
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+    from retool_mcore.run.checkpoint import LAYOUT, STATE_FILE, VERSION
+    from retool_mcore.verl.checkpoint import seed_at, seed_of_other_layout
 
-    from retool_mcore.verl import trainer as module
-    from retool_mcore.verl.checkpoint import seed_at
-
-    told: list[int] = []
-    saved = SimpleNamespace(step=6, has_random_states_of=lambda run: same_layout)
-    monkeypatch.setattr(module.checkpoint, "find_resume", lambda run: saved)
-    monkeypatch.setattr(module.tq, "kv_list", lambda *_: {})
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: told.append(-1))
-    trainer = trainer_of(tmp_path, "run.seed=5")
-    trainer._run.run.dir.mkdir(parents=True)
-    trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})
-    trainer.use_critic, trainer.actor_rollout_wg = False, SimpleNamespace(load_random_states_afresh=told.append)
-    trainer.val_dataset, trainer.train_dataloader = SimpleNamespace(), None
-    trainer._load_checkpoint()
-    assert told == ([-1] if same_layout else [seed_at(5, 6), -1]) and seed_at(5, 6) != seed_at(5, 0)
+    layout = {size: {"tp": 2}.get(size, 1) for size in LAYOUT}
+    rest = {"identity": {}, "settings": {}, "reshardable": True, "files": {}}
+    state = {"version": VERSION, "step": 6, "layout": layout, **rest}
+    (tmp_path / STATE_FILE).write_text(json.dumps(state))
+    now = SimpleNamespace(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, seed=5)
+    found = seed_of_other_layout(SimpleNamespace(engine_config=now), tmp_path)
+    assert found == (seed and seed_at(*seed)) and seed_at(5, 6) != seed_at(5, 0)
 
 
 def test_a_resume_keeps_the_rows_up_to_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -306,14 +290,14 @@ def test_a_checkpoint_is_read_when_the_optimizers_room_is_free(monkeypatch: pyte
     from retool_mcore.verl import workers
 
     done: list[Any] = []
-    read = "engine", "a folder"
+    read = "engine", "checkpoint/actor"
+    monkeypatch.setattr(workers, "seed_of_other_layout", lambda engine, folder: (engine, str(folder)))
     monkeypatch.setattr(workers, "load_checkpoint", lambda *given, new_seed: done.append((*given, new_seed)))
     worker: Any = object.__new__(workers.SavingCriticWorker)
     saved = SimpleNamespace(engine="engine", free_room=lambda: done.append("room"))
     monkeypatch.setattr(workers.SavingCriticWorker, "_saved_worker", lambda self: saved)
-    worker.load_random_states_afresh(9)
-    worker.load_checkpoint("a folder")
-    assert done == ["room", (*read, 9)]
+    worker.load_checkpoint("checkpoint/actor")
+    assert done == ["room", (*read, ("engine", "checkpoint"))]
 
 
 def test_the_rate_of_a_row_is_the_one_that_the_update_took_and_each_update_moves_it(monkeypatch: pytest.MonkeyPatch):
@@ -340,9 +324,7 @@ def test_the_rate_of_a_row_is_the_one_that_the_update_took_and_each_update_moves
 
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: dict[str, Any], *words: str) -> Any:
     """A trainer that has loaded a checkpoint of ``step`` with that queue; 0: there is none."""
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-
-    from retool_mcore.verl import replay
+    from retool_mcore.verl import engines, replay
     from retool_mcore.verl import trainer as module
 
     def gone(partition_id: str, keys: list[str]) -> None:
@@ -351,14 +333,12 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: d
 
     monkeypatch.setattr(module.tq, "kv_list", lambda *_: {"train": dict(queue)})
     monkeypatch.setattr(replay.tq, "kv_clear", gone)
-    saved = SimpleNamespace(step=step, has_random_states_of=lambda run: True)
-    monkeypatch.setattr(module.checkpoint, "find_resume", lambda run: saved if step else None)
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", step))
+    monkeypatch.setattr(engines.EngineRestarts, "on_init_end", lambda self: None)
     trainer = trainer_of(tmp_path, *words)
     trainer._run.run.dir.mkdir(parents=True, exist_ok=True)
     trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})
-    trainer.val_dataset, trainer.train_dataloader = SimpleNamespace(), None
-    trainer._load_checkpoint()
+    trainer.global_steps, trainer.replay_buffer = step, SimpleNamespace()
+    trainer.on_init_end()
     return trainer
 
 
@@ -407,33 +387,20 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
 
 
-@pytest.mark.parametrize(
-    ("words", "stages"),
-    [
-        ((), ["engines", "checkpoint", "agent_loops"]),
-        (("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1"), ["checkpoint", "engines", "agent_loops"]),
-    ],
-)
-def test_engines_with_their_own_devices_start_after_the_checkpoint(
-    words: tuple[str, ...], stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The stages that test_rl.py sees in a whole start, as verl comes to them in each mode."""
+def test_the_engines_stage_begins_once_when_verl_asks_for_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In mode "async" verl asks twice."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     from retool_mcore.run.start import begun
     from retool_mcore.verl import runner
 
     monkeypatch.setattr(RolloutReplicaRegistry, "_registry", {"vllm": lambda: object})
-    monkeypatch.setattr(runner._TaskRunner, "init_agent_loop_manager", lambda self: None)
-    run = trainer_of(tmp_path, *words)._run
-    runner.register_engine(run, "vllm")
+    run = trainer_of(tmp_path)._run
     run.run.dir.mkdir(parents=True)
-    assert RolloutReplicaRegistry.get("vllm") is object
-    resumed(tmp_path, monkeypatch, 0, {}, *words)
-    driver = runner.Driver()
-    driver._run_dir = run.run.dir
-    driver.init_agent_loop_manager()
-    assert [stage for stage, _ in begun(run.run.dir)] == stages
+    runner.register_engine(run, "vllm")
+    assert begun(run.run.dir) == []
+    assert [RolloutReplicaRegistry.get("vllm") for _ in range(2)] == [object, object]
+    assert [stage for stage, _ in begun(run.run.dir)] == ["engines"]
 
 
 @pytest.mark.parametrize(("step", "rows"), [(1, [0]), (7, [])])
