@@ -16,7 +16,7 @@ STAGES = {  # of RL
     "ray": "starting Ray",
     "driver": "starting the transfer queue, importing the engine, reading the data",
     "workers": "starting the workers, which build the model on Megatron",
-    "engines": "loading a checkpoint, if there is one; starting the rollout engines",
+    "engines": "starting the rollout engines",
     "agent_loops": "starting the agent loops' processes",
     "weights": "sending the weights to the engines",
     "validation": "validating the model that training starts from",
