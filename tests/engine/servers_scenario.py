@@ -99,8 +99,8 @@ def loops(folder: str) -> dict[str, Any]:
     from retool_mcore.verl.keys.rollout import write_settings
 
     class Told(loop_workers.LoopWorker):
-        def construct(self, *settings: Any) -> None:
-            self.settings = settings
+        def construct(self, tree: Any, *more: Any) -> None:
+            self.settings = [OmegaConf.to_container(tree), *more]
 
         def told(self) -> list[Any]:
             from retool_mcore.verl.agent_loop import sandbox_of

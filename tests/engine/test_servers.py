@@ -33,4 +33,8 @@ def test_each_replica_has_its_own_seed_though_verl_gives_all_the_same_settings(f
 
 def test_verl_gets_the_agent_loops_worker_that_has_opened_the_sandbox(found: dict[str, Any]):
     assert found["loops"]["same"]
-    assert found["loops"]["told"] == [[{"a": 1}, "client", None, []], True, True]
+    assert found["loops"]["told"] == [
+        [{"actor_rollout_ref": {"rollout": {}, "model": {}}}, "client", None, []],
+        True,
+        True,
+    ]
