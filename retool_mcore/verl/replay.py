@@ -125,25 +125,25 @@ class ReplayMixin:
             )
         self._add_prompts(prompts)
 
-    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> tuple[Any, ...]:
-        """verl's: the groups that it replaces now because they are stale, filtered, or have failed.
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """verl's filter, without groups that outages left empty: it would end the run over them.
 
-        What failed counts as dropped. The curriculum gets the answers of filtered groups. With the
-        filter a group that outages left empty has failed, too: verl would end the run, because such
-        a group lacks the metric.
+        They count as dropped when they are chosen. verl replaces what is filtered right after this
+        call, and in the modes with prompts in flight also each group of which a trajectory failed.
+        So the curriculum gets the answers of the former here, and the latter count as dropped.
         """
         finished, present = self.finished_keys[partition_id], self.partitions[partition_id]
-        filtered = self.filter_groups_metric and partition_id == "train"
-        empty = finished - {uid_of(key) for key in present} if filtered else set[str]()
+        empty = finished - {uid_of(key) for key in present}
         finished -= empty
-        stale, aside, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
-        failed |= empty
+        aside, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+        finished |= empty
+        self._tell_answers([key for key in present if uid_of(key) in aside], partition_id)
+        failed = self.failure_keys[partition_id] if self.trainer_mode != "sync" else set[str]()
         if failed:
             there = {tuple(key.rsplit("_", 2)[:2]) for key in present if uid_of(key) in failed}
             self.failed += self.group_size[partition_id] * len(failed) - len(there)
             self._require_few_dropped(self.failed, partition_id)
-        self._tell_answers([key for key in present if uid_of(key) in aside], partition_id)
-        return stale, aside, failed, counts
+        return aside, counts
 
     def _require_few_dropped(self, dropped: int, partition_id: str) -> None:
         """Raise RolloutError if ``dropped`` is more than rollout.max_dropped_fraction allows."""

@@ -10,7 +10,6 @@ from retool_mcore.platforms.patches import Seam, requirement
 _TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
 _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
 _REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
-_REPLAY_ASYNC = "verl.trainer.ppo.v1.replay_buffer.ReplayBufferAsync."
 _CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
 _ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
 _HOOKS = "verl's trainer calls hooks at this place of a step"
@@ -64,10 +63,10 @@ SEAMS = (
         "verl's trainer waits for asynchronous saves and publishes a checkpoint when it is whole",
     ),
     _verl(
-        (f"{_REPLAY}_terminal_eviction_reasons", f"{_REPLAY_ASYNC}_terminal_eviction_reasons"),
-        ("global_steps", "partition_id"),
-        "what failed counts as dropped; a group that outages left empty would end a run that filters groups",
-        "verl counts the trajectories that failed, and its filter knows groups without trajectories",
+        f"{_REPLAY}_dapo_filtered_keys",
+        ("partition_id",),
+        "a group that outages left empty would end a run that filters groups; what failed counts as dropped",
+        "verl's filter leaves out groups without trajectories, and verl counts the trajectories that failed",
     ),
     _verl(
         f"{_REPLAY}_select_prompt_uids",

@@ -27,15 +27,15 @@ class Verls:
         for failed in self.looks:
             there = {f"{uid}_{number}_0": {} for uid, count in failed.items() for number in range(count)}
             self.partitions = {partition_id: {**there, "old_0_0": {}, "well_0_0": {}}}
-            self.failing = set(failed)
-            self._terminal_eviction_reasons(global_steps, partition_id)
+            self.failure_keys, self.finished_keys = {partition_id: set(failed)}, {partition_id: {"old", "well"}}
+            self._dapo_filtered_keys(partition_id)
         uids, snapshot, _ = self._select_prompt_uids(partition_id, set(self.takes), batch_size)
         tags = [{"is_padding": False}] * len(snapshot)
         del uids
         return SimpleNamespace(keys=list(snapshot), tags=tags, partition_id=partition_id), {}
 
-    def _terminal_eviction_reasons(self: Any, *_: Any) -> Any:
-        return {"old"}, {"flat"}, self.failing, Counter()
+    def _dapo_filtered_keys(self: Any, *_: Any) -> Any:
+        return set(), Counter()
 
     def _select_prompt_uids(self, partition_id: str, keys: list[str], batch_size: int) -> Any:
         del partition_id, batch_size
@@ -43,7 +43,7 @@ class Verls:
         return list(keys), snapshot, dict.fromkeys(keys, 1)
 
 
-def buffer(max_dropped_fraction: float, filtered: str | None = None) -> Any:
+def buffer(max_dropped_fraction: float) -> Any:
     """Groups of four in training and of two in validation, without the settings' file."""
     from retool_mcore.verl.replay import ReplayMixin
 
@@ -51,8 +51,7 @@ def buffer(max_dropped_fraction: float, filtered: str | None = None) -> Any:
         def __init__(self) -> None:
             self.group_size, self.max_dropped_fraction = {"train": 4, "val": 2}, max_dropped_fraction
             self.seed, self.compares_groups, self.observe = 0, False, None
-            self.dropped_total, self.causes = 0, Counter
-            self.filter_groups_metric, self.finished_keys = filtered, {"train": {"old", "flat", "void"}, "val": set()}
+            self.dropped_total, self.causes, self.trainer_mode = 0, Counter, "colocate_async"
 
         def _measure(self, *_: Any) -> dict[str, float]:
             return {}
@@ -69,15 +68,6 @@ def test_each_failed_trajectory_counts_once_in_its_own_step():
     found.looks, found.takes = [], {"g": 4, "h": 4, "i": 2}
     _, second = found.sample(2, "train", 3)
     assert (second["rollout/dropped"], second["rollout/dropped_total"]) == (2, 9), "none of the step before"
-
-
-def test_a_group_that_an_outage_left_empty_is_replaced_where_groups_are_filtered():
-    """verl's filter would miss its metric, and end the run."""
-    found = buffer(1.0, filtered="acc")
-    found.looks, found.takes = [{"a": 3}], {"d": 4, "e": 4, "f": 4}
-    _, counts = found.sample(1, "train", 3)
-    assert counts["rollout/dropped"] == 1 + 2 * 4, "flat and void have no trajectory"
-    assert "flat" not in found.finished_keys["train"] and "old" in found.finished_keys["train"]
 
 
 def test_a_validation_has_groups_of_its_own_size():

@@ -176,7 +176,7 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
     monkeypatch.setattr(replay_buffer, "tq", SimpleNamespace(kv_batch_get=get))
     sampler.partitions["train"] = {key: {} for key in rows}
     sampler.finished_keys["train"] = {"allwrong", "differ"}
-    _, filtered, _, _ = sampler._terminal_eviction_reasons(1, "train")
+    filtered, _ = sampler._dapo_filtered_keys("train")
     assert filtered == {"allwrong"}
 
 

@@ -83,8 +83,8 @@ def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.Monke
 class Groups:
     """Stands for verl's buffer: which groups its filter has set aside."""
 
-    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
-        return set(), {"a"} if partition_id == "train" else set(), set(), Counter()
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        return {"a"}, Counter()
 
 
 def test_the_curriculum_gets_the_answers_of_a_filtered_group():
@@ -92,19 +92,16 @@ def test_the_curriculum_gets_the_answers_of_a_filtered_group():
 
     class Buffer(ReplayMixin, Groups):
         def __init__(self) -> None:
-            self.filter_groups_metric = "acc"
-            self.finished_keys = {"train": {"a", "b"}, "val": {"c"}}
-            self.partitions = {"train": {"a_0_0": {}, "a_1_0": {}, "b_0_0": {}}, "val": {"c_0_0": {}}}
+            self.finished_keys, self.trainer_mode = {"train": {"a", "b"}}, "sync"
+            self.partitions = {"train": {"a_0_0": {}, "a_1_0": {}, "b_0_0": {}}}
             self.told: list[list[str]] = []
 
         def _tell_answers(self, keys: list[str], partition_id: str) -> None:
             self.told += [sorted(keys)] if keys else []
 
     buffer = Buffer()
-    buffer._terminal_eviction_reasons(1, "train")
+    buffer._dapo_filtered_keys("train")
     assert buffer.told == [["a_0_0", "a_1_0"]]
-    buffer._terminal_eviction_reasons(1, "val")
-    assert len(buffer.told) == 1, "validation teaches the curriculum nothing"
 
 
 def sampled_by(engine: str) -> Any:
