@@ -1,8 +1,9 @@
 """The private names of verl, Megatron and Ray that this room overrides, calls or sets.
 
 verl's registries and entry points carry us to its trainer and workers, not into a step. What
-happens inside one is reached by these names. `retool preflight` lists them;
-tests/unit/verl/test_seams.py holds that none is missing here and that each still takes what it took.
+happens inside one is reached by these names. `retool preflight` lists them.
+tests/unit/verl/test_seams.py checks that none is missing here, and that each still takes the
+parameters that it took.
 """
 
 from retool_mcore.platforms.patches import Seam, requirement
