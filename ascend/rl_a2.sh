@@ -8,8 +8,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_a2x8.toml}"
 source launch/env_a2.sh
-source launch/nodes.sh
-prepare launch/rl.py "$CONFIG" "$@"
-start_sandbox "$CONFIG" "${KEYS[@]}"
-join_nodes "$CONFIG" "${KEYS[@]}"                             # node 0 drives; the others serve until it leaves
-run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"
+exec "$PYTHON" launch/nodes.py rl "$CONFIG" "$@"

@@ -8,6 +8,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_a2x8.toml}"
 source launch/env_a2.sh
-source launch/nodes.sh
-prepare launch/sft_mcore.py "$CONFIG" "$@"
-run_ranks launch/sft_mcore.py "$CONFIG" "${KEYS[@]}"
+exec "$PYTHON" launch/nodes.py sft "$CONFIG" "$@"

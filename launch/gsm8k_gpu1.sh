@@ -12,7 +12,6 @@ cd "$(dirname "$0")/.."
 : "${OUT:=runs/gsm8k}" "${GSM8K:=data/gsm8k}" "${SFT_KEYS:=}" "${RL_KEYS:=}" "${LIMIT:=}" "${PROBLEMS:=plain}" "${AT_ONCE:=}"
 : "${SFT_CONFIG:=configs/sft_gsm8k_gpu1.toml}" "${RL_CONFIG:=configs/rl_gsm8k_gpu1.toml}"
 source launch/env_cuda.sh
-source launch/nodes.sh
 source launch/stages.sh
 MODEL=${1:-}
 case $MODEL in '' | -* | *=*) fail "the first word is a model, a hub name or a folder; given: ${*:-nothing}" ;; esac
@@ -31,8 +30,12 @@ sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
   "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=8192} "${KEYS[@]}" $RL_KEYS)
 
-# The plan and its checks, before anything is made. A response with its prompt has 380 tokens
+# The checks and the plan, before anything is made. A response with its prompt has 380 tokens
 # (perf/RESULTS.md). The GPU is this machine's; HARDWARE names another.
+if [ -z "$DRY_RUN" ]; then
+  "${retool[@]}" preflight "${sft[@]}" --without-data
+  "${retool[@]}" preflight "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --without-data
+fi
 command -v nvidia-smi >/dev/null || {
   gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
   : "${HARDWARE:=h100x$gpus}"
@@ -65,7 +68,6 @@ for form in traces inline; do  # protocol "retool" wants the traces in line
   together
 done
 
-[ -n "$DRY_RUN" ] || [ -e "$OUT/sft/export" ] || "${retool[@]}" preflight "${sft[@]}"
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
 how=stage
 [ -z "$AT_ONCE" ] || how=beside

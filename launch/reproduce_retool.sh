@@ -9,14 +9,13 @@ cd "$(dirname "$0")/.."
 : "${OUT:=runs/retool_32b}" "${BENCHMARKS:=data/aime_2024.parquet data/aime_2025.parquet}" "${SAMPLES:=32}"
 : "${SFT_CONFIG:=configs/sft_qwen2.5_32b_h200x8.toml}" "${SFT_SCRIPT:=launch/sft_h200x8.sh}" "${SFT_KEYS:=}"
 : "${RL_CONFIG:=configs/rl_qwen2.5_32b_h200x8.toml}" "${RL_SCRIPT:=launch/rl_h200x8.sh}" "${RL_KEYS:=}"
-source launch/nodes.sh
+source launch/stages.sh
 case $#,${1:--},${2:---dry-run} in
   1,[!-]*,* | 2,[!-]*,--dry-run) ;;
   *) fail "one model is asked for, a hub name or a folder, and nothing else but --dry-run; given: ${*:-nothing}" ;;
 esac
 [ $# = 1 ] || DRY_RUN=1
 export PYTHON DRY_RUN
-source launch/stages.sh
 
 needed=$("$PYTHON" -m retool_mcore get "$SFT_CONFIG" $SFT_KEYS data.train_file validation.files)
 needed+=" $("$PYTHON" -m retool_mcore get "$RL_CONFIG" $RL_KEYS data.train_file) $BENCHMARKS"

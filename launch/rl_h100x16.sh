@@ -7,8 +7,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_32b_h100x16.toml}"
 source launch/env_cuda.sh
-source launch/nodes.sh
-prepare launch/rl.py "$CONFIG" "$@"
-start_sandbox "$CONFIG" "${KEYS[@]}"
-join_nodes "$CONFIG" "${KEYS[@]}"                             # node 0 drives; the others serve until it leaves
-run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"
+exec "$PYTHON" launch/nodes.py rl "$CONFIG" "$@"

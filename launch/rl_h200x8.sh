@@ -6,7 +6,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_h200x8.toml}"
 source launch/env_cuda.sh
-source launch/nodes.sh
-prepare launch/rl.py "$CONFIG" "$@"
-start_sandbox "$CONFIG" "${KEYS[@]}"
-run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"
+exec "$PYTHON" launch/nodes.py rl "$CONFIG" "$@"

@@ -6,6 +6,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_h200x8.toml}"
 source launch/env_cuda.sh
-source launch/nodes.sh
-prepare launch/sft_mcore.py "$CONFIG" "$@"
-run_ranks launch/sft_mcore.py "$CONFIG" "${KEYS[@]}"
+exec "$PYTHON" launch/nodes.py sft "$CONFIG" "$@"

@@ -1,11 +1,13 @@
-# Sourced after nodes.sh by the recipes of several stages: reproduce_retool.sh and gsm8k_gpu1.sh.
-: "${OUT:?the folder of everything that the recipe makes}"
+# Sourced by the recipes of several stages: reproduce_retool.sh and gsm8k_gpu1.sh.
+: "${OUT:?the folder of everything that the recipe makes}" "${PYTHON:=python}" "${DRY_RUN:=}" "${LOCK_WAIT_S:=30}"
 
-begun=()  # of each stage that others run beside: name, process, when it began, command
+started=()  # running stages: the process of each, which leads a process group
+begun=()    # of each parallel stage: name, process, start time, command
 
-# stage NAME RESULT COMMAND...: carries the command out and notes it in OUT/stages/NAME. It is not
-# carried out again while RESULT is there and the note holds the same command. A signal to this script
-# ends it, too. In a dry run it is shown, and a script shows its own commands.
+fail() { echo "error: $*" >&2; exit 2; }
+
+# stage NAME RESULT COMMAND...: runs the command and records it in OUT/stages/NAME. Later starts skip it
+# while RESULT exists and the record has the same command. A dry run prints it, and scripts print theirs.
 stage() {
   local name=$1 result=$2 began=$SECONDS
   shift 2
@@ -16,8 +18,8 @@ stage() {
   done_with "$name" $began "$*"
 }
 
-# beside NAME RESULT COMMAND...: a stage beside others, until `together` has waited for all of them. Each
-# of its lines has its name before it, and no bar of progress is drawn over another's.
+# beside NAME RESULT COMMAND...: a stage in parallel to others, until `together` has waited for all of
+# them. Each of its lines begins with its name, and no progress bar overwrites another's.
 beside() {
   local name=$1 result=$2
   shift 2
@@ -42,7 +44,7 @@ together() {
   done
 }
 
-# is_left RESULT COMMAND...: whether the stage `name` is to be carried out; OUT is this script's then.
+# is_left RESULT COMMAND...: whether the stage `name` must run. The first that must locks OUT.
 is_left() {
   local result=$1
   shift
@@ -55,8 +57,16 @@ is_left() {
     echo "done before: $result"
     return 1
   fi
-  [ -n "${STAGES_HELD:-}" ] || hold "$OUT/.lock.stages" "$OUT"
-  STAGES_HELD=yes
+  [ -n "${lock:-}" ] || lock_out
+}
+
+# The stages inherit the lock, so OUT is free when the last of them has ended.
+lock_out() {
+  mkdir -p "$OUT"
+  exec {lock}>>"$OUT/.lock.stages"
+  flock --wait "$LOCK_WAIT_S" "$lock" & wait $! ||  # in the background, so that a signal ends the wait
+    fail "$OUT is in use by process $(cat "$OUT/.lock.stages"). Wait for it, stop it, or set another OUT."
+  echo "$$ on $HOSTNAME" >"$OUT/.lock.stages"
 }
 
 # done_with NAME BEGAN COMMAND
@@ -67,8 +77,8 @@ done_with() {
   echo "$1: $((SECONDS - $2)) s"
 }
 
-# finished RECIPE RESULT...: whether the whole recipe, with these words, has ended before and left all of
-# its results. finish RECIPE notes it.
+# finished RECIPE RESULT...: whether the whole recipe, with these words, has ended before and all of its
+# results are here. finish RECIPE records it.
 finished() {
   local recipe=$1 result
   shift
@@ -77,3 +87,25 @@ finished() {
   echo "done before: ${*: -1}"
 }
 finish() { [ -n "$DRY_RUN" ] || printf '%s' "$1" >"$OUT/stages/recipe"; }
+
+# start COMMAND...: in the background, in a process group of its own, which ends when this script ends.
+start() {
+  setsid setpriv --pdeathsig TERM -- "$@" &
+  started+=("$!")
+}
+
+# Each stage gets SIGTERM and ends by itself: a run saves first, and ends at once at a second signal.
+stop_started() {
+  trap - EXIT
+  [ ${#started[@]} -gt 0 ] || return 0
+  trap 'kill -TERM "${started[@]}" 2>/dev/null || true' INT TERM
+  kill -TERM "${started[@]}" 2>/dev/null || true
+  local pid
+  for pid in "${started[@]}"; do
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    kill -KILL -- "-$pid" 2>/dev/null || true  # what it has left
+  done
+}
+trap stop_started EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM

@@ -1,7 +1,7 @@
 """The errors a user can meet. Each names the value, the rule, its origin and what to do."""
 
 EXIT_USER_ERROR = 2  # exit code after an error in one line
-EXIT_RETRYABLE = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.sh: run)
+EXIT_RETRYABLE = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.py: supervise)
 
 
 class ReToolError(Exception):

@@ -29,6 +29,7 @@ def preflight(
     *,
     cluster: Annotated[bool, typer.Option("--cluster", help="only the nodes of the Ray cluster that runs")] = False,
     wait_s: Annotated[float, typer.Option(help="with --cluster: how long to wait for the nodes")] = 30.0,
+    without_data: Annotated[bool, typer.Option("--without-data", help="before the data files are made")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="also print what is well")] = False,
 ) -> None:
     """Check all that a run needs and print a line for each error and warning, with what to do.
@@ -45,7 +46,7 @@ def preflight(
         if cluster:
             found = check_cluster(run, chosen, wait_s, terminal)
         else:
-            found = check(run, Machine(platform=chosen, thorough=True), terminal)
+            found = check(run, Machine(platform=chosen, thorough=True, data=not without_data), terminal)
     counts = {
         severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
     }

@@ -23,12 +23,14 @@ class Machine:
 
     ``runs``: the run is for this machine. False for a dry run and a plan: then files, packages and
     devices that are not here are notes. ``thorough``: preflight's checks, which take longer than a
-    start should, and look at what is wanted but not needed.
+    start should, and look at what is wanted but not needed. ``data``: False before the data files
+    are made.
     """
 
     platform: Platform
     runs: bool = True
     thorough: bool = False
+    data: bool = True
 
 
 def check(config: RunConfig, here: Machine, tell: Callable[[Finding], None] | None = None) -> list[Finding]:
@@ -67,7 +69,8 @@ def _checks(config: RunConfig, here: Machine) -> Iterator[tuple[str, Check]]:
     yield "tools", partial(inputs.tools, config)
     yield "reward", partial(inputs.reward, config)
     yield "tokenizer", partial(inputs.tokenizer, config)
-    yield "data", partial(inputs.data, config, all_rows=here.runs, render=here.thorough)
+    if here.data:
+        yield "data", partial(inputs.data, config, all_rows=here.runs, render=here.thorough)
     if here.runs:
         yield "sandbox", partial(inputs.sandbox, config)
 

@@ -14,7 +14,7 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.run.fingerprint import differing, fingerprint
 
-NODE_SETTINGS = "RETOOL_NODE_SETTINGS"  # launch/nodes.sh: a line each, a configuration and what is set beside it
+NODE_SETTINGS = "RETOOL_NODE_SETTINGS"  # launch/nodes.py: a line each, a configuration and what is set beside it
 MAX_SKEW_S = 1.0
 LOOK_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 1.0

@@ -28,19 +28,23 @@ REFUSED_WRITES = {os.strerror(number): number for number in (errno.ENOSPC, errno
 REFUSED_WRITES["unexpected pos"] = errno.ENOSPC
 
 
-def lock_run(run_dir: Path, another: str = "set another run.name") -> IO[str]:
+def lock_run(run_dir: Path, another: str = "set another run.name", name: str = ".lock") -> IO[str]:
     """Lock the run's folder for this process; the lock ends with the process, however it ends.
 
-    ``another``: how its user names another folder. Raises ConfigError when another process is
-    writing to the same run.
+    ``another``: how its user names another folder. ``name``: of the locked file. Raises ConfigError
+    when another process is writing to the same run.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    handle = (run_dir / ".lock").open("a+", encoding="utf-8")
+    handle = (run_dir / name).open("a+", encoding="utf-8")
     try:
         _lock(handle)
     except BlockingIOError as error:
         handle.seek(0)
         raise _in_use(run_dir, handle.read(), another) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{handle.name} cannot be locked ({error.strerror}). run.root must be on a file system with locks."
+        ) from error
     handle.truncate(0)
     handle.write(f"{os.getpid()} on {socket.gethostname()}")
     handle.flush()

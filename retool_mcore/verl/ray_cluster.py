@@ -88,18 +88,22 @@ def members(groups: Collection[int]) -> list[psutil.Process]:
     return found
 
 
-@contextmanager
-def ray_folder(run_dir: Path) -> Generator[Path]:
-    """The folder of Ray's sockets and logs, removed afterwards; launch/nodes.sh has the same.
+def ray_folder_name(run_dir: Path, rank: int = 0) -> Path:
+    """Short, because a socket's path has at most 107 bytes. The next start of the run finds it."""
+    return Path(f"/tmp/retool-ray-{os.getuid()}", f"{zlib.crc32(str(run_dir.resolve()).encode())}.{rank}")
 
-    Its name is short, because a socket's path has at most 107 bytes. The next start of the run
-    knows it and removes what a killed one left. Raises PlatformError when it is another user's.
+
+@contextmanager
+def ray_folder(run_dir: Path, rank: int = 0) -> Generator[Path]:
+    """The folder of Ray's sockets and logs on node ``rank``, removed afterwards.
+
+    What a killed start left there is removed first. Raises PlatformError when it is another user's.
     """
-    parent = Path(f"/tmp/retool-ray-{os.getuid()}")
+    folder = ray_folder_name(run_dir, rank)
+    parent = folder.parent
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.lstat().st_uid != os.getuid():
         raise PlatformError(f"{parent} belongs to another user, and Ray's sockets would be theirs to read. Remove it.")
-    folder = parent / f"{zlib.crc32(str(run_dir.resolve()).encode())}.0"
     remove_when_quiet(folder)
     with temporary(folder):
         yield folder

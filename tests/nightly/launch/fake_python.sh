@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
-# Stands in for PYTHON in tests of the launch scripts: answers as the commands of a run do, in no time.
+# Stands in for PYTHON in tests of the launch scripts: nodes.py is real, the commands that it starts end at once.
 # FAKE is a folder. $FAKE/NAME, where a test has written it, is what the command NAME does instead.
 # The commands that were called are lines of $FAKE/calls.
 words=" $* "
 case $words in
-  *" -c "*) exec "$REAL_PYTHON" "$@" ;;
-  *" get "*" cluster.nodes "*) echo "${FAKE_NODES:-1} 1 cpu ${FAKE_RUN:-one} ${FAKE_ROOT:-$FAKE/runs}"; exit ;;
-  *" get "*" sandbox.min_level "*) echo "rlimits 1"; exit ;;
-  *" get "*" sandbox.python "*) echo; exit ;;
+  *" launch/nodes.py "*) exec "$REAL_PYTHON" "$@" ;;
   *" sandbox ping "* | *" retool_mcore.sandbox ping "*) exit ;;
   *" retool_mcore.sandbox serve "*) name=service ;;
   *" preflight "*" --cluster "*) name=cluster ;;

@@ -1,4 +1,4 @@
-"""Launch scripts with a stand-in for Python: the shell is real, and no engine starts."""
+"""Launch scripts with a stand-in for Python: launch/nodes.py is real, and no engine starts."""
 
 import os
 import subprocess
@@ -26,13 +26,23 @@ class Scripts:
 
     def start(self, script: str, name: str = "log", **env: str) -> subprocess.Popen[bytes]:
         given = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RETOOL_", "RAY_"))}
-        own = {"PYTHON": str(ROOT / "tests/nightly/launch/fake_python.sh"), "REAL_PYTHON": sys.executable,
+        config = "configs/sft_tiny_cpu.toml" if script == SFT else "configs/rl_tiny_cpu.toml"
+        root, nodes = env.get("FAKE_ROOT", self.folder / "runs"), env.get("FAKE_NODES", "1")
+        words = [f"run.root={root}", "run.name=one", f"cluster.nodes={nodes}", "cluster.gpus_per_node=1"]
+        python = str(ROOT / "tests/nightly/launch/fake_python.sh")
+        own = {"CONFIG": config, "PYTHON": python, "REAL_PYTHON": sys.executable,
                "FAKE": str(self.folder), "SANDBOX_DIR": str(self.folder / "sandbox"), "TMPDIR": str(self.folder),
                "HEAD_IP": "127.0.0.1", "RAY_AUTH_TOKEN": "one" * 16, "LOCK_WAIT_S": "0",
                "RESTART_WAIT_S": "0"}  # fmt: skip
         with (self.folder / name).open("ab") as log:
             child = subprocess.Popen(
-                ["bash", script], cwd=ROOT, env={**given, **own, **env}, stdout=log, stderr=log, start_new_session=True
+                # What a shell starts in its background ignores SIGINT: pytest may be there.
+                ["env", "--default-signal=INT", "bash", script, *words],
+                cwd=ROOT,
+                env={**given, "PYTHONPATH": str(ROOT), **own, **env},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._started.append(child)
         return child

@@ -250,13 +250,15 @@ def test_the_job_runs_any_script_and_configuration(tmp_path: Path):
 def test_each_node_of_the_job_knows_its_place(tmp_path: Path, image: str):
     config = "configs/rl_qwen2.5_32b_h100x16.toml"
     # In a container is no scontrol.
-    hide = f"scontrol() {{ echo called >>{tmp_path}/inside; return 1; }}; " if image else ""
+    hide = f"rm {tmp_path}/scontrol 2>/dev/null; " if image else ""
+    find = "from launch.nodes import find_node; node = find_node('rl', sys.argv[1:], False)"
     script = tmp_path / "place.sh"
-    script.write_text(f'{hide}source launch/nodes.sh; find_node {config}; echo "rank $NODE_RANK of $HEAD_IP"\n')
+    script.write_text(
+        f"""{hide}"$PYTHON" -c "import sys; {find}; print('rank', node.rank, 'of', node.head_ip)" {config}\n"""
+    )
     done = submit(slurm(tmp_path, SCRIPT=str(script), IMAGE=image))
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank .*", done.stdout)) == ["rank 0 of node-0", "rank 1 of node-0"]
-    assert not (tmp_path / "inside").exists()
     assert ("apptainer exec" in (tmp_path / "calls").read_text()) == bool(image)
 
 
@@ -287,7 +289,7 @@ def test_a_start_of_a_job_that_was_queued_again_gives_the_old_one_time_to_end(
     tmp_path: Path, restarts: str, wait_s: str
 ):
     script = tmp_path / "wait.sh"
-    script.write_text('source launch/nodes.sh; echo "waits $LOCK_WAIT_S s"\n')
+    script.write_text("""$PYTHON -c 'from launch.nodes import number; print("waits", number("LOCK_WAIT_S"), "s")'\n""")
     done = submit(slurm(tmp_path, 1, SCRIPT=str(script), SLURM_RESTART_COUNT=restarts))
     assert f"waits {wait_s} s" in done.stdout, done.stderr
 

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from launch import nodes
+from retool_mcore.errors import ConfigError, PlatformError
 from tests.e2e.commands import MARK, marked_processes
+from tests.nightly.launch.scripts import RL_ONE, Scripts
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted([*(ROOT / "launch").glob("*_*x*.sh"), *(ROOT / "ascend").glob("*.sh")])
-SOURCED = [ROOT / "launch" / name for name in ("nodes.sh", "env_cuda.sh", "env_a2.sh")]
+SOURCED = [ROOT / "launch" / name for name in ("stages.sh", "env_cuda.sh", "env_a2.sh")]
 
 
 def run(script: Path, *words: str, timeout_s: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
@@ -137,64 +140,52 @@ def test_a_node_that_does_not_know_its_place(env: dict[str, str], message: str):
     assert not done.stdout
 
 
-def test_a_head_that_does_not_answer_is_told_in_time():
-    source = "source launch/nodes.sh; HEAD_IP=127.0.0.1; HEAD_WAIT_S=1; wait_for_head 1"
-    start_s = time.monotonic()
-    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2 and "HEAD_IP = 127.0.0.1 does not answer on port 1" in done.stderr
-    assert time.monotonic() - start_s < 10
-    text = (ROOT / "launch" / "nodes.sh").read_text(encoding="utf-8")
-    assert int(str(re.search(r"HEAD_WAIT_S:=(\d+)", text)[1])) <= 30  # type: ignore[index]
+def test_a_head_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEAD_WAIT_S", "1")
+    with pytest.raises(PlatformError, match=r"HEAD_IP = 127.0.0.1 does not answer on port 1 within 1 s"):
+        nodes.wait_for_head("127.0.0.1", 1)
+    assert nodes.DEFAULTS["HEAD_WAIT_S"] <= 30
 
 
-@pytest.mark.parametrize("ending", ["done", "failure", signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
+def test_a_wait_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESTARTS", "three")
+    with pytest.raises(ConfigError, match="RESTARTS = three is not a whole number"):
+        nodes.number("RESTARTS")
+
+
+@pytest.mark.parametrize("ending", ["done", "failure", signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+def test_what_a_script_started_ends_with_it(scripts: Scripts, ending: str | signal.Signals):
     mark = uuid.uuid4().hex
-    last = {"done": "exit 0", "failure": "false"}.get(str(ending), 'wait "${started[-1]}"')
-    # A child that has a child of its own, as Ray does.
-    source = f"set -euo pipefail; source launch/nodes.sh; start bash -c 'sleep 61 & wait'; sleep 0.5; {last}"
-    child = subprocess.Popen(
-        ["env", "--default-signal=INT", "bash", "-c", source],  # pytest may run in a shell's background
-        cwd=ROOT,
-        env={**os.environ, MARK: mark},
-    )
+    last = {"done": "exit 0", "failure": "exit 1"}.get(str(ending), "wait")
+    scripts.does("run", f"sleep 61 & {last}")  # a child of a child, as Ray has
+    child = scripts.start(RL_ONE, **{MARK: mark})
     if isinstance(ending, signal.Signals):
-        end_s = time.monotonic() + 300
-        while "sleep 61" not in marked(mark):
-            assert time.monotonic() < end_s, marked(mark)
-            time.sleep(0.1)
+        scripts.until(lambda: "sleep 61" in marked(mark), "it runs")
         child.send_signal(ending)
     code = child.wait(timeout=300)
-    expected = {"done": 0, "failure": 1, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
-    assert code == expected
-    end_s = time.monotonic() + 20
+    user = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGKILL: -9}
+    assert code == {"done": 0, "failure": 1, **user}[ending]
     # SIGKILL leaves no time to stop a group: its leader gets SIGTERM from the kernel, and Ray's
     # passes it on.
-    while left := marked(mark) - ({"sleep 61"} if ending is signal.SIGKILL else set()):
-        assert time.monotonic() < end_s, left
-        time.sleep(0.2)
+    left = {"sleep 61"} if ending is signal.SIGKILL else set[str]()
+    scripts.until(lambda: not marked(mark) - left, "everything has ended", 20)
 
 
 @pytest.mark.parametrize(("signals", "said"), [(1, "saved\n"), (2, "at once\n")])
 def test_a_run_saves_with_all_that_it_has_started_unless_the_script_is_asked_twice(
-    tmp_path: Path, signals: int, said: str
+    scripts: Scripts, signals: int, said: str
 ):
     """As Ray's daemons, which must live until the driver has saved."""
-    log = tmp_path / "log"
-    run = tmp_path / "run.sh"
-    run.write_text(
+    log, mark = scripts.folder / "saved", uuid.uuid4().hex
+    scripts.does(
+        "run",
         f'asked() {{ [ -z "$first" ] || {{ echo at once >>{log}; exit 143; }}; first=1; }}\n'
         f"trap asked TERM; sleep 62 & daemon=$!; echo up >{log}.up\n"
         'while [ -z "$first" ]; do sleep 0.1; done\n'
-        f"for _ in $(seq 30); do sleep 0.1; done; kill -0 $daemon && echo saved >>{log}; exit 143\n"
+        f"for _ in $(seq 30); do sleep 0.1; done; kill -0 $daemon && echo saved >>{log}; exit 143",
     )
-    source = f"set -euo pipefail; source launch/nodes.sh; run bash {run}"
-    mark = uuid.uuid4().hex
-    script = subprocess.Popen(["bash", "-c", source], cwd=ROOT, env={**os.environ, MARK: mark})
-    end_s = time.monotonic() + 300
-    while not Path(f"{log}.up").exists():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    script = scripts.start(RL_ONE, **{MARK: mark})
+    scripts.until(Path(f"{log}.up").exists, "it runs")
     for _ in range(signals):
         script.terminate()
         time.sleep(1.0)
@@ -238,29 +229,29 @@ def test_the_nodes_service_has_the_runs_interpreter(shown: Shown, script: str):
     [
         (2, "exit 3", 3, 3),
         (2, "kill -9 $$", 3, 137),
-        (2, "[ $(wc -l <$LOG) = 2 ] || exit 1", 2, 0),
+        (2, '[ "$(grep -c ^run $FAKE/calls)" = 2 ] || exit 1', 2, 0),
         (0, "exit 3", 1, 3),
         (2, "exit 2", 1, 2),  # a mistake in the settings
         (2, "exit 143", 1, 143),  # ended by its user
     ],
 )
-def test_a_run_that_ended_by_a_fault_starts_again(tmp_path: Path, restarts: int, program: str, starts: int, code: int):
-    source = f"set -euo pipefail; source launch/nodes.sh; run bash -c 'echo x >>$LOG; {program}'"
-    env = {**os.environ, "RESTARTS": str(restarts), "RESTART_WAIT_S": "0", "LOG": str(tmp_path / "log")}
-    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
-    assert done.returncode == code, done.stderr
-    assert (tmp_path / "log").read_text().count("x") == starts
-    assert done.stderr.count("the run ended by a fault") == starts - 1
+def test_a_run_that_ended_by_a_fault_starts_again(
+    scripts: Scripts, restarts: int, program: str, starts: int, code: int
+):
+    scripts.does("run", program)
+    assert scripts.start(RL_ONE, RESTARTS=str(restarts)).wait(timeout=300) == code
+    assert scripts.calls().count("run") == starts
+    assert scripts.said().count("the run ended by a fault") == starts - 1
 
 
-def test_what_a_killed_launcher_left_has_ended_before_the_next_start(tmp_path: Path):
-    program = "sleep 61 & echo $! >>$LOG; ps -o stat= -p $(head -1 $LOG) >>$LOG.seen; kill -9 $$"
-    source = f"set -euo pipefail; source launch/nodes.sh; run bash -c '{program}'"
-    env = {**os.environ, "RESTARTS": "1", "RESTART_WAIT_S": "1", "LOG": str(tmp_path / "log")}
-    subprocess.run(["bash", "-c", source], capture_output=True, cwd=ROOT, env=env, check=False, timeout=300)
-    assert len((tmp_path / "log").read_text().split()) == 2, "two starts"
-    seen = (tmp_path / "log.seen").read_text().split()
-    assert len([state for state in seen if not state.startswith("Z")]) == 1, "the second start found it gone"
+def test_what_a_killed_launcher_left_has_ended_before_the_next_start(scripts: Scripts):
+    seen = scripts.folder / "seen"
+    left = "$(head -1 $FAKE/left)"
+    scripts.does("run", f"sleep 61 & echo $! >>$FAKE/left; ps -o stat= -p {left} >>{seen}; kill -9 $$")
+    scripts.start(RL_ONE, RESTARTS="1", RESTART_WAIT_S="1").wait(timeout=300)
+    assert scripts.calls().count("run") == 2
+    states = [state for state in seen.read_text().split() if not state.startswith("Z")]
+    assert len(states) == 1, "the second start found it gone"
 
 
 def test_a_sandbox_that_dies_is_started_again_at_its_address(tmp_path: Path):

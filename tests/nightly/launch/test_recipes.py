@@ -19,7 +19,7 @@ def stage(out: Path, result: Path, command: str, **env: str) -> subprocess.Compl
 def recipe(out: Path, *lines: str, **env: str) -> subprocess.CompletedProcess[str]:
     script = out / "recipe.sh"
     out.mkdir(exist_ok=True)
-    script.write_text("\n".join(["set -euo pipefail", "source launch/nodes.sh", "source launch/stages.sh", *lines, ""]))
+    script.write_text("\n".join(["set -euo pipefail", "source launch/stages.sh", *lines, ""]))
     return run(script, OUT=str(out), **env)
 
 
@@ -120,3 +120,23 @@ def test_the_gsm8k_recipe_wants_a_model_first(words: tuple[str, ...]):
 def test_the_gsm8k_recipe_knows_two_kinds_of_problems():
     done = run(GSM8K, "some/model", PROBLEMS="small")
     assert done.returncode == 2 and "PROBLEMS = small is not plain or large" in done.stderr
+
+
+def test_the_gsm8k_recipe_runs_preflight_before_it_makes_anything(tmp_path: Path):
+    python, out = tmp_path / "python", tmp_path / "out"
+    stand_in = 'case $* in *"data protocol"*) echo hermes ;; *preflight*) exit 2 ;; esac'
+    python.write_text(f'#!/bin/sh\necho "$3" >>{tmp_path}/calls\n{stand_in}\n')
+    python.chmod(0o755)
+    assert run(GSM8K, "some/model", OUT=str(out), PYTHON=str(python)).returncode == 2
+    assert (tmp_path / "calls").read_text().split() == ["data", "preflight"] and not out.exists()
+
+
+def test_a_finished_gsm8k_recipe_starts_no_python_again(tmp_path: Path):
+    for name in ("sft/export", "tool_rl/export", "text_rl/export", "eval/text_rl_text/report.json", "report.html"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "stages").mkdir()
+    configs = "configs/sft_gsm8k_gpu1.toml configs/rl_gsm8k_gpu1.toml"
+    (tmp_path / "stages" / "recipe").write_text(f"some/model {tmp_path} data/gsm8k {configs}    plain ")
+    done = run(GSM8K, "some/model", OUT=str(tmp_path), PYTHON="false")
+    assert (done.returncode, done.stdout) == (0, f"done before: {tmp_path}/report.html\n"), done.stderr

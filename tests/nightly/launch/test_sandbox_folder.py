@@ -1,65 +1,50 @@
-"""The sandbox's socket lies in a folder that only the user can enter."""
+"""Only the user can enter the folder of a node's sandbox, where its socket is."""
 
 import os
-import shutil
-import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launch import nodes
+from retool_mcore.errors import PlatformError
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 from tests.scenario import ROOT
 
-# A stand-in answers for `retool get`: level and number of workers.
-SCRIPT = """
-source launch/nodes.sh
-id() { echo "$USER_ID"; }
-RUN=mine
-PYTHON=stand_in
-stand_in() { echo rlimits 1; }
-start_sandbox any.toml
-"""
-
-
-# The service itself is real: sandbox.sh calls it by the `python` of PATH.
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-
-
-def started(**env: str) -> str:
-    env = os.environ | {"PATH": PATH} | env
-    done = subprocess.run(["bash", "-c", SCRIPT], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    return f"{done.returncode} {done.stderr}"
+CONFIG = str(ROOT / "configs/rl_tiny_cpu.toml")
 
 
 @pytest.fixture
-def user_id() -> Iterator[str]:
-    number = uuid.uuid4().hex
-    yield number
-    shutil.rmtree(f"/tmp/retool-sandboxes-{number}", ignore_errors=True)
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nodes.Node:
+    """A node whose sandbox's folder, without SANDBOX_DIR, is below ``tmp_path``."""
+    monkeypatch.delenv("SANDBOX_DIR", raising=False)
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(nodes, "sandbox_folder", lambda _: tmp_path / "retool-sandboxes-1" / "mine")
+    found = nodes.find_node("rl", [CONFIG, f"run.name={uuid.uuid4().hex}"], dry_run=False)
+    monkeypatch.delenv("RETOOL_NODE_SETTINGS")
+    return found
 
 
-def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(user_id: str, tmp_path: Path):
-    old = os.umask(0)
+def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(node: nodes.Node, tmp_path: Path):
+    parent, processes, old = tmp_path / "retool-sandboxes-1", nodes.Processes(grace_s=1), os.umask(0)
     try:
-        assert started(USER_ID=user_id, SANDBOX_DIR="").startswith("0 ")
-        assert started(USER_ID=user_id, SANDBOX_DIR=str(tmp_path / "own")).startswith("0 ")
+        nodes.start_sandbox(node, processes, nodes.sandbox_command(node))
     finally:
         os.umask(old)
-    for folder in (Path(f"/tmp/retool-sandboxes-{user_id}"), tmp_path / "own"):
-        assert [each.stat().st_mode & 0o777 for each in (folder, folder / "mine")] == [0o700, 0o700]
+        nodes.end(processes.services, 5)
+    assert [each.stat().st_mode & 0o777 for each in (parent, parent / "mine")] == [0o700, 0o700]
     # A sandbox that opens removes what killed ones left, by name, age and lock.
-    swept = Path(f"/tmp/retool-sandboxes-{user_id}")
-    os.utime(swept, (0, 0))
-    remove_stale(swept.parent)
-    assert (swept / "mine").is_dir()
+    os.utime(parent, (0, 0))
+    remove_stale(tmp_path)
+    assert (parent / "mine").is_dir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_a_folder_that_another_user_made_is_refused(user_id: str):
-    Path(f"/tmp/retool-sandboxes-{user_id}").mkdir(mode=0o777)
-    os.chown(f"/tmp/retool-sandboxes-{user_id}", 65534, 65534)
-    told = started(USER_ID=user_id, SANDBOX_DIR="")
-    assert f"error: /tmp/retool-sandboxes-{user_id} is another user's" in told and "SANDBOX_DIR" in told
+def test_a_folder_that_another_user_made_is_refused(node: nodes.Node, tmp_path: Path):
+    folder = tmp_path / "retool-sandboxes-1"
+    folder.mkdir(mode=0o777)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(PlatformError, match=f"{folder} belongs to another user.*SANDBOX_DIR"):
+        nodes.start_sandbox(node, nodes.Processes(grace_s=1), [])

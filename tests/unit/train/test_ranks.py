@@ -69,7 +69,7 @@ def test_a_second_start_does_not_write_to_the_logs_of_the_first(tmp_path: Path, 
     ],
 )
 def test_a_lost_rank_can_be_started_again(error: RuntimeError):
-    """launch/nodes.sh starts again what ends with this code, and not what ends with 2."""
+    """launch/nodes.py starts again what ends with this code, and not what ends with 2."""
 
     @guarded
     def rank() -> None:
