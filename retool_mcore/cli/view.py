@@ -54,4 +54,5 @@ def view(
     for name in made.without_tokens:
         tell(f"{name}: no tokens: a server behind an API gives text alone", err=True)
     sampled = f", a sample of {made.found}" if made.shown < made.found else ""
-    typer.echo(f"wrote {out}: {made.shown} trajectories{sampled}, {out.stat().st_size / 1e6:.1f} MB")
+    content = f"{made.shown} trajectories{sampled}" if made.found else "curves only"
+    typer.echo(f"wrote {out}: {content}, {out.stat().st_size / 1e6:.1f} MB")

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +21,13 @@ from typing import Any, cast
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED
 from retool_mcore.report.view.sampling import sample
 from retool_mcore.report.view.sources import RecordRow, RecordSource
 from retool_mcore.report.view.text import Tokens, highlighted
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.run.folder import replacing
+from retool_mcore.run.metric_table import METRICS
 
 STATIC = Path(__file__).parent / "static"
 # Ends after which the model does not see the results, or the error, of the last turn.
@@ -38,7 +41,7 @@ MOST_MILLINATS = 27_000  # twice that is still below the surrogates, which UTF-8
 
 @dataclass(frozen=True)
 class Written:
-    """What a page holds: trajectories shown, of how many; which sources lack what."""
+    """What a page has: trajectories shown, of how many; which sources lack what."""
 
     shown: int
     found: int
@@ -69,7 +72,7 @@ def write_page(
     kept = {id(row) for row in sample(everything, limit)}
     index: dict[str, Any] = {
         "sources": [], "rows": [], "shown": len(kept), "found": len(everything), "steps": list(steps), "missing": [],
-        "textual": [],
+        "textual": [], "charts": {},
     }  # fmt: skip
     with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
         bodies = draft.with_suffix(".chunks")
@@ -106,6 +109,7 @@ def _fill(
         elif chosen and not tokens.where:
             index["missing"].append(source.name)
         names = sorted({name for row in source.metrics for name in row} - {"step", "unix_s"})
+        index["charts"] |= {name: chart_of(name) for name in names}
         index["sources"].append(
             {
                 "name": source.name, "kind": source.kind, "path": str(source.path), "tokenizer": tokens.where,
@@ -114,6 +118,23 @@ def _fill(
                 "events": source.events, "texts": tokens.table,
             }
         )  # fmt: skip
+
+
+def chart_of(metric: str) -> dict[str, Any]:
+    """Title, unit, meaning and axis of a metric's chart: as in reports, where they draw it.
+
+    ``zero``: the axis has 0; None: it has where no value is negative. ``least``: what it spans at
+    least.
+    """
+    listed = {name: facts for section in METRICS.values() for name, facts in section.items()}
+    unit, meaning = next((facts for name, facts in listed.items() if fnmatchcase(metric, name)), ("", ""))
+    for panel in (*LEARNING, *BEHAVIOUR, *SPEED):
+        for name, word in panel.lines:
+            if name == metric:
+                title = f"{panel.title}, {word}" if word else panel.title
+                axis = {"zero": panel.from_zero, "least": panel.least}
+                return {"title": title, "unit": panel.unit, "meaning": meaning, **axis}
+    return {"title": metric, "unit": unit, "meaning": meaning, "zero": None, "least": 0.0}
 
 
 def _batches(rows: Sequence[RecordRow]) -> Generator[list[tuple[RecordRow, dict[str, Any]]]]:

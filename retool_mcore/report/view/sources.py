@@ -112,9 +112,9 @@ def _why(config: dict[str, Any], files: bool) -> str:
     """Why a run has no trajectories, as far as its folder tells."""
     rollout: Any = config.get("rollout")
     if config and not isinstance(rollout, dict):
-        return "no trajectories: supervised training samples none"
+        return "curves only: supervised fine-tuning samples no trajectories"
     if config and cast("dict[str, Any]", rollout).get("record_groups") == 0:
-        return "no trajectories: the run was told to record none, rollout.record_groups = 0"
+        return "no trajectories: rollout.record_groups = 0, so the run recorded none"
     if files:
         return "no trajectories yet: the files in trajectories/ are empty; the first rows come with the first step"
     return "no trajectories: the run has no file in trajectories/"

@@ -302,13 +302,34 @@ def hover(browser: Any, selector: str) -> None:
 def test_runs_are_side_by_side_in_one_chart(browser: Any, many: Path):
     text = show(browser, many, "")
     assert count(browser, "table.sources tbody tr") == 5
-    assert "sft: no trajectories: supervised training samples none" in text
+    assert "sft: curves only: supervised fine-tuning samples no trajectories" in text
     assert browser.execute_script("return [...document.querySelectorAll('.legend .dot')].length") == 3, "with curves"
     wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
     hover(browser, "[data-metric=accuracy] .u-over")
     said = wait(browser, lambda: browser.find_element("css selector", "[data-metric=accuracy] output").text)
     assert said.count("·") == 1, "one value of each of the two runs"
     wait(browser, lambda: count(browser, "[data-metric=loss] canvas"))
+
+
+def test_the_start_page_draws_noise_flat_and_a_reward_of_0(browser: Any, tmp_path: Path):
+    """Its axes have units and 0, so that a hundredth more or less is no movement."""
+    rows = [
+        {"step": n, "loss": 2 + n % 2 / 100, "accuracy": 0.0, "lr": 1e-5, "critic/rewards/mean": 0.0}
+        for n in range(1, 9)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "config.toml").write_text("[train]\nsteps = 8\n")
+    write_page([open_source(tmp_path)], tmp_path / "view.html", limit=10)
+    text = show(browser, tmp_path / "view.html", "")
+    for title in ("Accuracy, train", "Reward", "Loss, train", "Name and folder", "Steps with metrics"):
+        assert title in text
+    assert "0 at every step" not in text
+    assert "Trajectories" not in text and count(browser, "#all, #search:not([hidden]), footer:not([hidden])") == 0
+    [axes] = browser.execute_script("return [[[2, 2.01], [-0.5, -0.5], [0, 0], [null, null]].map(([low, high]) => "
+                                    "ends({ zero: null, least: 0 }, low, high))]")  # fmt: skip
+    assert axes[0][0] == 0 and axes[0][1] > 2.01
+    assert axes[1] == pytest.approx([-0.525, -0.475])
+    assert axes[2:] == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize(

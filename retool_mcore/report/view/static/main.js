@@ -143,6 +143,7 @@ async function start() {
   if (kept < found) said.push(`A sample: ${num(kept)} of ${num(found)} trajectories, whole groups of every step, partition and outcome. --limit sets how many.`);
   if (steps.length) said.push(`Trajectories of step ${steps.join(', ')} alone.`);
   document.getElementById('note').textContent = said.join(' ');
+  for (const element of [document.getElementById('search'), document.querySelector('footer')]) element.hidden = !found;
   listen();
   const scroll = placeBefore();
   await render();

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.report.view.page import millinats, pack, write_page
+from retool_mcore.report.view.page import chart_of, millinats, pack, write_page
 from retool_mcore.report.view.sampling import sample
 from retool_mcore.report.view.sources import RecordRow, open_source
 from retool_mcore.report.view.text import highlighted
@@ -193,7 +193,7 @@ def test_records_of_version_0_1_are_read(tmp_path: Path):
         ("[rollout]\nrecord_groups = 0\n", None, "rollout.record_groups = 0"),
         ("[rollout]\nrecord_groups = 2\n", "", "the files in trajectories/ are empty"),
         ("[rollout]\nrecord_groups = 2\n", None, "no file in trajectories/"),
-        ("[train]\nsteps = 2\n", None, "supervised training samples none"),
+        ("[train]\nsteps = 2\n", None, "supervised fine-tuning samples no trajectories"),
     ],
 )
 def test_a_run_without_trajectories_says_why(tmp_path: Path, config: str, file: str | None, says: str):
@@ -205,6 +205,13 @@ def test_a_run_without_trajectories_says_why(tmp_path: Path, config: str, file: 
     source = open_source(tmp_path)
     assert says in source.why
     assert [row["loss"] for row in source.metrics] == [2.0]
+
+
+def test_a_chart_has_the_reports_title_and_the_unit_of_the_table_of_metrics():
+    reward, other = chart_of("critic/rewards/mean"), chart_of("tool/latency_s/p99")
+    assert (reward["title"], reward["zero"]) == ("Reward", False) and "mean reward" in reward["meaning"]
+    assert (other["title"], other["unit"], other["zero"]) == ("tool/latency_s/p99", "s", None)
+    assert chart_of("of/another/version")["unit"] == ""
 
 
 def test_a_step_that_was_not_recorded_is_refused(tmp_path: Path):

@@ -140,7 +140,7 @@ def test_a_note_is_kept_marked_found_and_exported(browser: Any, page: Path):
 def test_code_is_shown_once_and_what_is_0_throughout_has_no_axis(browser: Any, page: Path):
     assert show(browser, page, "step=1&id=1-0_1_0").count("range(115, 881") == 1
     told = show(browser, page, "")
-    assert "0 throughout: rollout/dropped" in told
+    assert "0 at every step: rollout/dropped" in told
     assert count(browser, "figure[data-metric='rollout/dropped']") == 0
 
 
