@@ -1,26 +1,23 @@
 """Writes a run's numbers to the libraries of ``run.trackers``, in addition to ``metrics.jsonl``.
 
 Each library is imported only if it is named, and keeps its files in a folder of its name in the
-run's folder. A resumed run continues the library's run. TensorBoard forgets the steps that it
-repeats; the others get each step once and show its first numbers. What a kill took from a library's
-files is still in ``metrics.jsonl``. A library that fails is reported once and not used again.
+run's folder. A resumed run continues the library's run. TensorBoard forgets the steps that are
+repeated; the others get each step once and show its first numbers. A library that fails is reported
+once and not used again.
 """
 
 import importlib
 import importlib.util
 import json
 import logging
-import netrc
 import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Any
 
 from retool_mcore.config import JobConfig
 from retool_mcore.config.base import leaves
@@ -32,36 +29,16 @@ logger = logging.getLogger(__name__)
 
 PROJECT = "retool"
 TRAJECTORIES = "trajectories"  # the table's name, where a library names one
-FAILED = "the tracker {} failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It said: {}"
-LOGIN_WAIT_S = 30.0  # a prompt goes to a log, where nobody sees it
+LOGIN_WAIT_S = 30.0  # nobody sees a prompt in a log
 
 Row = Mapping[str, float]
 Trace = Mapping[str, str | float | None]  # a trajectory as a table's row, by the names of its columns
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a tracker is opened with. The run resumes after ``resumed_step``."""
-
-    name: str
-    folder: Path
-    config: Mapping[str, Any]
-    resumed_step: int
-
-
-class Tracker(Protocol):
-    """One library's record of one run. Its methods may raise whatever the library raises."""
-
-    def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
-        """Write a step's numbers and some of its trajectories."""
-
-    def close(self) -> None: ...
-
-
 class TensorBoard:
-    def __init__(self, start: Start) -> None:
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], resumed_step: int) -> None:
         board: Any = importlib.import_module("torch.utils.tensorboard")
-        self._board = board.SummaryWriter(str(start.folder / "tensorboard"), purge_step=start.resumed_step + 1)
+        self._board = board.SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
 
     def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
         for number, trace in enumerate(traces, start=1):
@@ -75,54 +52,52 @@ class TensorBoard:
 
 
 class Library:
-    """A tracker that cannot forget a step. ``retool.json`` has its run's id and its last step."""
+    """A library that cannot forget a step. ``retool.json`` has its run's id and its last step."""
 
     name: str
+    _run: Any  # of wandb and SwanLab
 
-    def __init__(self, start: Start) -> None:
-        self.folder = start.folder.absolute() / self.name
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], resumed_step: int) -> None:
+        self.folder = folder.absolute() / self.name
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._memory = self.folder / "retool.json"
-        known: dict[str, Any] = {}
-        if start.resumed_step and self._memory.exists():
+        self._memory, known = self.folder / "retool.json", dict[str, Any]()
+        if resumed_step and self._memory.exists():
             known = json.loads(self._memory.read_text(encoding="utf-8"))
-        self._step: int = known.get("step", 0)
-        self._id = self.open(start, known.get("id", ""))
-        self._keep()
+        self._id = self.open(name, config, known.get("id", ""))
+        self._remember(known.get("step", 0))
 
-    def _keep(self) -> None:
-        write_whole(self._memory, json.dumps({"id": self._id, "step": self._step}) + "\n")
+    def _remember(self, step: int) -> None:
+        self._step = step
+        write_whole(self._memory, json.dumps({"id": self._id, "step": step}) + "\n")
 
     def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
         if step > self._step:
             self.write(row, step, traces)
-            self._step = step
-            self._keep()
+            self._remember(step)
 
-    def open(self, start: Start, known: str) -> str:
-        """Continue the library's run ``known``, or begin one if it is ""; returns its id."""
+    def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
+        """Continue the library's run ``known``, or begin one if it is ""; return its id."""
         raise NotImplementedError
 
     def write(self, row: Row, step: int, traces: Sequence[Trace]) -> None:
         raise NotImplementedError
 
+    def close(self) -> None:
+        self._run.finish()
+
 
 class Wandb(Library):
-    """With WANDB_MODE=offline every start has files of its own under one id, for ``wandb sync``."""
+    """With WANDB_MODE=offline every start has its own files under one id, for ``wandb sync``."""
 
     name = "wandb"
 
-    def open(self, start: Start, known: str) -> str:
+    def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
         self._wandb: Any = importlib.import_module("wandb")
+        settings = self._wandb.Settings(console="off", silent=True, login_timeout=LOGIN_WAIT_S)
         self._run = self._wandb.init(
-            project=PROJECT,
-            name=start.name,
-            dir=str(start.folder.absolute()),
-            config=dict(start.config),
-            id=known or uuid.uuid4().hex[:12],
-            resume="allow",
-            settings=self._wandb.Settings(console="off", silent=True, login_timeout=LOGIN_WAIT_S),
-        )
+            project=PROJECT, name=name, dir=str(self.folder.parent), config=dict(config),
+            id=known or uuid.uuid4().hex[:12], resume="allow", settings=settings,
+        )  # fmt: skip
         return str(self._run.id)
 
     def write(self, row: Row, step: int, traces: Sequence[Trace]) -> None:
@@ -130,35 +105,25 @@ class Wandb(Library):
         table = {TRAJECTORIES: self._wandb.Table(columns=list(traces[0]), data=rows)} if traces else {}
         self._run.log({**row, **table}, step=step, commit=True)
 
-    def close(self) -> None:
-        self._run.finish()
-
 
 class SwanLab(Library):
     """With SWANLAB_MODE=offline every start has its own files under one id: ``swanlab sync``."""
 
     name = "swanlab"
 
-    def open(self, start: Start, known: str) -> str:
+    def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
         self._swanlab: Any = importlib.import_module("swanlab")
+        settings = self._swanlab.Settings(interactive=False, terminal={"proxy_type": "none"})
         id_ = known or uuid.uuid4().hex[:12]
         self._run = self._swanlab.init(
-            project=PROJECT,
-            name=start.name,
-            log_dir=str(self.folder),
-            config=dict(start.config),
-            id=id_,
-            resume="allow",
-            settings=self._swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}),
-        )
+            project=PROJECT, name=name, log_dir=str(self.folder), config=dict(config),
+            id=id_, resume="allow", settings=settings,
+        )  # fmt: skip
         return id_
 
     def write(self, row: Row, step: int, traces: Sequence[Trace]) -> None:
         texts = [self._swanlab.Text(_as_markdown(each), caption=str(each["trajectory"])) for each in traces]
         self._run.log({**row, **({TRAJECTORIES: texts} if texts else {})}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class MLflow(Library):
@@ -169,7 +134,7 @@ class MLflow(Library):
 
     name = "mlflow"
 
-    def open(self, start: Start, known: str) -> str:
+    def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         server = os.environ.get("MLFLOW_TRACKING_URI")
@@ -178,9 +143,8 @@ class MLflow(Library):
             artifacts = None if server else (self.folder / "artifacts").as_uri()
             found = self._client.get_experiment_by_name(PROJECT)
             experiment = found.experiment_id if found else self._client.create_experiment(PROJECT, artifacts)
-            known = str(self._client.create_run(experiment, run_name=start.name).info.run_id)
-            pairs = leaves(start.config).items()
-            settings = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in pairs]
+            known = str(self._client.create_run(experiment, run_name=name).info.run_id)
+            settings = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in leaves(config).items()]
             self._client.log_batch(known, params=settings)
         self._client.update_run(known, status="RUNNING")
         return known
@@ -198,13 +162,11 @@ class MLflow(Library):
 
 
 def _as_markdown(trace: Trace) -> str:
-    """Long texts as they are, indented as code, so that a model's text is no markup."""
-    short = {name: value for name, value in trace.items() if name not in ("prompt", "response")}
-    parts = [
-        f"{name}:\n\n" + "\n".join(f"    {line}" for line in str(trace[name]).splitlines())
-        for name in ("prompt", "response")
-    ]
-    return "\n\n".join(["    " + ", ".join(f"{name}: {value}" for name, value in short.items()), *parts])
+    """The texts indented as code, so that a model's text is no markup."""
+    texts = {name: str(trace[name]) for name in ("prompt", "response")}
+    short = ", ".join(f"{name}: {value}" for name, value in trace.items() if name not in texts)
+    parts = [f"{name}:\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for name, text in texts.items()]
+    return "\n\n".join([f"    {short}", *parts])
 
 
 def _mlflow_name(name: str) -> str:
@@ -212,7 +174,7 @@ def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
-LIBRARIES: dict[str, Callable[[Start], Tracker]] = {
+LIBRARIES: dict[str, Callable[[Path, str, Mapping[str, Any], int], TensorBoard | Library]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "swanlab": SwanLab,
@@ -240,31 +202,28 @@ def check_trackers(config: JobConfig) -> None:
 
 def _has_wandb_key(environ: Mapping[str, str]) -> bool:
     """Whether wandb has a key for its server, in the environment or ``~/.netrc``, or needs none."""
+    from requests.utils import get_netrc_auth  # wandb depends on requests
+
     names = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")
     if environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled") or any(environ.get(name) for name in names):
         return True
-    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    with suppress(OSError, netrc.NetrcParseError):
-        return netrc.netrc(environ.get("NETRC") or Path.home() / ".netrc").authenticators(host) is not None
-    return False
+    return get_netrc_auth(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai") is not None
 
 
 class Trackers:
     """All trackers that ``run.trackers`` names, opened; none of them can end the run."""
 
     def __init__(self, config: JobConfig, folder: Path, *, name: str = "", resumed_step: int) -> None:
-        start = Start(
-            name=name or config.run.name, folder=folder, config=config.model_dump(), resumed_step=resumed_step
-        )
-        self._open: dict[str, Tracker] = {}
+        self._open: dict[str, TensorBoard | Library] = {}
         for library in dict.fromkeys(config.run.trackers):
-            if (tracker := self._safely(library, lambda library=library: LIBRARIES[library](start))) is not None:
+            start = partial(LIBRARIES[library], folder, name or config.run.name, config.model_dump(), resumed_step)
+            if (tracker := self._safely(library, start)) is not None:
                 self._open[library] = tracker
 
     def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
         """A step's numbers, and ``traces``: trajectories of it, if there are any."""
         for library, tracker in list(self._open.items()):
-            self._safely(library, lambda tracker=tracker: tracker.log(row, step, traces))
+            self._safely(library, partial(tracker.log, row, step, traces))
 
     def close(self) -> None:
         for library, tracker in list(self._open.items()):
@@ -279,5 +238,7 @@ class Trackers:
             self._open.pop(library, None)
             said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             logger.error("tracker %s", library, exc_info=error)
-            notes.warning(FAILED.format(library, said))
-            return None
+            notes.warning(
+                f"the tracker {library} failed and is switched off; the run goes on, and metrics.jsonl has all "
+                f"numbers. It said: {said}"
+            )

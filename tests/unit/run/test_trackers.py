@@ -54,7 +54,7 @@ class Fake(trackers.Library):
     opened: list[str]
     logged: list[int]
 
-    def open(self, start: trackers.Start, known: str) -> str:
+    def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
         self.opened.append(known)
         return known or f"id{len(self.opened)}"
 
@@ -94,7 +94,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, f
 
 
 def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
-    def refuse(start: trackers.Start) -> trackers.Tracker:
+    def refuse(*start: object) -> trackers.Library:
         raise RuntimeError("no key")
 
     monkeypatch.setitem(trackers.LIBRARIES, "swanlab", refuse)
