@@ -12,7 +12,7 @@ from retool_mcore.config import RunConfig, load_run
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
-from retool_mcore.run.fingerprint import differing, fingerprint
+from retool_mcore.run.environment import differing, fingerprint
 
 NODE_SETTINGS = "RETOOL_NODE_SETTINGS"  # launch/nodes.py: a line each, a configuration and what is set beside it
 MAX_SKEW_S = 1.0

@@ -15,7 +15,6 @@ from retool_mcore.report.numbers import duration, number, share
 from retool_mcore.report.record import RunRecord, read_run
 from retool_mcore.report.render import environment
 from retool_mcore.report.state import state_of
-from retool_mcore.report.validations import validated
 from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.status import printable
@@ -116,7 +115,7 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     mine = next((each for each in evaluated if each.after or each.before), None)
     if mine is not None:
         tiles.append(_accuracy_tile(mine))
-    elif found := validated(run):
+    elif found := results.validated(run):
         last = found[-1]
         value = " → ".join(share(row["val/accuracy"]) for row in ([found[0], last] if len(found) > 1 else [last]))
         low, high = last.get("val/accuracy/low"), last.get("val/accuracy/high")

@@ -6,14 +6,18 @@ from retool_mcore.evaluate.compare import Comparison, Flip
 from retool_mcore.report.document import Block, ReportSection, Table, Text
 from retool_mcore.report.evaluations import BeforeAfter, Evaluation, between_runs
 from retool_mcore.report.numbers import share, signed
-from retool_mcore.report.record import RunRecord
-from retool_mcore.report.validations import validations
+from retool_mcore.report.record import Row, RunRecord
 
 MISSING = "not evaluated"
 FLIPS_SHOWN = 8
 WHAT_INTERVALS_ARE = (
     "Intervals are 95 % bootstrap intervals over the problems; those of differences are paired by problem. "
     "A difference whose interval holds 0 may be chance."
+)
+
+VALIDATION_NOTE = (
+    "By the run itself, on its own held-out problems. Intervals are 95 %, for other problems of the kind; those of two "
+    "validations are of the same problems, so a difference is surer than they look: `retool eval` pairs them."
 )
 
 
@@ -40,7 +44,7 @@ def before_after(
         head = ("run", "problems", "before", "after", "difference")
         blocks = [Table(head=head, rows=rows, numbers_from=2, marked=frozenset(marked)), *blocks]
         blocks.append(Text(text=WHAT_INTERVALS_ARE, quiet=True))
-    blocks += [*validations(list(labelled)), *(Text(text=note, quiet=True) for note in notes)]
+    blocks += [*validations(labelled), *(Text(text=note, quiet=True) for note in notes)]
     return ReportSection(title="Before and after", blocks=blocks)
 
 
@@ -63,6 +67,37 @@ def _difference(found: Comparison) -> str:
 
 def _ends(low: float, high: float, words: Callable[[float], str]) -> str:
     return f"{words(low)} to {words(high)}"
+
+
+def validated(run: RunRecord) -> list[Row]:
+    return [row for row in run.rows if "val/accuracy" in row]
+
+
+def with_interval(row: Row) -> str:
+    low, high = row.get("val/accuracy/low"), row.get("val/accuracy/high")
+    interval = "" if low is None or high is None else f" ({share(low)} to {share(high)})"
+    return f"{share(row['val/accuracy'])}{interval}"
+
+
+def validations(labelled: Sequence[tuple[str, RunRecord]]) -> list[Block]:
+    """A table of the runs that validated; nothing if none did."""
+    found = [(label, validated(run)) for label, run in labelled]
+    rows = [
+        (label, *(f"step {int(row['step'])}: {with_interval(row)}" for row in (each[0], each[-1])), _best(each))
+        for label, each in found
+        if each
+    ]
+    if not rows:
+        return []
+    return [
+        Table(head=("validation's accuracy", "first", "last", "best"), rows=rows),
+        Text(text=VALIDATION_NOTE, quiet=True),
+    ]
+
+
+def _best(rows: list[Row]) -> str:
+    best = max(rows, key=lambda row: row["val/accuracy"])
+    return f"step {int(best['step'])}: {share(best['val/accuracy'])}"
 
 
 def between(labels: Sequence[str], kinds: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]]) -> ReportSection:

@@ -5,18 +5,22 @@ What a run has not recorded is named as missing; nothing is filled in.
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import isfinite
 from statistics import fmean, median
 
 from retool_mcore.report.charts import Bar, LegendEntry, Line, bar_chart, line_chart
 from retool_mcore.report.document import Block, Picture, Pictures, ReportSection, Table, Text
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
-from retool_mcore.report.record import RunRecord
-from retool_mcore.report.time_spent import is_phase, time_table
+from retool_mcore.report.record import Row, RunRecord
 from retool_mcore.run.start import LAST, WORDS
 
 FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
-SMALL_PHASE = 0.005  # of the step; smaller ones are drawn as one
+SMALL_PHASE = 0.005  # of the whole; smaller ones are shown as one
+OUTSIDE = ("time_step_s", "time_start_s")  # sums of other phases
+LEFT = "lost to kills, between starts, or not recorded"
+CLOCKS = 0.001  # of the whole, by which two clocks may differ
+NOTE = "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time."
 
 Labelled = Sequence[tuple[str, RunRecord]]
 
@@ -140,21 +144,21 @@ def phases(runs: Labelled) -> ReportSection:
             continue
         whole = sum(means.values())
         bars = [
-            Bar(label=name.replace("_", " "), value=value, text=f"{value:.3g} s, {value / whole:.0%}", colour=index)
+            Bar(label=name, value=value, text=f"{value:.3g} s, {value / whole:.0%}", colour=index)
             for name, value in _largest_first(means, whole)
         ]
         svg = bar_chart(bars, title=f"Phases of a step, {label}")
         blocks.append(Pictures(pictures=[Picture(title=label, unit=f"mean of a step: {duration(whole)}", svg=svg)]))
     note = "A step: means over all steps but the first. Validation and checkpoints are spread over all steps."
-    made = [*time_table(list(runs)), *_joined(blocks), Text(text=note, quiet=True)]
+    made = [*time_table(runs), *_joined(blocks), Text(text=note, quiet=True)]
     return ReportSection(title="Where the time went", blocks=made)
 
 
 def phase_means(run: RunRecord) -> dict[str, float]:
-    """Phase -> its mean seconds over the steps but the first."""
+    """Phase -> its mean seconds over the steps but the first; their sum is the mean step."""
     rows = run.rows[1:] if len(run.rows) > FEW_ROWS else run.rows
     names = dict.fromkeys(name for row in rows for name in row if is_phase(name))
-    return {name.removeprefix("time_").removesuffix("_s"): fmean(row.get(name, 0.0) for row in rows) for name in names}
+    return {_phase(name): fmean(row.get(name, 0.0) for row in rows) for name in names}
 
 
 def _largest_first(means: dict[str, float], whole: float) -> list[tuple[str, float]]:
@@ -173,6 +177,65 @@ def _joined(blocks: Iterable[Block]) -> list[Block]:
         else:
             out.append(block)
     return out
+
+
+def spent(run: RunRecord) -> dict[str, float]:
+    """Seconds by what they went to, largest first, starts at the head; {} without any recorded."""
+    rows = [row for row in run.rows if row["step"] > 0]
+    names = {name for row in rows for name in row if is_phase(name)}
+    sums = {_phase(name): sum(row.get(name, 0.0) for row in rows) for name in names}
+    sums = {name: value for name, value in sums.items() if isfinite(value)}
+    if not sums:
+        return {}
+    starts_s = sum(row.get("time_start_s", 0.0) for row in rows)
+    left_s = max(0.0, _wall_s(rows) - starts_s - sum(sums.values()))
+    whole = starts_s + sum(sums.values()) + left_s
+    large = {name: value for name, value in sums.items() if value >= SMALL_PHASE * whole}
+    found = {"starts": starts_s} | dict(sorted(large.items(), key=lambda item: -item[1]))
+    found |= {"smaller phases": sum(sums.values()) - sum(large.values()), LEFT: left_s}
+    return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LEFT else 0)}
+
+
+def is_phase(name: str) -> bool:
+    """Whether a metric is the seconds of one phase of a step, and no sum of others."""
+    return name.startswith("time_") and name not in OUTSIDE and "/" not in name
+
+
+def _phase(name: str) -> str:
+    return name.removeprefix("time_").removesuffix("_s").replace("_", " ")
+
+
+def _wall_s(rows: list[Row]) -> float:
+    """From the start that made the first row to the last one."""
+    first, last = rows[0], rows[-1]
+    if "unix_s" not in first or "unix_s" not in last:
+        return 0.0
+    own_s = sum(value for name, value in first.items() if is_phase(name) or name == "time_start_s")
+    return last["unix_s"] - first["unix_s"] + own_s
+
+
+def time_table(labelled: Labelled) -> list[Block]:
+    """One column for each run that has recorded its phases."""
+    found = [(label, spent(run)) for label, run in labelled]
+    found = [(label, times) for label, times in found if times]
+    if not found:
+        return []
+    names = dict.fromkeys(name for _, times in found for name in times)
+    rows = [(name, *(_cell(times, name) for _, times in found)) for name in sorted(names, key=_order)]
+    rows.append(("all", *(duration(sum(times.values())) for _, times in found)))
+    head = ("over the whole run", *(label for label, _ in found))
+    return [Table(head=head, rows=rows, marked=frozenset([len(rows) - 1])), Text(text=NOTE, quiet=True)]
+
+
+def _order(name: str) -> int:
+    """Rests come last, whichever run has the first of them."""
+    return ["smaller phases", LEFT].index(name) + 1 if name in ("smaller phases", LEFT) else 0
+
+
+def _cell(times: dict[str, float], name: str) -> str:
+    if name not in times:
+        return ""
+    return f"{duration(times[name])}, {times[name] / sum(times.values()):.0%}"
 
 
 def start_stages(runs: Labelled) -> ReportSection:

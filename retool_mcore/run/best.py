@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,10 @@ class BestStep:
         return bool(self.patience) and self.waited >= self.patience
 
     def with_value(self, step: int, value: float) -> BestStep:
-        return self._of({**self.up_to(step - 1).values, step: value})
+        return replace(self, values={**self.up_to(step - 1).values, step: value})
 
     def up_to(self, step: int) -> BestStep:
-        return self._of({known: value for known, value in sorted(self.values.items()) if known <= step})
+        return replace(self, values={known: value for known, value in sorted(self.values.items()) if known <= step})
 
     def metrics(self) -> dict[str, float]:
         """best/step, best/value and best/waited; empty before the first value."""
@@ -90,10 +90,6 @@ class BestStep:
 
     def _cost(self, step: int) -> float:
         return -self.values[step] if self.mode == "max" else self.values[step]
-
-    def _of(self, values: Mapping[int, float]) -> BestStep:
-        rule = {"metric": self.metric, "mode": self.mode, "patience": self.patience, "min_delta": self.min_delta}
-        return BestStep(**rule, values=values)  # type: ignore[arg-type]
 
 
 def read_best(run_dir: Path) -> BestStep | None:
@@ -135,9 +131,7 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
             f'for best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away: earlier '
             "steps then cannot become the best."
         )
-    return BestStep(
-        metric=rule.metric, mode=rule.mode, patience=rule.patience, min_delta=rule.min_delta, values=found.values
-    ).up_to(step)
+    return replace(rule, values=found.values).up_to(step)
 
 
 def lacks_value(config: RunConfig, step: int) -> bool:

@@ -1,28 +1,38 @@
-"""On what a run ran, for people who read about it later: ``<run>/environment.json``.
+"""What a run ran on: ``<run>/environment.json``, and what must be the same on every node.
 
-Versions and hardware are those of the node that writes the run's files, at its newest start.
+Versions and hardware in the file are those of the node that writes it, at the newest start.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform as python_platform
+import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config.base import is_table
+import retool_mcore
+from retool_mcore.config import RunConfig
+from retool_mcore.config.base import is_table, leaves
+from retool_mcore.config.model import BUILT_IN
 from retool_mcore.errors import PlatformError
+from retool_mcore.model.files import file_hash
 from retool_mcore.platforms.base import Platform
-from retool_mcore.run.fingerprint import PACKAGES, code_hash
 from retool_mcore.run.folder import write_whole
 
 ENVIRONMENT_FILE = "environment.json"
+PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
+CODE = "retool_mcore's *.py (SHA-256)"
+NOT_INSTALLED = "not installed"
 
 
 def write_environment(run_dir: Path, platform: Platform) -> None:
     """Write versions and hardware of this node into the run's folder."""
-    found = {"versions": _versions(), "hardware": _hardware(platform)}
+    installed = {name: version for name, version in _versions().items() if version != NOT_INSTALLED}
+    found = {"versions": installed, "hardware": _hardware(platform)}
     write_whole(run_dir / ENVIRONMENT_FILE, json.dumps(found, indent=1) + "\n")
 
 
@@ -38,12 +48,13 @@ def read_environment(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": python_platform.python_version(), "retool_mcore's *.py (SHA-256)": code_hash()}
+    """Those of Python, this package and the engines, with "not installed" for what is not."""
+    versions = {"python": python_platform.python_version(), CODE: code_hash()}
     for package in ("retool_mcore", *PACKAGES):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            continue
+            versions[package] = NOT_INSTALLED
     return versions
 
 
@@ -52,8 +63,8 @@ def _hardware(platform: Platform) -> dict[str, str]:
     found = {"processor": _processor(), "cores": str(os.cpu_count()), "memory": f"{memory_gib:.0f} GiB"}
     try:
         return found | dict(platform.facts())
-    except (PlatformError, OSError, subprocess.SubprocessError) as error:  # a run does not end for this
-        return found | {"devices": f"not told: {error}"}
+    except (PlatformError, OSError, subprocess.SubprocessError) as error:  # no reason to end a run
+        return found | {"devices": f"unknown: {error}"}
 
 
 def _processor() -> str:
@@ -63,3 +74,39 @@ def _processor() -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else python_platform.machine()
+
+
+def fingerprint(config: RunConfig) -> dict[str, str]:
+    """What must be the same on every node: versions, hashes of files, and settings.
+
+    It is cheap enough to take at every start.
+    """
+    found = {"host": socket.gethostname(), **_versions()}
+    for name, path in config.data_files:
+        found[f"{name} = {path}"] = file_hash(Path(path))
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+        found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
+    if config.model.chat_template not in ("", *BUILT_IN):
+        found[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
+    return found | {name: repr(value) for name, value in leaves(config.model_dump()).items()}
+
+
+def code_hash() -> str:
+    """Hash of all Python source files of this package."""
+    folder = Path(retool_mcore.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def differing(nodes: Sequence[Mapping[str, str]]) -> list[str]:
+    """One sentence per entry in which a node differs from the first; host names may differ."""
+    first, *others = nodes
+    return [
+        f"{name} is {first.get(name, 'not set')} on {first['host']} and {other.get(name, 'not set')} on {other['host']}"
+        for other in others
+        for name in dict.fromkeys((*first, *other))
+        if name != "host" and other.get(name) != first.get(name)
+    ]

@@ -35,9 +35,8 @@ from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending, exit_code
-from retool_mcore.run.environment import write_environment
+from retool_mcore.run.environment import differing, fingerprint, write_environment
 from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
-from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps

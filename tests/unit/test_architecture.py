@@ -88,4 +88,4 @@ def test_only_platforms_ask_for_the_name_of_a_device():
 
 def test_only_platforms_ask_for_the_name_of_a_rollout_engine():
     """All else reads a fact of `platforms/rollout_engines.py`. The tables list packages."""
-    assert not _named_outside_platforms({"sglang", "vllm"}, {"run/fingerprint.py", "quickstart.py"})
+    assert not _named_outside_platforms({"sglang", "vllm"}, {"run/environment.py", "quickstart.py"})

@@ -21,7 +21,7 @@ from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.check import Machine, _judged
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _look
 from retool_mcore.preflight.findings import Finding, ok, require
-from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
+from retool_mcore.run.environment import differing, file_hash, fingerprint
 from tests.plain_chatml import PLAIN_CHATML
 
 ROOT = Path(__file__).parents[3]

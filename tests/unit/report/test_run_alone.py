@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retool_mcore.report.time_spent import LEFT, spent
+from retool_mcore.report.sections import LEFT, spent
 from tests.unit.report.generated import NOW_S, steps, write_rows, write_run
 from tests.unit.report.test_build import page
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.reference import reference
+from retool_mcore.report.facts import UNKNOWN, changed_settings
 from retool_mcore.report.record import read_run
-from retool_mcore.report.settings import UNKNOWN, changed_settings
 from tests.unit.report.generated import QUICKSTART, write_run
 
 

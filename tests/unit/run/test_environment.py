@@ -30,7 +30,7 @@ def test_a_machine_that_does_not_tell_its_devices_does_not_end_the_run(
 
     monkeypatch.setattr(platform, "facts", facts)
     write_environment(tmp_path, platform)
-    assert read_environment(tmp_path)["hardware"]["devices"].startswith("not told: ")
+    assert read_environment(tmp_path)["hardware"]["devices"].startswith("unknown: ")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"versions": 3}'])
