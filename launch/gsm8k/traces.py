@@ -27,7 +27,7 @@ from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
 from retool_mcore.errors import DataError
-from retool_mcore.reward.said import number_of
+from retool_mcore.reward.statement import number_of
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
 

@@ -21,7 +21,7 @@ from retool_mcore.data.prompt_format import hermes_prompt, problem_of, retool_me
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
-from retool_mcore.reward.answer import judgeable
+from retool_mcore.reward.answer import truth_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ def lint_file(
 def _lint_truth(row: LintedRow, lint: FileLint) -> None:
     if not isinstance(row.truth, str):
         lint.errors.append(f"{row.where}: the ground truth is {row.truth!r:.80}, not a text")
-    elif reason := judgeable(row.truth):
+    elif reason := truth_problem(row.truth):
         lint.errors.append(f"{row.where}: nothing can be compared with the ground truth {row.truth!r:.80}: {reason}")
 
 

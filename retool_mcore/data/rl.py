@@ -17,7 +17,7 @@ from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sources import SPLITS, row_split, rows_of_split, split_of
 from retool_mcore.errors import DataError
-from retool_mcore.reward.answer import judgeable
+from retool_mcore.reward.answer import truth_problem
 
 Outcome = Literal[
     "kept", "duplicate", "conflict", "unreadable truth", "too long", "too many tokens", "other split", "bad row"
@@ -138,7 +138,7 @@ def convert_rl(
         elif key in seen:
             report.reject("conflict", where, problem, truth)
             report.conflicts = [*report.conflicts, where][:SHOWN_CONFLICTS]
-        elif why := judgeable(truth):
+        elif why := truth_problem(truth):
             report.reject("unreadable truth", where, problem, truth, why)
         else:
             place = (row_split(row) or split, len(report.rows))

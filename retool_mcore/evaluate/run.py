@@ -22,7 +22,7 @@ from retool_mcore.data.files import replacing
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
-from retool_mcore.reward.said import vote
+from retool_mcore.reward.statement import vote
 from retool_mcore.rollout.engine import Sampling, trajectory_seed
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory

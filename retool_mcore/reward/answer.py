@@ -1,8 +1,8 @@
-"""Decide whether an answer is equivalent to the truth.
+"""Decides whether an answer is equivalent to the truth.
 
-Numbers and words are compared at once, values of expressions in checker processes. A checker has a
-hard limit of CPU time and memory (see ``checker``), so no answer can hang or crash the caller. An
-answer that is not shown to be equal within these limits is wrong.
+The caller's process compares numbers and words. Checker processes compare expressions. A checker
+has hard limits of CPU time and memory (see ``checker``), so no answer can hang or crash the caller.
+An answer that the judge cannot prove equal within these limits is wrong.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any, Literal, cast
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.clean import MAX_ANSWER_CHARS
-from retool_mcore.reward.said import MAX_WORDS, choice, number_of, quick_verdict, said, words
+from retool_mcore.reward.statement import MAX_WORDS, choice, number_of, quick_verdict, statement_of, words
 
-__all__ = ["Checkers", "Verdict", "judge", "judge_many", "judgeable"]
+__all__ = ["CheckerPool", "Verdict", "judge", "judge_many", "truth_problem"]
 DEFAULT_TIMEOUT_S: float = Reward.model_fields["timeout_s"].default
-NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
-NO_ANSWERS = frozenset((
+NUM_CHECKERS = 2  # per scoring process; verl starts `reward.workers` scoring processes
+NON_ANSWERS = frozenset((
     "proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound",
 ))  # fmt: skip
 
@@ -40,11 +40,11 @@ How = Literal["exact", "values", "timeout", "crash", "too long"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether two answers are equivalent, and how the check came to it.
+    """Whether two answers are equivalent, and how the judge decided.
 
-    ``how`` is "exact" for a comparison of texts or numbers, "values" for one in a checker process.
-    "timeout", "crash" and "too long" mean that the check was given up, and the answer counts as not
-    equivalent.
+    ``how`` is "exact" if the judge compared texts or numbers, and "values" if a checker process
+    compared expressions. "timeout", "crash" and "too long" mean that the check did not finish; the
+    answer then counts as not equivalent.
     """
 
     equivalent: bool
@@ -52,44 +52,44 @@ class Verdict:
 
 
 def judge(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
-    """Whether the answer equals the truth mathematically, and how that was found.
+    """Compare an answer with the truth mathematically.
 
-    Thread-safe. A check takes at most ``timeout_s`` of CPU time, however busy the machine is.
-    Raises RewardError when no checker process can be started, but never because of the answer.
+    Thread-safe. ``timeout_s`` limits the CPU time of the check, so a busy machine does not change
+    the verdict. Raises RewardError if no checker process starts, never because of the answer.
     """
-    return _judge(_checkers(), answer, truth, timeout_s)
+    return _judge(_pool(), answer, truth, timeout_s)
 
 
 def judge_many(
     pairs: Iterable[tuple[str, str]], *, processes: int = NUM_CHECKERS, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[Verdict]:
-    """The verdicts of (answer, truth) pairs, in their order; each is what ``judge`` says of it.
+    """Judge (answer, truth) pairs like ``judge``, and return the verdicts in the same order.
 
-    Values are compared in at most ``processes`` processes at a time, which end with the call.
-    ConfigError when ``processes`` is below 1; RewardError as with ``judge``.
+    At most ``processes`` checker processes run at a time; they end before this returns. Raises
+    ConfigError if ``processes`` is below 1, and RewardError like ``judge``.
     """
     if processes < 1:
-        raise ConfigError(f"processes = {processes}: at least one must compare.")
+        raise ConfigError(f"processes = {processes} is too small. Use at least 1.")
 
     def judge_pair(pair: tuple[str, str]) -> Verdict:
         return _judge(checkers, *pair, timeout_s)
 
-    # Some threads read answers while others wait for a process.
-    with closing(Checkers(processes)) as checkers, ThreadPoolExecutor(2 * processes) as pool:
+    # Twice as many threads as processes: some parse answers while others wait for a checker.
+    with closing(CheckerPool(processes)) as checkers, ThreadPoolExecutor(2 * processes) as pool:
         return list(pool.map(judge_pair, pairs))
 
 
-def judgeable(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str | None:
-    """Why answers cannot be judged against the truth of a data row; None where they can.
+def truth_problem(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str | None:
+    """Return why the judge cannot use a data row's truth, or None if it can.
 
-    A truth is a number, mathematics, a choice or a few words, or a JSON list of such texts, each of
-    which is accepted. Thread-safe. Raises RewardError like ``judge``.
+    A truth is a number, an expression, a choice or a few words. It may also be a JSON list of such
+    texts, each of which is accepted. Thread-safe. Raises RewardError like ``judge``.
     """
     return next(filter(None, (_problem(each, timeout_s) for each in accepted_truths(truth))), None)
 
 
 def accepted_truths(truth: str) -> list[str]:
-    """The truths in a JSON list of texts, such as ``["10", "ten"]``; else the text itself."""
+    """The texts in a JSON list such as ``["10", "ten"]``; any other text is the only truth."""
     if truth.lstrip().startswith('["'):
         with suppress(ValueError):
             truths: object = json.loads(truth)
@@ -100,21 +100,21 @@ def accepted_truths(truth: str) -> list[str]:
 
 def _problem(truth: str, timeout_s: float) -> str | None:
     if len(truth) > MAX_ANSWER_CHARS:
-        return f"it has {len(truth)} characters; {MAX_ANSWER_CHARS} are the most"
-    text = said(truth).text
+        return f"it has {len(truth)} characters, and at most {MAX_ANSWER_CHARS} are allowed"
+    text = statement_of(truth).text
     if not text:
         return "it is empty"
     if number_of(truth) is not None or choice(text) is not None:
         return None
-    if spoken := (words(text) or "").split():
-        if len(spoken) > MAX_WORDS:
-            return f"it is a text of {len(spoken)} words, and only the same words would equal it"
-        return f"{truth.strip()!r} is no answer" if spoken[0] in NO_ANSWERS else None
-    reply = _checkers().ask({"truth": truth, "timeout_s": timeout_s})
-    return "it takes too long to read" if "failed" in reply else reply["problem"] or None
+    if truth_words := (words(text) or "").split():
+        if len(truth_words) > MAX_WORDS:
+            return f"it is a text of {len(truth_words)} words, which only the same words would equal"
+        return f"{truth.strip()!r} is not an answer" if truth_words[0] in NON_ANSWERS else None
+    reply = _pool().ask({"truth": truth, "timeout_s": timeout_s})
+    return "parsing it takes too long" if "failed" in reply else reply["problem"] or None
 
 
-def _judge(checkers: Checkers, answer: str, truth: str, timeout_s: float) -> Verdict:
+def _judge(pool: CheckerPool, answer: str, truth: str, timeout_s: float) -> Verdict:
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
     verdict = Verdict(False, "exact")
@@ -122,24 +122,27 @@ def _judge(checkers: Checkers, answer: str, truth: str, timeout_s: float) -> Ver
         if (known := quick_verdict(answer, each)) is not None:
             verdict = Verdict(known, "exact")
         else:
-            reply = checkers.ask({"answer": answer, "truth": each, "timeout_s": timeout_s})
+            reply = pool.ask({"answer": answer, "truth": each, "timeout_s": timeout_s})
             verdict = Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
         if verdict.equivalent:
             break
     return verdict
 
 
-class Checkers:
-    """A pool of ``count`` checker processes, started when needed and replaced when they die."""
+class CheckerPool:
+    """``count`` checker processes. The pool starts them on demand and replaces dead ones."""
 
     def __init__(self, count: int) -> None:
         self._all = [_Checker() for _ in range(count)]
-        self._idle: queue.LifoQueue[_Checker] = queue.LifoQueue()  # the one that was used last comes first
+        self._idle: queue.LifoQueue[_Checker] = queue.LifoQueue()  # most recently used first
         for checker in self._all:
             self._idle.put(checker)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Reply to one request: {"failed": "timeout" | "crash"} if its check was ended."""
+        """Send one request to an idle checker and return its reply.
+
+        The reply is {"failed": "timeout" | "crash"} if the check did not finish.
+        """
         checker = self._idle.get()
         try:
             return checker.ask(request)
@@ -152,16 +155,16 @@ class Checkers:
 
 
 class _Checker:
-    """One checker process, which starts with the first request after ``close``."""
+    """One checker process. The first request after ``close`` starts it again."""
 
     process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            self.process = self.process or _started()
-            line = _said(self.process, json.dumps(request).encode() + b"\n")
+            self.process = self.process or _start_checker()
+            line = _exchange(self.process, json.dumps(request).encode() + b"\n")
         except BaseException:
-            self.close()  # or the next request would get this one's reply
+            self.close()  # otherwise the next request would read this one's reply
             raise
         if not line:
             self.close()
@@ -175,16 +178,19 @@ class _Checker:
             process.communicate()
 
 
-def _said(process: subprocess.Popen[bytes], request: bytes) -> bytes:
-    """A checker's reply; b"" if it died. The kernel ends a check that takes long."""
-    assert process.stdin is not None and process.stdout is not None, "pipes were asked for"
-    with suppress(BrokenPipeError):  # it died while idle
+def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """Send a request and return the checker's reply, or b"" if it died.
+
+    No timeout is needed: the kernel kills a checker that exceeds its CPU limit.
+    """
+    assert process.stdin is not None and process.stdout is not None, "Popen was called with pipes"
+    with suppress(BrokenPipeError):  # the checker died while idle
         process.stdin.write(request)
         process.stdin.flush()
     return process.stdout.readline()
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start_checker() -> subprocess.Popen[bytes]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     try:
@@ -194,14 +200,15 @@ def _started() -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # killpg ends its forks too; Ctrl-C ends us, and its closed pipe then ends it
+            start_new_session=True,  # killpg also kills its forks; after Ctrl-C it exits because we close its pipe
         )
     except OSError as error:
-        raise RewardError(f"no process for answer checks can be started: {error}") from error
-    if not _said(process, b""):
+        raise RewardError(f"cannot start a process for answer checks: {error}") from error
+    if not _exchange(process, b""):
         raise RewardError(
-            f"the process for answer checks did not start (exit code {process.wait()}). Try `{sys.executable} -m "
-            "retool_mcore.reward.checker`: are sympy and latex2sympy2_extended installed, is there memory?"
+            f"the process for answer checks did not start (exit code {process.wait()}). Check that sympy and "
+            "latex2sympy2_extended are installed and that memory is free. To see the error, run "
+            f"`{sys.executable} -m retool_mcore.reward.checker`."
         )
     return process
 
@@ -209,14 +216,14 @@ def _started() -> subprocess.Popen[bytes]:
 _lock = threading.Lock()
 
 
-def _checkers() -> Checkers:
-    """This process's checkers. A forked child gets its own, or the two would mix up replies."""
+def _pool() -> CheckerPool:
+    """This process's checkers. A forked child gets its own; otherwise replies would mix."""
     with _lock:
-        return _checkers_of(os.getpid())
+        return _pool_of(os.getpid())
 
 
 @lru_cache(maxsize=1)
-def _checkers_of(pid: int) -> Checkers:
-    checkers = Checkers(NUM_CHECKERS)
+def _pool_of(pid: int) -> CheckerPool:
+    checkers = CheckerPool(NUM_CHECKERS)
     atexit.register(checkers.close)
     return checkers

@@ -1,10 +1,10 @@
-"""The process that compares values with SymPy: one JSON line in, one out, within a CPU limit.
+"""A process that compares expressions with SymPy: reads and writes JSON lines.
 
-``answer.Checkers`` runs it as ``python -m retool_mcore.reward.checker``. Arithmetic on a hostile
-answer can hang inside C code and use up all memory, so the kernel sets the limits: a timer of CPU
-time whose default action ends the process, and an address-space limit. CPU time, not wall time: a
-busy machine must not change a verdict. They end a fork of this process, so the next check finds
-everything imported and warm.
+``answer.CheckerPool`` runs it as ``python -m retool_mcore.reward.checker``. Arithmetic on a hostile
+answer can hang inside C code or use up all memory, so the kernel enforces the limits: a timer of
+CPU time whose signal kills the process, and an address-space limit. The timer counts CPU time
+because a busy machine must not change a verdict. A fork runs the checks, so after a kill the next
+fork starts with all modules imported and all caches warm.
 """
 
 import json
@@ -14,10 +14,10 @@ import signal
 import sys
 from typing import Any
 
-from retool_mcore.reward.forms import compared, unreadable
+from retool_mcore.reward.forms import equal_by_value, unreadable_reason
 
 MEMORY_LIMIT_BYTES = 2 << 30
-# SymPy and the LaTeX parser fill caches on first use, not within an answer's limit.
+# SymPy and the LaTeX parser fill caches on first use, which must not count against an answer.
 WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
     ("\\sqrt{8}", "2\\sqrt{2}"),
@@ -37,10 +37,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for answer, truth in WARM_UP:
-        compared(answer, truth)
+        equal_by_value(answer, truth)
     replies = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not look like a reply
-    _say(replies, {"ready": True})
+    os.dup2(2, 1)  # what libraries print must not look like a reply
+    _reply(replies, {"ready": True})
     while True:
         child = os.fork()
         if child == 0:
@@ -48,24 +48,24 @@ def main() -> None:
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
-            return  # our caller closed the pipe or is gone
-        _say(replies, {"failed": "timeout" if code == -signal.SIGPROF else "crash"})
+            return  # the caller closed the pipe or died
+        _reply(replies, {"failed": "timeout" if code == -signal.SIGPROF else "crash"})
 
 
 def _serve(replies: int) -> None:
-    """Answer requests until the pipe closes. The parent reports a request that hangs or dies."""
+    """Answer requests until the pipe closes. The parent reports a request that killed this fork."""
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["timeout_s"])
         if "answer" in request:
-            reply = {"equal": compared(request["answer"], request["truth"])}
+            reply = {"equal": equal_by_value(request["answer"], request["truth"])}
         else:
-            reply = {"problem": unreadable(request["truth"])}
+            reply = {"problem": unreadable_reason(request["truth"])}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(replies, reply)
+        _reply(replies, reply)
 
 
-def _say(replies: int, reply: dict[str, Any]) -> None:
+def _reply(replies: int, reply: dict[str, Any]) -> None:
     os.write(replies, json.dumps(reply).encode() + b"\n")
 
 

@@ -1,6 +1,6 @@
-r"""Remove what only looks: delimiters, sizes, Unicode spellings, separators of thousands, units.
+r"""Removes formatting from answers: delimiters, sizes, Unicode variants, separators, units.
 
-Everything here is linear in the length of the text: it runs in the caller, without limits.
+Everything here takes linear time, because it runs in the caller's process without limits.
 """
 
 import re
@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 MAX_ANSWER_CHARS = 2000  # a longer answer is wrong without a check
-MAX_PASSES = 12  # delimiters within delimiters
+MAX_PASSES = 12  # for nested delimiters
 
 _SPELLINGS = {
     **dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63\uff0d", "-"),
@@ -19,7 +19,7 @@ _SPELLINGS = {
     "°": r"^\circ ", "º": r"^\circ ", "⟨": r"\langle ", "⟩": r"\rangle ", "ℝ": r"\mathbb{R}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "、": ",", "。": ".", "￥": "¥",
 }  # fmt: skip
-_LOOKS = re.compile(
+_FORMATTING = re.compile(
     r"\\(?:left|right|middle|displaystyle|textstyle|limits|[bB]igg?[lrm]?|checkmark|square|blacksquare|large|Large)(?![a-zA-Z])"
 )
 _BAR = re.compile(r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])")
@@ -29,9 +29,11 @@ _SHORT_FRACTION = re.compile(r"\\frac\s*(?:(\d|[a-zA-Z]|\\pi)|(\{[^{}]*\}))\s*(?
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\\pi|[A-Za-z]|\d+)")
 _TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|operatorname)"
 _WRAPPER = re.compile(rf"(?:{_TEXT}|\\(?:boxed|fbox|mathbf|boldsymbol|underline|emph))\s*\{{")
-_WORDS = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
+_TEXT_COMMAND = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
 _BOLD = re.compile(r"\\(?:mathbf|boldsymbol|mathit|vec)\s*\{([A-Za-z]{1,2})\}|\\(?:mathrm|text)\s*\{([ie])\}")
-_AROUND = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"))
+_DELIMITERS = (
+    ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"),
+)  # fmt: skip
 _COMMA = r"(?:,|\{,\}|\\!,|,\\!)"
 _THOUSANDS = re.compile(rf"(?<![\d.,}}])\d{{1,3}}(?:{_COMMA} ?\d{{3}})+(?!\d|{_COMMA} ?\d)")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?: |\\,)\d{3})+(?:\.\d+)?")
@@ -44,22 +46,22 @@ _ORDINAL = re.compile(r"(?<=\d) ?(?:\^ ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\
 
 
 def clean(text: str) -> str:
-    """The text without delimiters, sizes and spacing commands, in one spelling of its signs."""
+    """The text without delimiters, sizes and spacing commands, with one spelling of each sign."""
     text = text[: MAX_ANSWER_CHARS + 1].strip()
     if text.isdigit() and text.isascii():
         return text
     if not text.isascii():
-        text = "".join(map(_in_ascii, text))
+        text = "".join(map(_to_ascii, text))
         text = _ROOT.sub(r"\\sqrt{\1}", text).replace("√", r"\sqrt")
     if "\\" in text:
         text = text.replace("dfrac", "frac").replace("tfrac", "frac").replace("cfrac", "frac")
-        text = _LOOKS.sub("", text)
+        text = _FORMATTING.sub("", text)
         text = _BAR.sub("|", text)
-    text = _thousands(text)
+    text = _join_thousands(text)
     text = _SPACES.sub(" ", text.replace(r"\!", ""))
-    text = _unwrapped(text)
+    text = _unwrap(text)
     if "\\" in text:
-        text = _WORDS.sub(r" \\text{\1} ", _BOLD.sub(r" \1\2 ", text))
+        text = _TEXT_COMMAND.sub(r" \\text{\1} ", _BOLD.sub(r" \1\2 ", text))
         text = _SHORT_FRACTION.sub(_full_fraction, text)
         text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     text = _CURRENCY.sub("", " ".join(text.split()))
@@ -68,7 +70,7 @@ def clean(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _in_ascii(char: str) -> str:
+def _to_ascii(char: str) -> str:
     if known := _SPELLINGS.get(char):
         return known
     kind, name = unicodedata.category(char), unicodedata.name(char, "")
@@ -84,8 +86,8 @@ def _in_ascii(char: str) -> str:
     return plain if plain.isascii() else char
 
 
-def _thousands(text: str) -> str:
-    r"""Remove separators of thousands (``1,234``, ``1{,}234``, ``1,\!234``), but not in a pair."""
+def _join_thousands(text: str) -> str:
+    r"""Remove thousands separators (``1,234``, ``1{,}234``, ``1,\!234``), but not in a pair."""
     if _SPACED_THOUSANDS.fullmatch(text):
         return text.replace(" ", "").replace(r"\,", "")
     # (1,234) may be a pair, unlike 1{,}234
@@ -101,11 +103,11 @@ def _full_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{above}}}{{{below}}}"
 
 
-def _unwrapped(text: str) -> str:
-    """Without delimiters, boxes and text commands around all of it, and without a full stop."""
+def _unwrap(text: str) -> str:
+    """Remove delimiters, boxes and text commands around the whole text, and a final full stop."""
     for _ in range(MAX_PASSES):
         before, text = text, text.strip() if text.endswith("..") else text.strip().rstrip(",;. ").strip()
-        for opening, closing in _AROUND:
+        for opening, closing in _DELIMITERS:
             inside = text[len(opening) : -len(closing)]
             if (
                 inside
@@ -115,17 +117,17 @@ def _unwrapped(text: str) -> str:
             ):
                 text = inside.strip()
         wrapper = _WRAPPER.match(text)
-        if wrapper and _closing(text, wrapper.end()) == len(text) - 1:
+        if wrapper and _closing_brace(text, wrapper.end()) == len(text) - 1:
             text = text[wrapper.end() : -1].strip()
-        elif text[:1] == "{" and _closing(text, 1) == len(text) - 1 and not _SET.search(_BRACKETS.sub("", text)):
+        elif text[:1] == "{" and _closing_brace(text, 1) == len(text) - 1 and not _SET.search(_BRACKETS.sub("", text)):
             text = text[1:-1].strip()
         if text == before:
             break
     return text
 
 
-def _closing(text: str, start: int) -> int:
-    """Where the brace closes that was opened before ``start``; -1 where it stays open."""
+def _closing_brace(text: str, start: int) -> int:
+    """Index of the brace that closes the one before ``start``, or -1."""
     depth = 1
     for at in range(start, len(text)):
         if text[at] == "{":
@@ -142,14 +144,12 @@ def _closing(text: str, start: int) -> int:
 _PERCENT = re.compile(r" ?(?:\\?%|\\text ?\{ ?(?:\\?%|percent) ?\}|(?<=[\d} ])(?:percent|pct))$")
 _DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|(?:(?<=[\d} ])|\\text ?\{ ?)degrees? ?\}?)$")
 _ANGLE_WITHIN = re.compile(r"\\(?:circ|sin|cos|tan|cot|sec|csc)(?![a-z])")
-_BEHIND_VALUE = r"(?:(?<=[\d.)}!\]])|(?<=\\pi))"
+_AFTER_VALUE = r"(?:(?<=[\d.)}!\]])|(?<=\\pi))"
 _EXPONENT = r"(?: ?\^ ?\{?-?\d\}?)?"
-_MARKED_UNIT = re.compile(
-    rf"{_BEHIND_VALUE} ?((?:\\text ?\{{[^{{}}]{{1,60}}\}}{_EXPONENT} ?(?:\\cdot|/|-)? ?){{1,6}})$"
-)
-_WORD_UNIT = re.compile(rf"{_BEHIND_VALUE} ([A-Za-z][A-Za-z .,/'-]{{0,60}}{_EXPONENT})$")
+_MARKED_UNIT = re.compile(rf"{_AFTER_VALUE} ?((?:\\text ?\{{[^{{}}]{{1,60}}\}}{_EXPONENT} ?(?:\\cdot|/|-)? ?){{1,6}})$")
+_WORD_UNIT = re.compile(rf"{_AFTER_VALUE} ([A-Za-z][A-Za-z .,/'-]{{0,60}}{_EXPONENT})$")
 _GLUED_UNIT = re.compile(rf"(?<=\d)((?:cm|mm|km|kg|mph|ml|mL|km/h|m/s|lbs?|min|hrs?|sqft|ft){_EXPONENT})$")
-CHANGING = frozenset((
+VALUE_CHANGING = frozenset((
     "squared", "cubed", "half", "halves", "quarter", "quarters", "dozen", "dozens", "pair", "pairs", "score",
     "hundred", "hundreds", "thousand", "million", "billion", "trillion", "and", "or", "not", "if", "base", "mod",
     "modulo", "remainder", "incorrect", "wrong", "times", "plus", "minus", "over", "more", "less", "fewer",
@@ -163,9 +163,9 @@ _ORDINAL_WORD = re.compile(
 _SHORT_UNITS = frozenset((
     "au", "ft", "lb", "oz", "hr", "mi", "yd", "kw", "hz", "pm", "am",
 ))  # fmt: skip
-_LONE = frozenset("mgshl")
+_ONE_LETTER_UNITS = frozenset("mgshl")
 _SINGULAR = {"feet": "foot", "inches": "inch", "children": "child", "people": "person", "boxes": "box"}
-_KINDS = {  # unit -> what it measures, and how many of the first one of its kind it is
+_CONVERSIONS = {  # unit -> its kind, and its size in the smallest unit of that kind
     "mm": ("length", 1), "cm": ("length", 10), "m": ("length", 1000), "km": ("length", 10**6),
     "in": ("inches", 1), "ft": ("inches", 12), "yd": ("inches", 36), "mi": ("inches", 63360),
     "s": ("time", 1), "min": ("time", 60), "h": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
@@ -173,7 +173,7 @@ _KINDS = {  # unit -> what it measures, and how many of the first one of its kin
     "ml": ("volume", 1), "l": ("volume", 1000), "cent": ("money", 1), "dollar": ("money", 100),
     "m/s": ("speed", 18), "km/h": ("speed", 5),
 }  # fmt: skip
-_NAMES = {
+_UNIT_NAMES = {
     "millimeter": "mm", "centimeter": "cm", "meter": "m", "metre": "m", "kilometer": "km", "inch": "in", "foot": "ft",
     "yard": "yd", "mile": "mi", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g",
     "gm": "g", "kilogram": "kg", "kgs": "kg", "ounce": "oz", "pound": "lb", "milliliter": "ml", "liter": "l",
@@ -183,9 +183,10 @@ _NAMES = {
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""The value and its unit: ``5 \text{ cm}^2`` is ("5", "cm^2"); "%" and "deg" are units, too.
+    r"""Split a text into value and unit: ``5 \text{ cm}^2`` into ("5", "cm^2").
 
-    Words that change a value (``5 dozen``) are no unit: then all of the text is the value.
+    "%" and "deg" are units, too. A word that changes the value (``5 dozen``) is not a unit: the
+    whole text is then the value, and the unit is "".
     """
     if text[-1:].isdigit() and "^" not in text:
         return text, ""
@@ -201,43 +202,43 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def unit_of(text: str) -> str:
-    r"""Spell a unit in one way: ``\text{ square centimeters}`` as ``cm^2``; "" for no unit."""
+    r"""The canonical name of a unit, ``cm^2`` for ``\text{ square centimeters}``; "" if none."""
     marked = "\\text" in text
-    said = re.sub(r"\\text ?|\\cdot|[{}.,]", " ", text).lower()
-    said, _, power = " ".join(said.split()).strip(" -").partition("^")
-    parts = re.findall(r"[a-z]+", said)
+    unit = re.sub(r"\\text ?|\\cdot|[{}.,]", " ", text).lower()
+    unit, _, power = " ".join(unit.split()).strip(" -").partition("^")
+    parts = re.findall(r"[a-z]+", unit)
     if not parts or any(map(changes_value, parts)):
         return ""
-    if not marked and min(map(len, parts)) == 1 and said not in _LONE and "/" not in said:
+    if not marked and min(map(len, parts)) == 1 and unit not in _ONE_LETTER_UNITS and "/" not in unit:
         return ""
     for word, exponent in (("square", "2"), ("sq", "2"), ("cubic", "3")):
         if parts[0] == word:
-            said, power = said.removeprefix(word).strip(), exponent
-    said = _NAMES.get(said) or _one(said.strip())
-    if len(said) == 2 and not marked and said not in _KINDS and said not in _SHORT_UNITS:
+            unit, power = unit.removeprefix(word).strip(), exponent
+    unit = _UNIT_NAMES.get(unit) or _singular_unit(unit.strip())
+    if len(unit) == 2 and not marked and unit not in _CONVERSIONS and unit not in _SHORT_UNITS:
         return ""  # ab is a product
-    return f"{said}^{power.strip()}" if power.strip() else said
+    return f"{unit}^{power.strip()}" if power.strip() else unit
 
 
 def changes_value(word: str) -> bool:
-    """Whether a word behind a number changes its value: ``dozen``, ``squared``, ``hundredths``."""
-    return word in CHANGING or _ORDINAL_WORD.search(word) is not None
+    """Whether a word after a number changes its value: ``dozen``, ``squared``, ``hundredths``."""
+    return word in VALUE_CHANGING or _ORDINAL_WORD.search(word) is not None
 
 
-def _one(said: str) -> str:
-    singular = _SINGULAR.get(said) or (said[:-1] if said[-1:] == "s" and len(said) > 3 else said)
-    return _NAMES.get(singular, singular)
+def _singular_unit(unit: str) -> str:
+    singular = _SINGULAR.get(unit) or (unit[:-1] if unit[-1:] == "s" and len(unit) > 3 else unit)
+    return _UNIT_NAMES.get(singular, singular)
 
 
-def same_unit(answer: str, truth: str) -> Fraction | None:
-    """How many of the truth's unit one of the answer's is; None where they differ in kind.
+def unit_ratio(answer: str, truth: str) -> Fraction | None:
+    """The answer's unit in units of the truth, such as 1000 for km and m; None if not convertible.
 
-    A unit on one side only is dropped, and so is that of a percentage: see ``numbers``.
+    1 if only one side has a unit. ``numbers.same_numbers`` decides what a percent sign means.
     """
     if answer == truth or not answer or not truth or "%" in (answer, truth):
         return Fraction(1) if (answer, truth).count("%") != 1 or "" in (answer, truth) else None
     (mine, _, power), (theirs, _, its_power) = answer.partition("^"), truth.partition("^")
-    kinds = _KINDS.get(mine), _KINDS.get(theirs)
+    kinds = _CONVERSIONS.get(mine), _CONVERSIONS.get(theirs)
     if kinds[0] and kinds[1] and kinds[0][0] == kinds[1][0] and power == its_power:
         return Fraction(kinds[0][1], kinds[1][1]) ** int(power or 1)
     return None

@@ -1,22 +1,21 @@
-r"""Find the answer in a response: ``\boxed{...}`` or ``<answer>...</answer>``, the last one.
+r"""Finds the answer in a response: the last ``\boxed{...}`` or ``<answer>...</answer>``.
 
-Only the model's own words after the last interpreter output count. Calls and outputs are left out,
-the real ones and those that a model only pretends to have seen, so a box that code prints earns
-nothing. The renderer (``data.chat.neutralise``) makes sure that a real output cannot close its own
-block.
+Only text that the model wrote after the last interpreter output counts. Calls and outputs do not
+count, including outputs that the model invented, so a box printed by code earns nothing. The
+renderer (``data.chat.neutralise``) prevents a real output from closing its own block.
 """
 
 import re
 
 OUTPUT_ENDS = ("</tool_response>", "</interpreter>")
-# A tag between backticks is only spoken of: `<code>`.
+# A tag in backticks is quoted and does not open or close a block: `<code>`.
 _QUOTED = re.compile(r"`</?(?:tool_call|tool_response|code|interpreter)>`")
-# A line of an interpreter's session with what it printed, up to an empty line.
+# A line of a Python session (>>>) with the output after it, up to an empty line.
 _SESSION = re.compile(r"^[ \t]*>>>[^\n]*+(?:\n(?![ \t]*(?:\n|```|\Z))[^\n]*+)*+", re.MULTILINE)
-# Blocks that are not answer text; a block that the budget cut off extends to the end.
+# Blocks that are not answer text; a block without an end tag extends to the end of the text.
 _TAG = re.compile(r"<(?P<end>/)?(?P<block>tool_call|tool_response|code|interpreter)>")
-# Code in markdown, which models write without a tool, and what they then say that it printed; a box
-# in either is no answer.
+# Fenced code, and invented output of it, which models write when they have no tool. A box in either
+# is not an answer.
 _FENCED = re.compile(
     r"^[ \t]*```(?:python|python3|py|tool_code|code|output|tool_output|outputs|result|stdout|console|interpreter)\b"
     r".*?(?:^[ \t]*```|\Z)",
@@ -27,30 +26,30 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]*+-?\d++(?:[.,]\d++)*+|\\.|[{}]"
 
 
 def extract_answer(response: str) -> str | None:
-    """The answer of a whole response with its interpreter outputs, or None. Takes linear time."""
+    """The answer in a response with its interpreter outputs, or None. Takes linear time."""
     return last_answer(model_text(response))
 
 
 def model_text(response: str) -> str:
-    """What the model wrote after the last interpreter output, without its calls.
+    """The text that the model wrote after the last interpreter output, without its calls.
 
     The response may be decoded with or without control tokens. A call or output block without an
-    end is left out too.
+    end tag is dropped, too.
     """
-    response = _spoken(response)
+    response = _without_quoted_tags(response)
     start = max(response.rfind(end) + len(end) if end in response else 0 for end in OUTPUT_ENDS)
-    return _own_words(response[start:])
+    return _outside_blocks(response[start:])
 
 
-def _own_words(text: str) -> str:
-    """The text outside of all blocks. An output ends where all outputs in it have ended.
+def _outside_blocks(text: str) -> str:
+    """The text outside all blocks. A nested output belongs to the outer one.
 
-    What stands before the end of an output that has no beginning may be output: it is left out.
+    An output's end tag without a start tag discards the text before it, which may be output.
     """
     if "<" not in text and "```" not in text and ">>>" not in text:
         return text
     words: list[str] = []
-    text = _spoken(text)
+    text = _without_quoted_tags(text)
     block, depth, start = "", 0, 0
     for tag in _TAG.finditer(text):
         name, ends = tag["block"], tag["end"] is not None
@@ -65,23 +64,22 @@ def _own_words(text: str) -> str:
             start = tag.end()
     if not depth:
         words.append(text[start:])
-    said = " ".join(words)
-    said = _FENCED.sub(" ", said) if "```" in said else said
-    return _SESSION.sub(" ", said) if ">>>" in said else said
+    outside = " ".join(words)
+    outside = _FENCED.sub(" ", outside) if "```" in outside else outside
+    return _SESSION.sub(" ", outside) if ">>>" in outside else outside
 
 
-def _spoken(text: str) -> str:
-    """The text without tags that are only spoken of."""
+def _without_quoted_tags(text: str) -> str:
+    """The text without tags in backticks."""
     return _QUOTED.sub("` `", text) if "`<" in text else text
 
 
 def last_answer(text: str) -> str | None:
     r"""The content of the last balanced ``\boxed{...}``, or of an ``<answer>`` block after it.
 
-    Calls and outputs in the text are passed over; ``model_text`` also passes over what stands
-    before them.
+    Skips calls and outputs. Unlike ``model_text``, it keeps the text before them.
     """
-    text = _own_words(text)
+    text = _outside_blocks(text)
     box = max(_boxes(text), key=lambda span: span[1], default=None)
     block = next(reversed(list(_ANSWER.finditer(text))), None) if "<answer>" in text else None
     if block is not None and (box is None or box[1] <= block.start()):
@@ -90,15 +88,15 @@ def last_answer(text: str) -> str | None:
 
 
 def boxes(text: str) -> list[str]:
-    r"""The contents of all balanced ``\boxed{...}``, in order; of nested ones the outermost."""
-    text = _own_words(text)
+    r"""The contents of all balanced ``\boxed{...}`` in order; of nested ones only the outermost."""
+    text = _outside_blocks(text)
     return [text[slice(*span)].strip() for span in _boxes(text)]
 
 
 def _boxes(text: str) -> list[tuple[int, int]]:
     """Start and end of each box's content, ordered by end."""
     found: list[tuple[int, int]] = []
-    open_braces: list[int | None] = []  # a box: where its content starts; any other brace: None
+    open_braces: list[int | None] = []  # start of a box's content, or None for any other brace
     for match in _BRACES.finditer(text):
         token = match[0]
         if token == "{":
@@ -110,7 +108,7 @@ def _boxes(text: str) -> list[tuple[int, int]]:
                     found.pop()  # drop boxes inside this one
                 found.append((start, match.start()))
         elif token.startswith("\\boxed") and not token.endswith("{"):
-            start = match.start() + len("\\boxed")  # \boxed 34, as TeX takes it
+            start = match.start() + len("\\boxed")  # \boxed 34, which TeX accepts
             found.append((start + len(token[6:]) - len(token[6:].lstrip()), match.end()))
         elif token.startswith("\\boxed"):
             open_braces.append(match.end())

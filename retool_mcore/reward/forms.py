@@ -1,9 +1,9 @@
-r"""Compare answers by their form, part by part. Nothing is equal that was not shown to be.
+r"""Compares parsed answers part by part. Two answers are unequal unless proved equal.
 
 This runs in a checker process.
 """
 
-# SymPy has no types; what it returns is annotated here.
+# SymPy has no type hints, so its results are annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 import re
@@ -14,12 +14,12 @@ from math import gcd
 import sympy
 from sympy import Rational
 
-from retool_mcore.reward.clean import same_unit, split_unit
+from retool_mcore.reward.clean import split_unit, unit_ratio
 from retool_mcore.reward.leaves import MAX_LETTERS, Unreadable, value
 from retool_mcore.reward.numbers import number, same_numbers
 from retool_mcore.reward.parse import AnswerForm, parse
 from retool_mcore.reward.regions import same_regions
-from retool_mcore.reward.said import choice, is_name, is_plain_name, quick_verdict, said, spelling, words
+from retool_mcore.reward.statement import choice, is_name, is_plain_name, quick_verdict, spelling, statement_of, words
 from retool_mcore.reward.values import is_constant, proportional
 from retool_mcore.reward.values import same as same_value
 
@@ -27,27 +27,27 @@ _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
 
 
 def equivalent(answer: str, truth: str) -> bool:
-    """Whether an answer is shown to equal a truth, by ``quick_verdict`` or else by values."""
+    """Whether an answer equals a truth, by ``quick_verdict`` or else by ``equal_by_value``."""
     known = quick_verdict(answer, truth)
-    return compared(answer, truth) if known is None else known
+    return equal_by_value(answer, truth) if known is None else known
 
 
 @lru_cache(maxsize=4096)
-def compared(answer: str, truth: str) -> bool:
-    """Whether two answers that ``quick_verdict`` leaves open are equal; False on an error."""
-    (mine, label), (theirs, expected) = said(answer), said(truth)
+def equal_by_value(answer: str, truth: str) -> bool:
+    """Whether two answers that ``quick_verdict`` cannot decide are equal; False on an error."""
+    (mine, label), (theirs, expected) = statement_of(answer), statement_of(truth)
     if label and expected and label != expected:
         return False
     try:
         return same(parse(mine), parse(theirs))
-    except Exception:  # noqa: BLE001  SymPy raises whatever it likes on hostile input
+    except Exception:  # noqa: BLE001  SymPy raises anything on hostile input
         return False
 
 
-def unreadable(text: str) -> str:
-    """Why a truth in neither digits nor words cannot be judged; "" where it can."""
+def unreadable_reason(text: str) -> str:
+    """Why a truth that is neither a number nor words cannot be parsed, or ""."""
     try:
-        _check(parse(said(text).text))
+        _check(parse(statement_of(text).text))
     except Unreadable as problem:
         return str(problem)
     return ""
@@ -63,21 +63,20 @@ def _check(form: AnswerForm) -> None:
 
 
 def same(answer: AnswerForm, truth: AnswerForm) -> bool:
-    """Whether two forms are equal."""
     if answer == truth:
         return True
-    if (told := same_regions(answer, truth)) is not None:
-        return told
+    if (equal := same_regions(answer, truth)) is not None:
+        return equal
     if answer.kind == "relation" or truth.kind == "relation":
         return _same_relations(answer, truth)
     names = _list_name(answer), _list_name(truth)
     if None not in names and names[0] != names[1]:
         return False
-    answer, truth = _spread(answer), _spread(truth)
+    answer, truth = _expand(answer), _expand(truth)
     kinds = {answer.kind, truth.kind}
     if kinds <= {"list", "set"} or (answer.text == "[]" and truth.kind in ("list", "set")):
         return _same_elements(answer, truth)
-    if kinds == {"tuple", "matrix"}:  # a tuple beside a row or a column
+    if kinds == {"tuple", "matrix"}:  # a tuple and a row or column vector
         shape = (answer if answer.kind == "matrix" else truth).text
         return "1" in shape.split("x") and _same_parts(answer, truth)
     if kinds == {"value"}:
@@ -91,16 +90,16 @@ def _same_parts(answer: AnswerForm, truth: AnswerForm, alike: Callable[[AnswerFo
 
 
 def same_values(answer: str, truth: str) -> bool:
-    """Whether two texts of one value each are equal, with their units and percent signs."""
+    """Whether two single values are equal, including units and percent signs."""
     if spelling(answer) == spelling(truth):
         return True
     if (known := same_numbers(answer, truth)) is not None:
         return known
-    spoken = [words(each) for each in (answer, truth)]
-    if any(spoken) and (all(spoken) or max(map(len, filter(None, spoken))) > MAX_LETTERS or "no" in spoken):
-        return spoken[0] == spoken[1]
+    texts = [words(each) for each in (answer, truth)]
+    if any(texts) and (all(texts) or max(map(len, filter(None, texts))) > MAX_LETTERS or "no" in texts):
+        return texts[0] == texts[1]
     (mine, unit), (theirs, expected) = split_unit(answer), split_unit(truth)
-    times = same_unit(unit, expected)
+    times = unit_ratio(unit, expected)
     if times is None:
         return False
     a, b = value(mine) * Rational(times.numerator, times.denominator), value(theirs)
@@ -112,12 +111,12 @@ def same_values(answer: str, truth: str) -> bool:
     return False
 
 
-def _spread(form: AnswerForm) -> AnswerForm:
-    r"""Spread ``1 \pm 2`` into a list, ``x = 1, x = 2`` into ``1, 2``, ``\{5\}`` into 5."""
+def _expand(form: AnswerForm) -> AnswerForm:
+    r"""Expand ``1 \pm 2`` to a list, ``x = 1, x = 2`` to ``1, 2``, and ``\{5\}`` to 5."""
     if form.kind == "value" and _PLUS_MINUS.search(form.text):
         return AnswerForm("list", "", tuple(parse(_signed(form.text, sign)) for sign in "+-"))
     if form.kind in ("set", "tuple") and len(form.parts) == 1 and form.text != "()" and form.parts[0].kind == "value":
-        return _spread(form.parts[0])
+        return _expand(form.parts[0])
     if form.kind != "list":
         return form
     if _list_name(form):
@@ -128,12 +127,12 @@ def _spread(form: AnswerForm) -> AnswerForm:
         and len(parts) > 1
         and all(same(part, parts[0]) for part in parts[1:])
     ):
-        return parts[0]  # 0.5 or 50%
+        return parts[0]  # such as "0.5 or 50%"
     return AnswerForm("list", "", tuple(parts))
 
 
 def _list_name(form: AnswerForm) -> str | None:
-    """``x`` of ``x = 1, x = 2`` and of ``x = 1, 2``."""
+    """The name in a list such as ``x = 1, x = 2`` or ``x = 1, 2``, or None."""
     if form.kind != "list":
         return None
     relations = [part for part in form.parts if part.kind == "relation"]
@@ -143,13 +142,13 @@ def _list_name(form: AnswerForm) -> str | None:
 
 
 def _name(relation: AnswerForm) -> str:
-    """The left side of an equation, in one spelling of its letters."""
+    """The left side of an equation, without formatting."""
     return re.sub(r"\\(?:text|mathrm)(?![a-z])|[^A-Za-z\d()']", "", relation.parts[0].text)
 
 
 def _elements(part: AnswerForm) -> tuple[AnswerForm, ...]:
-    spread = _spread(part) if part.kind == "value" else part
-    return spread.parts if spread.kind == "list" else (part,)
+    expanded = _expand(part) if part.kind == "value" else part
+    return expanded.parts if expanded.kind == "list" else (part,)
 
 
 def _signed(text: str, sign: str) -> str:
@@ -158,18 +157,18 @@ def _signed(text: str, sign: str) -> str:
 
 
 def _same_elements(answer: AnswerForm, truth: AnswerForm) -> bool:
-    """Lists in any order, with as many of each; a set says nothing of how often."""
+    """Whether two lists have the same elements in any order. A set ignores repetitions."""
     if _states_names(answer) != _states_names(truth):
-        return False  # x = 1, y = 2 says more than 1, 2
+        return False  # "x = 1, y = 2" is not "1, 2"
     if "set" in (answer.kind, truth.kind):
-        return all(any(_quietly_same(x, y) for y in truth.parts) for x in answer.parts) and all(
-            any(_quietly_same(x, y) for x in answer.parts) for y in truth.parts
+        return all(any(_provably_same(x, y) for y in truth.parts) for x in answer.parts) and all(
+            any(_provably_same(x, y) for x in answer.parts) for y in truth.parts
         )
     if len(answer.parts) != len(truth.parts):
         return False
     left = list(truth.parts)
     for part in answer.parts:
-        found = next((at for at, other in enumerate(left) if _quietly_same(part, other)), None)
+        found = next((at for at, other in enumerate(left) if _provably_same(part, other)), None)
         if found is None:
             return False
         left.pop(found)
@@ -180,7 +179,7 @@ def _states_names(form: AnswerForm) -> bool:
     return any(part.kind == "relation" for part in form.parts)
 
 
-def _quietly_same(answer: AnswerForm, truth: AnswerForm) -> bool:
+def _provably_same(answer: AnswerForm, truth: AnswerForm) -> bool:
     try:
         return same(answer, truth)
     except Unreadable:
@@ -191,9 +190,12 @@ def _quietly_same(answer: AnswerForm, truth: AnswerForm) -> bool:
 
 
 def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
-    """Equations and inequalities; a name's value beside a value, and chains of equal values."""
+    """Compare two relations, or a relation with a value.
+
+    Handles equations, inequalities, ratios, ``x = 5`` with ``5``, and chains of equal values.
+    """
     alike = answer.kind == truth.kind == "relation" and answer.text == truth.text
-    if alike and _same_parts(answer, truth, _quietly_same):
+    if alike and _same_parts(answer, truth, _provably_same):
         return True
     if truth.kind != "relation":
         return (stated := _stated(answer)) is not None and same(stated, truth)
@@ -213,9 +215,9 @@ def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
 
 
 def _stated(relation: AnswerForm) -> AnswerForm | None:
-    r"""The value of a chain of equalities: 5 of ``x = 2 + 3 = 5``; None where one of them is false.
+    r"""The value of a chain of equalities: 5 for ``x = 2 + 3 = 5``; None if one of them is false.
 
-    Behind ``\approx`` stands a decimal of the value before it, whose last digit must be right.
+    After ``\approx`` comes a decimal approximation, whose last digit must be correct.
     """
     signs = relation.text.split()
     if signs == [r"\in"]:
@@ -224,13 +226,13 @@ def _stated(relation: AnswerForm) -> AnswerForm | None:
         return None
     cut = signs.index(r"\approx") if r"\approx" in signs else len(signs)
     exact, rough = list(relation.parts[: cut + 1]), relation.parts[cut + 1 :]
-    while len(exact) > 1 and not _quietly_same(exact[0], exact[-1]):
+    while len(exact) > 1 and not _provably_same(exact[0], exact[-1]):
         if not is_name(exact[0].text or "f") or _is_constant(exact[0]):
             return None
         exact = exact[1:]
     if len(exact) == 1 and is_name(exact[0].text) and len(rough) == 1 and not _is_constant(exact[0]):
         return rough[0]
-    equal = all(_quietly_same(each, exact[-1]) for each in exact[:-1])
+    equal = all(_provably_same(each, exact[-1]) for each in exact[:-1])
     return exact[-1] if equal and all(_is_close(each, exact[-1]) for each in rough) else None
 
 
@@ -243,11 +245,11 @@ def _is_constant(form: AnswerForm) -> bool:
 
 def _is_close(decimal: AnswerForm, exact: AnswerForm) -> bool:
     text, unit = split_unit(decimal.text)
-    said_value, digits = number(text), len(text.partition(".")[2])
+    stated_value, digits = number(text), len(text.partition(".")[2])
     try:
         true_value = value(split_unit(exact.text)[0]) * (100 if unit == "%" and not exact.text.endswith("%") else 1)
-        return said_value is not None and bool(
-            abs(sympy.N(true_value, 30) - Rational(said_value.numerator, said_value.denominator))
+        return stated_value is not None and bool(
+            abs(sympy.N(true_value, 30) - Rational(stated_value.numerator, stated_value.denominator))
             <= Rational(1, 10**digits)
         )
     except (Unreadable, TypeError):
@@ -255,7 +257,10 @@ def _is_close(decimal: AnswerForm, exact: AnswerForm) -> bool:
 
 
 def _same_ratio(answer: AnswerForm, truth: AnswerForm) -> bool:
-    """``6:8`` is ``3:4``, and ``3/4`` where the truth is a ratio; a time of day is only itself."""
+    """Whether an answer equals a ratio: ``6:8`` and ``3/4`` equal the truth ``3:4``.
+
+    A time of day equals only the same text.
+    """
     texts = [part.text for part in (*answer.parts, *truth.parts)]
     if (
         any(len(text) > 1 and text.startswith("0") for text in texts)

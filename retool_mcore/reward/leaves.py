@@ -1,11 +1,11 @@
-r"""Read one expression as a SymPy tree: what an answer consists of once its form is taken apart.
+r"""Parses one expression, a leaf of a parsed answer, into a SymPy tree.
 
-Python's own parser reads Python and plain LaTeX, through an allow-list; latex2sympy2_extended, the
-parser of math-verify, reads other LaTeX. All of a text is read or none of it. This runs in a
-checker process: hostile expressions may take long.
+Python's own parser reads Python and plain LaTeX, restricted to an allow-list of nodes.
+latex2sympy2_extended, the parser of math-verify, reads other LaTeX. Both parse the whole text or
+fail. This runs in a checker process, because a hostile expression may take long.
 """
 
-# SymPy has no types; what it returns is annotated here.
+# SymPy has no type hints, so its results are annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 import ast
@@ -18,12 +18,12 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy import E, Expr, I, Integer, Symbol, oo, pi
 
-MAX_BITS = 1 << 20  # of a power that is computed; a larger one stays a power
-MAX_LETTERS = 4  # side by side without a sign: `abcd` is a product, `hello` is a word
+MAX_BITS = 1 << 20  # larger powers stay symbolic
+MAX_LETTERS = 4  # adjacent letters up to this many are a product (`abcd`); more are a word (`hello`)
 
 
 class Unreadable(ValueError):
-    """A text that is not mathematics, and why."""
+    """The text is not a mathematical expression. The message says why."""
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -61,12 +61,15 @@ _LATEX_TOKENS = re.compile(
     r"|\d+(?! \d)|(?<![A-Za-z])[A-Za-z]{1,4}(?![A-Za-z\d])|[-+*/^_(){}\[\],|!=]| )++"
 )
 _LATEX = ConversionConfig(lowercase_symbols=False, interpret_as_mixed_fractions=False)
-_FACTORIAL, _APPLIED = "FACTORIAL", "applied_"  # Python has no sign for a factorial, and calls only what it knows
+_FACTORIAL, _APPLIED = (
+    "FACTORIAL",
+    "applied_",
+)  # placeholders: Python has no factorial operator, and f(x) needs a known f
 
 
 @lru_cache(maxsize=4096)
 def value(text: str) -> Expr:
-    """The value of an expression. Raises Unreadable with the reason."""
+    """Parse an expression into a SymPy tree. Raises Unreadable with the reason."""
     text = _MIXED.sub(_mixed, text.strip())
     python = _as_python(text)
     tree = _read_latex(text) if re.search(r"[\\{|]", python) else _read_python(python)
@@ -77,12 +80,12 @@ def value(text: str) -> Expr:
 
 def _mixed(match: re.Match[str]) -> str:
     if int(match[3]) >= int(match[4]):
-        raise Unreadable("a number stands before an improper fraction, which may be a product or a sum")
+        raise Unreadable("a number before an improper fraction may be a product or a sum")
     return f"({match[1]}+{match[2]})"
 
 
 def _as_python(text: str) -> str:
-    r"""Plain LaTeX in Python's spelling: ``\frac{x}{2}`` is ``((x)/(2))``. Other commands stay."""
+    r"""Translate plain LaTeX to Python, ``\frac{x}{2}`` to ``((x)/(2))``. Other commands stay."""
     text = _DEGREES.sub(r"(\1*pi/180)", text)
     text = _INDEX.sub(lambda match: f" {match[1]}_{match[2] or match[3]} ", text)
     before = ""
@@ -97,13 +100,13 @@ def _as_python(text: str) -> str:
 
 def _read_python(text: str) -> Any:
     try:
-        return _built(ast.parse(_with_products(text), mode="eval").body)
+        return _build(ast.parse(_insert_products(text), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, ZeroDivisionError) as error:
-        raise Unreadable("it is no expression") from error
+        raise Unreadable("it is not an expression") from error
 
 
-def _with_products(text: str) -> str:
-    """Python's spelling of ``2x(x+1)``, ``2*x*(x+1)``, with fractions in place of decimals."""
+def _insert_products(text: str) -> str:
+    """Make products explicit, ``2x(x+1)`` to ``2*x*(x+1)``, and write decimals as fractions."""
     text = _DECIMAL.sub(r"(\1\2/1e\2)", text)
     text = re.sub(r"1e(\d+)", lambda match: str(10 ** len(match[1])), text)
     out: list[str] = []
@@ -111,13 +114,13 @@ def _with_products(text: str) -> str:
     while at < len(text.rstrip()):
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
-            raise Unreadable(f"{text[at:].strip()[:12]!r} is not known")
+            raise Unreadable(f"{text[at:].strip()[:12]!r} is not supported")
         at, kind, token = match.end(), match.lastgroup, match[match.lastgroup]
         if before in ("function", "applied") and kind != "open":
-            raise Unreadable(f"{out[-1]} has no brackets")
+            raise Unreadable(f"{out[-1]} has no parentheses")
         if kind in ("number", "name", "applied", "open") and before in ("number", "name", "close", "factorial"):
             if kind == "number" and before != "factorial":
-                raise Unreadable(f"the number {token} stands behind a value")
+                raise Unreadable(f"the number {token} follows a value")
             out.append("*")
         if kind == "name":
             token, kind = _name(token)
@@ -128,7 +131,7 @@ def _with_products(text: str) -> str:
 
 
 def _name(name: str) -> tuple[str, str]:
-    """A function, a constant or letters. Small letters are a product; AB is one name, not BA."""
+    """Read a name as a function, a constant or letters. ``ab`` is a product; ``AB`` is one name."""
     if name in _FUNCTIONS:
         return name, "function"
     if name in _CONSTANTS or name in _GREEK or "_" in name or (name.isupper() and len(name) <= MAX_LETTERS):
@@ -138,29 +141,29 @@ def _name(name: str) -> tuple[str, str]:
     return "*".join(name), "name"
 
 
-def _built(node: ast.expr) -> Any:
-    """The SymPy tree of Python's: integers, names, arithmetic and known functions, nothing else."""
+def _build(node: ast.expr) -> Any:
+    """Convert Python's tree to SymPy's. Allows integers, names, arithmetic and known functions."""
     match node:
         case ast.Constant(value=int(number)) if type(number) is int:
             return Integer(number)
         case ast.Name(id=name) if name != _FACTORIAL:
             return _CONSTANTS.get(name, Symbol(name))
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -_built(inner)
+            return -_build(inner)
         case ast.UnaryOp(op=ast.UAdd(), operand=inner):
-            return _built(inner)
+            return _build(inner)
         case ast.BinOp(op=ast.Pow(), left=left, right=ast.Name(id="FACTORIAL")):
-            return sympy.factorial(_built(left))
+            return sympy.factorial(_build(left))
         case ast.BinOp(op=ast.Pow(), left=left, right=right):
-            return _power(_built(left), _built(right))
+            return _power(_build(left), _build(right))
         case ast.BinOp(op=op, left=left, right=right) if type(op) in _ARITHMETIC:
-            return _ARITHMETIC[type(op)](_built(left), _built(right))
+            return _ARITHMETIC[type(op)](_build(left), _build(right))
         case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if name.startswith(_APPLIED):
-            return sympy.Function(name)(*map(_built, args))
+            return sympy.Function(name)(*map(_build, args))
         case ast.Call(func=ast.Name(id=name), args=[_] | [_, _] as args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*map(_built, args))
+            return _FUNCTIONS[name](*map(_build, args))
         case _:
-            raise Unreadable("it is no expression")
+            raise Unreadable("it is not an expression")
 
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -169,7 +172,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """A power, left as it is where its value would be huge."""
+    """A power, left symbolic if its value would be huge."""
     if base.is_Rational and exponent.is_Integer:
         bits = max(base.p.bit_length(), base.q.bit_length()) * abs(int(exponent))
         return sympy.Pow(base, exponent, evaluate=bits < MAX_BITS)
@@ -182,18 +185,18 @@ def _read_latex(text: str) -> Any:
     known = _LATEX_TOKENS.match(text)
     end = known.end() if known else 0
     if end < len(text):
-        raise Unreadable(f"{text[end:].strip()[:12]!r} is not known")
+        raise Unreadable(f"{text[end:].strip()[:12]!r} is not supported")
     try:
-        return _evaluated(latex2sympy(text, normalization_config=None, conversion_config=_LATEX))
+        return _evaluate(latex2sympy(text, normalization_config=None, conversion_config=_LATEX))
     except Exception as error:  # the parser raises plain exceptions
-        raise Unreadable("it is no expression") from error
+        raise Unreadable("it is not an expression") from error
 
 
-def _evaluated(tree: Any) -> Any:
-    """Compute the powers, sums and functions of a tree, which latex2sympy leaves as they are."""
+def _evaluate(tree: Any) -> Any:
+    """Evaluate powers, sums and functions, which latex2sympy leaves unevaluated."""
     if isinstance(tree, sympy.Sum | sympy.Product | sympy.Integral | sympy.Limit):
         return tree.doit()
     if tree.is_Symbol:
         return {"i": I, "e": E}.get(tree.name, tree)
-    args = [_evaluated(each) for each in tree.args]
+    args = [_evaluate(each) for each in tree.args]
     return _power(*args) if tree.is_Pow else tree.func(*args) if args else tree

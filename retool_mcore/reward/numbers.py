@@ -1,6 +1,6 @@
-r"""Read and compare numbers exactly: integers, decimals, fractions, mixed numbers, bases.
+r"""Parses and compares numbers exactly: integers, decimals, fractions, mixed numbers, bases.
 
-They are most answers, and need neither SymPy nor a checker process.
+Most answers are numbers. Comparing them needs neither SymPy nor a checker process.
 """
 
 import re
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
-from retool_mcore.reward.clean import same_unit, split_unit
+from retool_mcore.reward.clean import split_unit, unit_ratio
 
-FLOAT_DIGITS = 15  # a decimal of so many digits may be a float as Python prints it
-ROUNDED_DIGITS = 6  # a decimal of so many digits may stand for an irrational value
-FLOAT_ERROR = Fraction(1, 2**51)  # relative: two of the smallest steps of a float
+FLOAT_DIGITS = 15  # a decimal with this many significant digits may be a printed float
+ROUNDED_DIGITS = 6  # a decimal with this many significant digits may round an irrational value
+FLOAT_ERROR = Fraction(1, 2**51)  # relative error of a float: 2 ulp
 _SIGN, _INTEGER = r"(?P<sign>[-+]?) ?", r"\d{1,2000}"
 _VALUE = r"(?:\d{1,2000}\.?\d{0,2000}|\.\d{1,2000})"
 _WORDS = (
@@ -78,7 +78,7 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]], ...
 
 @lru_cache(maxsize=8192)
 def number(text: str) -> Fraction | None:
-    r"""The exact value of a cleaned text that is one number, else None.
+    r"""The exact value of a cleaned text, or None if the text is not one number.
 
     ``34``, ``.5``, ``1e3``, ``3.4 \times 10^{5}``, ``3/4``, ``\frac{3}{4}``, ``1\frac{1}{2}``,
     ``0.\overline{3}``, ``1011_2`` and ``twelve`` are numbers.
@@ -96,36 +96,36 @@ def number(text: str) -> Fraction | None:
 
 
 def same_numbers(answer: str, truth: str) -> bool | None:
-    """Whether two numbers, with or without units, are equal; None where a text is no number.
+    """Whether two numbers, with or without units, are equal; None if a text is not a number.
 
-    A unit on one side only is dropped. A percent sign on one side only may be a unit (50% is 50)
-    or a hundredth (50% is 0.5).
+    Ignores a unit on only one side. A percent sign on only one side may be a unit (50% is 50) or
+    mean hundredths (50% is 0.5).
     """
     (mine, my_unit), (theirs, their_unit) = split_unit(answer), split_unit(truth)
     value, expected = number(mine), number(theirs)
     if value is None or expected is None:
         return None
-    times = same_unit(my_unit, their_unit)
+    times = unit_ratio(my_unit, their_unit)
     if times is None:
         return False
-    if value * times == expected or is_printed(mine, expected) or is_printed(theirs, value):
+    if value * times == expected or is_printed_float(mine, expected) or is_printed_float(theirs, value):
         return True
     if my_unit == "%" and not their_unit:
         return value == expected * 100
     return their_unit == "%" and not my_unit and value * 100 == expected
 
 
-def significant(text: str) -> int:
-    """How many digits a decimal is written with, without leading zeros; 0 for any other text."""
+def significant_digits(text: str) -> int:
+    """The number of significant digits of a decimal; 0 for any other text."""
     return len(text.replace(".", "").lstrip("-+ 0")) if "." in text and number(text) is not None else 0
 
 
-def is_printed(decimal: str, value: Fraction) -> bool:
-    """Whether a decimal is a float as Python prints it, of a fraction that has no decimal so short.
+def is_printed_float(decimal: str, value: Fraction) -> bool:
+    """Whether a decimal is how Python prints the float of a fraction with an infinite decimal.
 
     ``0.3333333333333333`` is 1/3; ``0.30000000000000004`` is not 3/10.
     """
-    if significant(decimal) < FLOAT_DIGITS or "/" in decimal or "\\" in decimal:
+    if significant_digits(decimal) < FLOAT_DIGITS or "/" in decimal or "\\" in decimal:
         return False
     rest = value.denominator
     for prime in (2, 5):
@@ -135,8 +135,8 @@ def is_printed(decimal: str, value: Fraction) -> bool:
 
 
 def is_near(decimal: str, value: Fraction) -> bool:
-    """Whether a decimal is within one unit of its last digit of a value, or a float's error."""
+    """Whether a decimal is a value rounded to its last digit, or within a float's error of it."""
     unit = Fraction(1, 10 ** len(decimal.partition(".")[2])) / 2
-    if significant(decimal) >= FLOAT_DIGITS:
+    if significant_digits(decimal) >= FLOAT_DIGITS:
         unit = max(2 * unit, abs(value) * FLOAT_ERROR)
     return abs((number(decimal) or 0) - value) <= unit

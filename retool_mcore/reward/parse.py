@@ -1,7 +1,7 @@
-r"""Forms of answers: a text taken apart at the signs that stand outside of its brackets.
+r"""Parses an answer into a tree: splits it at the signs outside its brackets.
 
-Lists, equations and inequalities, unions, tuples and intervals, sets, matrices; what is none of
-them is one value. This runs in a checker process.
+The tree has lists, relations, unions, tuples, intervals, sets and matrices. Any other text is one
+value. This runs in a checker process.
 """
 
 import re
@@ -13,14 +13,15 @@ from typing import Literal
 from retool_mcore.reward.clean import split_unit
 from retool_mcore.reward.leaves import Unreadable
 
-Kind = Literal["value", "list", "set", "tuple", "union", "without", "matrix", "relation"]
+Kind = Literal["value", "list", "set", "tuple", "union", "difference", "matrix", "relation"]
 
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """A text taken apart.
+    """A parsed answer.
 
-    ``text`` is the text of a value, the two brackets of a tuple, the signs of a relation.
+    ``text`` is a value's text, the two brackets of a set or tuple, the signs of a relation, "or"
+    for a list of alternatives, or the shape of a matrix ("2x3").
     """
 
     kind: Kind
@@ -47,13 +48,13 @@ _LOOSEST_FIRST: tuple[tuple[Kind, str], ...] = (
     ("list", _SEPARATORS),
     ("relation", _RELATIONS),
     ("union", r"\\cup(?![a-z])"),
-    ("without", r"\\setminus(?![a-z])"),
+    ("difference", r"\\setminus(?![a-z])"),
 )
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> AnswerForm:
-    """The form of a cleaned text. Raises Unreadable for empty parts and for too many."""
+    """Parse a cleaned text. Raises Unreadable for an empty part, or rows of different lengths."""
     text = text.strip()
     for kind, pattern in _LOOSEST_FIRST:
         parts, signs = _split(text, pattern)
@@ -61,20 +62,20 @@ def parse(text: str) -> AnswerForm:
             parts = [part for at, part in enumerate(parts) if part or at == 0 or at == len(parts) - 1]
         if len(parts) > 1:
             if kind == "list":
-                return AnswerForm("list", "or" if any("or" in sign for sign in signs) else "", _parsed(parts))
-            said_signs = " ".join(_SIGNS.get(sign.strip(), sign.strip()) for sign in signs)
-            return AnswerForm(kind, said_signs, _parsed(parts))
-    return _bracketed(text)
+                return AnswerForm("list", "or" if any("or" in sign for sign in signs) else "", _parse_all(parts))
+            normal_signs = " ".join(_SIGNS.get(sign.strip(), sign.strip()) for sign in signs)
+            return AnswerForm(kind, normal_signs, _parse_all(parts))
+    return _parse_brackets(text)
 
 
-def _parsed(parts: Sequence[str]) -> tuple[AnswerForm, ...]:
+def _parse_all(parts: Sequence[str]) -> tuple[AnswerForm, ...]:
     if not all(part.strip() for part in parts):
-        raise Unreadable("a part of it is empty")
+        raise Unreadable("one of its parts is empty")
     return tuple(parse(part.strip()) for part in parts)
 
 
 def _split(text: str, pattern: str) -> tuple[list[str], list[str]]:
-    """The parts between the separators that stand outside of brackets, and the separators."""
+    """Split at the separators outside brackets. Returns the parts and the separators."""
     parts, signs = list[str](), list[str]()
     depth = start = 0
     for match in re.finditer(rf"({pattern})|{_BRACKET.pattern}", text):
@@ -90,8 +91,8 @@ def _split(text: str, pattern: str) -> tuple[list[str], list[str]]:
     return [*parts, text[start:].strip()], signs
 
 
-def _bracketed(text: str) -> AnswerForm:
-    """A tuple, interval or set; a value where nothing stands between the brackets but one value."""
+def _parse_brackets(text: str) -> AnswerForm:
+    """Parse a tuple, interval, set or matrix. Parentheses around one value are dropped."""
     if match := _MATRIX.fullmatch(text):
         return _matrix(match)
     opening = next((sign for sign in (r"\{", r"\langle", "(", "[", "{") if text.startswith(sign)), "")
@@ -104,7 +105,7 @@ def _bracketed(text: str) -> AnswerForm:
         parts, _ = _split(inside, ",|;")
         if kind == "set" or len(parts) > 1 or opening == "[":
             brackets = "()" if opening == r"\langle" else opening[-1] + closing[-1]
-            return AnswerForm(kind, brackets, _parsed([part for part in parts if part]))
+            return AnswerForm(kind, brackets, _parse_all([part for part in parts if part]))
         if opening == "(" and closing == ")" and inside:
             return parse(inside) if not split_unit(text)[1] else AnswerForm("value", text)
     return AnswerForm("set") if text in (r"\emptyset", r"\varnothing") else AnswerForm("value", text)
@@ -120,7 +121,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _matrix(match: re.Match[str]) -> AnswerForm:
-    """A matrix, row by row; a factor before it is a factor of every entry."""
+    """Parse a matrix row by row. A factor before it multiplies every entry."""
     factor = match[1].strip().removesuffix(r"\cdot").strip()
     rows = [
         _split(row, "&")[0]
@@ -130,4 +131,4 @@ def _matrix(match: re.Match[str]) -> AnswerForm:
     if len({len(row) for row in rows}) != 1:
         raise Unreadable("the rows of a matrix differ in length")
     entries = [entry if not factor else f"({factor})({entry})" for row in rows for entry in row]
-    return AnswerForm("matrix", f"{len(rows)}x{len(rows[0])}", _parsed(entries))
+    return AnswerForm("matrix", f"{len(rows)}x{len(rows[0])}", _parse_all(entries))

@@ -1,6 +1,6 @@
 r"""Sets of real numbers: ``(1,2] \cup [3,\infty)``, ``1 < x \le 2``, ``x < 1 or x > 3``."""
 
-# SymPy has no types; what it returns is annotated here.
+# SymPy has no type hints, so its results are annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 from typing import Any
@@ -14,7 +14,7 @@ _ORDER = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\n
 
 
 def same_regions(answer: AnswerForm, truth: AnswerForm) -> bool | None:
-    """Whether two sets of real numbers are equal; None for two forms that are no such sets."""
+    """Whether two sets of real numbers are equal; None if neither form is such a set."""
     if not (_is_region(answer) or _is_region(truth)):
         return None
     try:
@@ -32,11 +32,11 @@ def _is_region(form: AnswerForm) -> bool:
         return all(map(_is_region, form.parts))
     if form.kind == "relation":
         return set(form.text.split()) <= set(_ORDER)
-    return form.kind in ("union", "without") or form.text == r"\mathbb{R}"
+    return form.kind in ("union", "difference") or form.text == r"\mathbb{R}"
 
 
 def _letter(form: AnswerForm) -> str:
-    """The letter that an inequality is about; "" for other forms."""
+    """The variable of an inequality; "" for other forms."""
     if form.kind == "list":
         return _letter(form.parts[0])
     if form.kind != "relation" or not _is_region(form):
@@ -45,7 +45,7 @@ def _letter(form: AnswerForm) -> str:
 
 
 def _region(form: AnswerForm) -> Any:
-    """The SymPy set that a form stands for; None where it is none of real numbers."""
+    """The form as a SymPy set; None if it is not a set of real numbers."""
     if form.text == r"\mathbb{R}":
         return sympy.S.Reals
     if form.kind == "tuple" and len(form.parts) == 2:
@@ -55,18 +55,18 @@ def _region(form: AnswerForm) -> Any:
         return sympy.FiniteSet(*(value(part.text) for part in form.parts))
     if form.kind == "relation":
         return _region(form.parts[1]) if form.text == r"\in" else _chain(form)
-    if form.kind not in ("list", "union", "without"):
+    if form.kind not in ("list", "union", "difference"):
         return None
     parts = [_region(part) for part in form.parts]
     if None in parts or (form.kind == "list" and len({_letter(part) for part in form.parts}) > 1):
         return None
-    if form.kind == "without":
+    if form.kind == "difference":
         return sympy.Complement(*parts) if len(parts) == 2 else None
     return sympy.Intersection(*parts) if form.kind == "list" and form.text != "or" else sympy.Union(*parts)
 
 
 def _chain(form: AnswerForm) -> Any:
-    """Where all inequalities of ``1 < x \\le 2`` hold, as far as SymPy solves them."""
+    """The solutions of a chain of inequalities such as ``1 < x \\le 2``; None if SymPy has none."""
     region: Any = sympy.S.Reals
     for left, sign, right in zip(form.parts, form.text.split(), form.parts[1:], strict=False):
         sides: tuple[Any, Any] = value(left.text), value(right.text)

@@ -1,4 +1,4 @@
-"""One response, as a reward sees it."""
+"""The response that a reward function receives, and how to build it from verl's arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,16 +8,19 @@ from typing import Any
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, Verdict, judge
 from retool_mcore.reward.extract import extract_answer
-from retool_mcore.reward.said import vote
+from retool_mcore.reward.statement import vote
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """One response, as a reward function sees it.
+    """One response, as a reward function receives it.
 
-    ``answer`` is what the model boxed in its last turn. ``text`` is the decoded response with the
-    tools' outputs. ``behavior`` has the counts of ``rollout.metrics.Behavior``. ``extra_info`` is
-    the row's column of that name.
+    - ``data_source``, ``extra_info``: the row's columns of these names.
+    - ``truth``: the row's reward_model.ground_truth.
+    - ``answer``: the content of the model's last box, or None.
+    - ``text``: the decoded response with the tools' outputs.
+    - ``behavior``: the counts of ``rollout.metrics.Behavior``, such as "calls".
+    - ``timeout_s``: CPU seconds that the judge may take.
     """
 
     data_source: str
@@ -30,7 +33,7 @@ class Response:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The default judgement of the answer; takes up to ``timeout_s`` of CPU time, once."""
+        """The judge's verdict. The first access takes up to ``timeout_s`` of CPU time."""
         if self.answer is None:
             return Verdict(False, "exact")
         return judge(self.answer, self.truth, timeout_s=self.timeout_s)
@@ -42,14 +45,14 @@ class Response:
 
     @property
     def check_failed(self) -> bool:
-        """Whether the judgement was asked for and given up; the answer then counts as wrong."""
+        """Whether the judge was used and did not finish; the answer then counts as wrong."""
         return "verdict" in vars(self) and self.verdict.how in ("timeout", "crash")
 
     def result(self, score: float, acc: float) -> dict[str, Any]:
-        """What a reward function returns to verl: the same keys for every response.
+        """The result for verl, with the same keys for every response.
 
-        ``pred`` is verl's name for the answer as maj@k counts it. ``check_failed`` is 1.0 when the
-        check timed out or crashed, which counts as wrong.
+        ``pred`` is the vote for maj@k, under verl's name. ``check_failed`` is 1.0 if the check
+        timed out or crashed.
         """
         return {
             "score": score,
@@ -69,13 +72,12 @@ def read_response(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Response:
-    """A response from what verl passes to a reward function.
+    """Build a Response from the arguments that verl passes to a reward function.
 
-    ``solution_str`` is the decoded response with its interpreter outputs. The answer is the one in
-    the model's words after the last output, outside of calls (``reward.extract``). Our agent loop
-    has already read it from the tokens and passes it in ``extra_info`` as ``answer`` beside
-    ``behavior``; without ``behavior``, an ``answer`` there is a data file's column and is ignored.
-    Raises RewardError when the row has no ground truth.
+    ``solution_str`` is the decoded response with its interpreter outputs; ``reward.extract`` finds
+    the answer in it. Our agent loop has already read the answer from the tokens and passes it as
+    ``extra_info["answer"]`` together with ``behavior``. Without ``behavior``, ``answer`` is a
+    column of the data file and is ignored. Raises RewardError if the row has no ground truth.
     """
     extra = extra_info or {}
     truth = _truth(ground_truth, data_source, extra)
@@ -97,6 +99,6 @@ def _truth(ground_truth: Any, data_source: str, extra_info: Mapping[str, Any]) -
     if isinstance(ground_truth, str) and ground_truth.strip():
         return ground_truth
     raise RewardError(
-        f"row {extra_info.get('index')} of data source {data_source!r} has reward_model.ground_truth = "
-        f"{ground_truth!r}, which is no answer to compare with. Mend the data file"
+        f"row {extra_info.get('index')} of data source {data_source!r} has no usable truth: "
+        f"reward_model.ground_truth = {ground_truth!r}. Correct the row: the truth is a number or a text"
     )

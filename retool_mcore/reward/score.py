@@ -1,11 +1,11 @@
-"""The reward function that verl calls: as in the paper, +1 for a right answer, -1 otherwise."""
+"""The reward function that verl calls: +1 for a right answer and -1 otherwise, as in the paper."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.reward.response import read_response
-from retool_mcore.reward.shaping import shaped
+from retool_mcore.reward.shaping import shape_reward
 
 PAPER = Reward()  # +1 and -1, without shaping
 
@@ -22,22 +22,22 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score one response. verl's reward managers call this from several threads.
 
-    See ``read_response`` for what it is read from. ``reward``: a run's section, whose shaping may
-    need ``max_response_tokens``.
+    ``read_response`` documents the first four arguments. ``reward`` is a run's section [reward];
+    ``max_response_tokens`` is needed only for reward.overlong_buffer_tokens.
 
-    Returns ``Response.result``, and the parts of the shaping, which are added to score and also
-    returned separately, with reward_answer for the answer alone. Raises RewardError when the row
-    has no ground truth.
+    Returns ``Response.result``. With shaping, "score" is the sum of the parts, and each part is
+    returned as well: "reward_answer" for the answer, "reward_NAME" for the others. Raises
+    RewardError if the row has no ground truth.
     """
     response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=reward.timeout_s)
     result = response.result(reward.answer[0 if response.right else 1], float(response.right))
-    return result | shaped(reward, response, max_response_tokens)
+    return result | shape_reward(reward, response, max_response_tokens)
 
 
 def mean_parts(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean of each part over results of ``compute_score``, as metrics ``reward/NAME``.
+    """The mean of each part over results of ``compute_score``, as metrics ``reward/NAME``.
 
-    score and acc are left out, because verl reports them.
+    Skips "score" and "acc", which verl reports.
     """
     values: dict[str, list[float]] = {}
     for result in results:

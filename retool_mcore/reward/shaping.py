@@ -1,11 +1,11 @@
-"""Optional parts of the reward beyond the paper's, each off by default and logged separately.
+"""Optional reward shaping beyond the paper: off by default, each part logged separately.
 
-- ``call_bonus``: a bonus for every call of a wrong response, and the highest reward with it; 0.1
-  and -0.6 in the public recipe.
-- ``overlong_buffer_tokens``: DAPO's overlong shaping. A response that runs into the last so many
-  tokens before rollout.max_response_tokens, interpreter output included, loses up to 1, linearly.
-- ``require``, "format": a right answer counts only when no call of the response was malformed;
-  "simplified": only when it is worked out (see ``simplified``).
+- ``call_bonus``: a bonus per call of a wrong response, and the highest reward with it; 0.1 and -0.6
+  in the public recipe.
+- ``overlong_buffer_tokens``: DAPO's overlong shaping. The last tokens before
+  rollout.max_response_tokens, interpreter output included, cost up to 1, linearly.
+- ``require``: "format" rewards a right answer only if no call of the response was malformed,
+  "simplified" only if the model worked it out (see ``simplified``).
 """
 
 from retool_mcore.config.rl import Reward
@@ -14,19 +14,21 @@ from retool_mcore.reward.response import Response
 from retool_mcore.reward.simplified import simplified
 
 
-def shaped(reward: Reward, response: Response, max_response_tokens: int) -> dict[str, float]:
-    """The shaped score and its parts; {} where nothing is on.
+def shape_reward(reward: Reward, response: Response, max_response_tokens: int) -> dict[str, float]:
+    """The shaped score and its parts; {} if no shaping is on.
 
-    Only options that are on have parts, so every response has the same ones. Raises RewardError
-    when an option needs what the agent loop counts, and that is missing: shaping would silently do
-    nothing.
+    Only options that are on have parts, so all responses of a run have the same parts. Raises
+    RewardError if an option needs the agent loop's counts and ``response.behavior`` is empty.
     """
     (bonus, highest), buffer, require = reward.call_bonus, reward.overlong_buffer_tokens, reward.require
     if not (bonus or buffer or require):
         return {}
     behavior = response.behavior
     if not behavior and (bonus or buffer or "format" in require):
-        raise RewardError("reward shaping needs the counts of our agent loop (extra_info behavior), and has none")
+        raise RewardError(
+            "reward shaping needs the agent loop's counts, but extra_info has no behavior. Leave out call_bonus, "
+            'overlong_buffer_tokens and require = ["format"] for responses of another loop'
+        )
     worked_out = not ("simplified" in require and response.right) or simplified(response.answer or "", response.truth)
     right = response.right and worked_out and not ("format" in require and behavior["malformed"])
     base = reward.answer[0 if right else 1]

@@ -1,38 +1,39 @@
-r"""Whether a right answer is worked out, or could be a copy of the problem's own expression.
+r"""Decides whether a right answer is worked out, or could be copied from the problem.
 
-``e^{\ln 42}``, ``42+0x`` and ``\frac{84}{2}`` are 42, and say nothing that a problem may not have
-said. "simplified" in reward.require pays none of them.
+``e^{\ln 42}``, ``42+0x`` and ``\frac{84}{2}`` equal 42, but the problem may contain such an
+expression. With "simplified" in reward.require they earn the reward of a wrong answer.
 """
 
 import re
 
 from retool_mcore.reward.clean import split_unit
 from retool_mcore.reward.numbers import number
-from retool_mcore.reward.said import said, words
+from retool_mcore.reward.statement import statement_of, words
 
-TIMES, MORE = 2, 1  # an answer may have so many times the truth's numbers and letters, and so many more
+MAX_RATIO, MAX_EXTRA = 2, 1  # limits of an answer's size, relative to the truth's
 _LAYOUT = re.compile(r"\\(?:frac|sqrt|cdot|times|text|circ|pm|cup|infty|begin|end|in|le|ge)(?![a-z])|[bp]matrix")
 _PART = re.compile(r"\\[A-Za-z]+|\d+(?:\.\d+)?|[A-Za-z]")
 _OVER = re.compile(r"\\frac|/")
 
 
 def simplified(answer: str, truth: str) -> bool:
-    """Whether a right answer is written as simply as its truth asks for.
+    """Whether a right answer is about as simple as its truth.
 
-    Where the truth is a rational number, the answer is one as written: digits, a decimal, a power
-    of ten times one, a mixed number, or, of a value that is not whole, a fraction of two numbers.
-    Else it has at most ``TIMES`` the numbers, letters and functions of the truth, and ``MORE``.
+    If the truth is a rational number, the answer must be written as one: digits, a decimal,
+    scientific notation, a mixed number, or a fraction unless the value is an integer. Otherwise it
+    may have at most ``MAX_RATIO`` n + ``MAX_EXTRA`` numbers, letters and functions, if the truth
+    has n.
     """
-    mine, theirs = said(answer).text, said(truth).text
+    mine, theirs = statement_of(answer).text, statement_of(truth).text
     if words(mine) is not None:
         return True
     last = mine if "=" in theirs else re.split(r"=|\\approx", mine)[-1 if "\\approx" not in mine else 0].strip()
     written, expected = number(split_unit(last)[0]), number(split_unit(theirs)[0])
     if expected is not None and split_unit(theirs)[1] != "deg" and ("." not in theirs or written is not None):
         return written is not None and not (_OVER.search(last) and written.denominator == 1)
-    return _parts(last) <= TIMES * _parts(theirs) + MORE
+    return _parts(last) <= MAX_RATIO * _parts(theirs) + MAX_EXTRA
 
 
 def _parts(text: str) -> int:
-    """How many numbers, letters and functions a text has."""
+    """The number of numbers, letters and functions in a text."""
     return len(_PART.findall(_LAYOUT.sub(" ", text)))

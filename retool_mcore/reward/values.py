@@ -1,11 +1,12 @@
-r"""Whether two expressions are equal, or one but for a factor.
+r"""Compares two expressions: equal, or equal up to a constant factor.
 
-Rational expressions, of letters too, are compared exactly by their remainders at three primes,
-others at 120 digits and several points. Nothing is equal by a tolerance that a sum could hide in:
-the digits grow with the numbers of an expression. This runs in a checker process.
+Rational expressions, also with letters, are compared exactly, by their remainders modulo three
+primes. Other expressions are compared at several points with at least 120 digits. The precision
+grows with the numbers in an expression, so a large term cannot hide a small one. This runs in a
+checker process.
 """
 
-# SymPy has no types; what it returns is annotated here.
+# SymPy has no type hints, so its results are annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 from collections.abc import Iterator
@@ -16,21 +17,21 @@ import sympy
 from sympy import Float, Rational, pi
 from sympy.core.function import AppliedUndef
 
-from retool_mcore.reward.numbers import ROUNDED_DIGITS, is_near, significant
+from retool_mcore.reward.numbers import ROUNDED_DIGITS, is_near, significant_digits
 
-DIGITS = 120  # of values that have no exact comparison
-GUARD_DIGITS = 20  # of these, lost to rounding
-MAX_DIGITS = 12000  # where a sum has huge and small parts; beyond it nothing is equal
+DIGITS = 120  # precision for values without an exact comparison
+GUARD_DIGITS = 20  # of these, allowed to differ by rounding
+MAX_DIGITS = 12000  # for sums of huge and small terms; values that need more are unequal
 PRIMES = (2**61 - 1, 2**89 - 1, 2**107 - 1)
-POINTS = tuple(map(Rational, ("7/5", "13/11", "29/8", "157/9")))  # what letters stand for
-MAX_POINT = 10**9  # the largest: one point lies beyond the numbers of both sides, as of |x - 5|
+POINTS = tuple(map(Rational, ("7/5", "13/11", "29/8", "157/9")))  # values of the letters
+MAX_POINT = 10**9  # bound of the point beyond all numbers of both sides, needed for |x - 5|
 
 
 def same(a: Any, b: Any, text: str = "", other: str = "") -> bool:
     """Whether two values are equal.
 
-    ``text`` and ``other`` are what they were read from: a decimal of six digits or more equals an
-    irrational value that rounds to it.
+    ``text`` and ``other`` are their texts: a decimal of six digits or more equals an irrational
+    value that rounds to it.
     """
     if a == b:
         return True
@@ -43,7 +44,7 @@ def same(a: Any, b: Any, text: str = "", other: str = "") -> bool:
 
 
 def proportional(a: Any, b: Any) -> bool:
-    """Whether one expression in letters is the other times a number: ``2x-4`` and ``x-2``."""
+    """Whether one expression is the other times a number: ``2x-4`` and ``x-2``."""
     if not a.free_symbols or a.free_symbols != b.free_symbols:
         return False
     at = dict.fromkeys(a.free_symbols, Rational(1)) | _point(a.free_symbols, POINTS[0])
@@ -52,12 +53,12 @@ def proportional(a: Any, b: Any) -> bool:
 
 
 def is_constant(tree: Any) -> bool:
-    """Whether a value has no letters, and no function of an unknown name."""
+    """Whether a value has no letters and no unknown functions."""
     return not tree.free_symbols and not tree.atoms(AppliedUndef)
 
 
 def _same_constants(a: Any, b: Any) -> bool:
-    """Two values without letters, at ``DIGITS`` and two for each digit of their largest number."""
+    """Compare two constants, with ``DIGITS`` digits plus two per digit of the largest number."""
     if not all(each.is_finite for each in (a, b)):
         return a == b
     first, second = sympy.N(a, 30), sympy.N(b, 30)
@@ -75,7 +76,7 @@ def _same_constants(a: Any, b: Any) -> bool:
 
 
 def _at_points(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """Both values at points of positive letters, and at negative ones where both are real."""
+    """Both values at positive points, and at those negative points where both are real."""
     letters = a.free_symbols | b.free_symbols
     numbers = [int(abs(each)) for tree in (a, b) for each in tree.atoms(Rational)]
     beyond = POINTS[0] * min(max(numbers, default=0) + 2, MAX_POINT)
@@ -92,7 +93,7 @@ def _point(letters: Any, first: Any) -> dict[Any, Any]:
 
 
 def _same_remainders(a: Any, b: Any) -> bool | None:
-    """Whether rational expressions are equal at a point modulo three primes; None for others."""
+    """Whether two rational expressions agree at a point modulo three primes; None for others."""
     for prime in PRIMES:
         mine, theirs = _remainder(a, prime), _remainder(b, prime)
         if mine is None or theirs is None:
@@ -122,7 +123,7 @@ def _remainder(tree: Any, prime: int) -> int | None:
 
 
 def _rounds_to(decimal: str, exact: Any) -> bool:
-    """Whether a decimal of six digits or more is what an irrational value rounds to."""
-    if significant(decimal) < ROUNDED_DIGITS or exact.is_Rational or not exact.is_real:
+    """Whether an irrational value rounds to a decimal of six digits or more."""
+    if significant_digits(decimal) < ROUNDED_DIGITS or exact.is_Rational or not exact.is_real:
         return False
     return is_near(decimal, Fraction(str(sympy.N(exact, DIGITS))))

@@ -135,7 +135,7 @@ def test_truths_that_cannot_be_judged_are_rejected_with_a_reason(tmp_path):
     assert result.exit_code == 0, result.output
     assert "5 answers that nothing can be compared with" in result.output
     why = [row["why"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
-    told = ("it is a proof", "2 answers", "'proof' is no answer", "'notfound' is no answer", "no \\boxed{}")
+    told = ("it is a proof", "2 answers", "'proof' is not an answer", "'notfound' is not an answer", "no \\boxed{}")
     for reason, said in zip(told, why, strict=True):
         assert reason in said
 

@@ -81,7 +81,7 @@ def test_a_benchmarks_own_file_is_compared_with_training_data(tmp_path):
 def test_truths_that_nothing_can_be_compared_with_are_errors(tmp_path):
     path = rl_file(tmp_path / "a.parquet", "What is 1 + 1?", truth="\\frac{")
     (error,) = lint_file(path, None, None).errors
-    assert "row 0: nothing can be compared with the ground truth" in error and "it is no expression" in error
+    assert "row 0: nothing can be compared with the ground truth" in error and "it is not an expression" in error
     assert CliRunner().invoke(app, ["lint", path]).exit_code == 1
 
 

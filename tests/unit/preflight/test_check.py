@@ -55,13 +55,13 @@ def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):  # noqa:
             'rollout.tools=["code_interpreter", "own_mistakes:Plain", "own_mistakes:Nameless"]',
             ["call of Plain is not async", "Nameless has no name"],
         ),
-        ("reward.function=math:sqrt", ["it failed with TypeError: must be real number, not Response"]),
+        ("reward.function=math:sqrt", ["the function raised TypeError: must be real number, not Response"]),
         ("reward.function=own_mistakes:of_verl", ["cannot be called with one response", "def score(response)"]),
         (
             "reward.function=own_mistakes:without_result",
-            ["it returned score = None. Every part must be a finite number"],
+            ["the result has score = None. Every part must be a finite number"],
         ),
-        ("reward.function=own_mistakes:of_extra_info", ["it failed with KeyError: 'level'"]),
+        ("reward.function=own_mistakes:of_extra_info", ["the function raised KeyError: 'level'"]),
     ],
 )
 def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, told: list[str]):  # noqa: F811

@@ -12,8 +12,8 @@ import pytest
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.reward import answer
-from retool_mcore.reward.answer import Checkers, Verdict, judge, judge_many, judgeable
-from retool_mcore.reward.said import said
+from retool_mcore.reward.answer import CheckerPool, Verdict, judge, judge_many, truth_problem
+from retool_mcore.reward.statement import statement_of
 from tests.unit.reward.slow import SLOW
 
 HOSTILE = [
@@ -63,7 +63,7 @@ def test_a_hanging_check_is_given_up_on_and_told():
 
 
 def test_the_limit_counts_cpu_time_so_a_busy_machine_changes_no_verdict():
-    checkers = Checkers(count=1)
+    checkers = CheckerPool(count=1)
     before = children()
     assert checkers.ask({"answer": r"\ln 2", "truth": r"\ln 3", "timeout_s": 60.0}) == {"equal": False}
     (checker,) = children() - before
@@ -87,7 +87,7 @@ def children() -> set[int]:
 
 
 def test_a_killed_checker_is_replaced():
-    checkers = Checkers(count=1)
+    checkers = CheckerPool(count=1)
     request = {"answer": r"\frac{1}{2}", "truth": "0.5", "timeout_s": 60.0}
     before = children()
     first = checkers.ask(request)
@@ -130,27 +130,27 @@ def test_no_answers_are_judged_by_no_process():
 
 
 def test_truths_that_can_be_compared_with_are_told_from_others():
-    assert judgeable("1,234") is None
-    assert judgeable(r"\frac{1}{2}") is None
-    assert judgeable("") is not None
-    assert judgeable(r"\frac{") is not None
+    assert truth_problem("1,234") is None
+    assert truth_problem(r"\frac{1}{2}") is None
+    assert truth_problem("") is not None
+    assert truth_problem(r"\frac{") is not None
 
 
 @pytest.mark.parametrize(
     "truth, reason",
     [
         ("", "it is empty"),
-        (r"\frac{", "no expression"),
-        (r"n \equiv 4 \pmod{7}", r"'\\pmod{7}' is not known"),
-        ("proof", "'proof' is no answer"),
+        (r"\frac{", "not an expression"),
+        (r"n \equiv 4 \pmod{7}", r"'\\pmod{7}' is not supported"),
+        ("proof", "'proof' is not an answer"),
         ("the sum of all the squares is even", "a text of 8 words"),
         ("1+" * 1001 + "1", "2003 characters"),
         ("9 (wrong)", "'wrong'"),
-        (r"2 3", "stands behind a value"),
+        (r"2 3", "follows a value"),
     ],
 )
 def test_a_truth_that_cannot_be_judged_says_why(truth, reason):
-    assert reason in (judgeable(truth) or "")
+    assert reason in (truth_problem(truth) or "")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_a_truth_that_cannot_be_judged_says_why(truth, reason):
 )
 def test_normalising_takes_no_time_to_speak_of(text):
     started = time.process_time()
-    said(text)
+    statement_of(text)
     assert time.process_time() - started < 0.2
 
 
 def test_a_checker_may_use_2_gib_and_no_more():
     """The kernel's own word of the processes that compare values."""
     assert judge(r"\ln 8", r"3\ln 2") == Verdict(True, "values")
-    running = [checker.process for checker in answer._checkers()._all if checker.process]
+    running = [checker.process for checker in answer._pool()._all if checker.process]
     limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in running]
     assert limits
     for text in limits:

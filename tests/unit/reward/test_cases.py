@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retool_mcore.reward.answer import judge, judgeable
+from retool_mcore.reward.answer import judge, truth_problem
 from retool_mcore.reward.forms import equivalent
-from retool_mcore.reward.said import said, vote
+from retool_mcore.reward.statement import statement_of, vote
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text(encoding="utf-8").splitlines()]
 PIECES = [r"\frac", r"\sqrt", "{", "}", "(", ")", "1", "23", "x", "+", "-", "^", "_", ",", r"\{", r"\}", "|", "=", "/"]
@@ -60,15 +60,15 @@ def test_no_answer_equals_two_truths_that_differ():
 @given(st.text(alphabet=r"0123456789abcix+-*/^_=<>(){}[]|,.;:!%$\ ~" + "'\n", max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_no_text_raises_and_every_text_equals_itself(text: str):
-    assert equivalent(text, f" {text} ") == bool(said(text).text)
+    assert equivalent(text, f" {text} ") == bool(statement_of(text).text)
     assert isinstance(vote(text), str)
-    judgeable(text)
+    truth_problem(text)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 @settings(max_examples=300, deadline=None)
 def test_no_mathematics_raises_or_equals_another_number(text: str):
-    assert equivalent(text, f"{text} ") == bool(said(text).text)
+    assert equivalent(text, f"{text} ") == bool(statement_of(text).text)
     assert not equivalent(text, "7919") and not equivalent("7919", text)
 
 
@@ -96,4 +96,4 @@ def test_huge_values_are_compared_with_the_digits_that_they_need():
 
 
 def test_the_truth_of_every_right_case_can_be_judged():
-    assert [case["truth"] for case in CASES if case["equal"] and judgeable(case["truth"])] == []
+    assert [case["truth"] for case in CASES if case["equal"] and truth_problem(case["truth"])] == []

@@ -10,7 +10,7 @@ import pytest
 import retool_mcore.reward
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.clean import MAX_ANSWER_CHARS
-from retool_mcore.reward.said import quick_verdict, said, vote
+from retool_mcore.reward.statement import quick_verdict, statement_of, vote
 
 SIZE = 20_000
 MODULES = [
@@ -84,7 +84,7 @@ def test_the_patterns_under_test_are_all_there_are():
 def test_answers_that_stalled_the_scorer_take_no_time_outside_of_a_checker(answer: str):
     started = time.process_time()
     for text in (answer, answer[:MAX_ANSWER_CHARS] + " ", answer * 20):
-        said(text)
+        statement_of(text)
         vote(text)
         quick_verdict(text, r"\frac{1}{3}")
     judge(answer, r"\frac{1}{3}")

@@ -41,11 +41,11 @@ def test_the_answer_is_judged_only_where_somebody_asks(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("result", "told"),
     [
-        ({"length": 1.0}, 'returned length without "score"'),
-        ({}, 'returned nothing without "score"'),
-        ("1.0", "returned score = '1.0'. Every part must be a finite number"),
-        (float("nan"), "returned score = nan"),
-        (None, "returned score = None"),
+        ({"length": 1.0}, 'the result has no "score". It has length.'),
+        ({}, 'the result has no "score". It has no entries.'),
+        ("1.0", "the result has score = '1.0'. Every part must be a finite number"),
+        (float("nan"), "the result has score = nan"),
+        (None, "the result has score = None"),
         ({"score": 1.0, "pred": 1.0}, "a part named pred"),
         ({"score": 1.0, "acc": 0.5}, "acc = 0.5"),
     ],
@@ -57,14 +57,14 @@ def test_a_result_that_cannot_be_used_is_one_error(result: Any, told: str):
 
 
 def test_what_the_function_raises_is_told_with_the_row():
-    with pytest.raises(RewardError, match=r"data source 'math'.* failed with KeyError: 'hints'"):
+    with pytest.raises(RewardError, match=r"data source 'math'.* the function raised KeyError: 'hints'"):
         own(lambda response: response.extra_info["hints"])(RIGHT)
 
 
 def test_every_response_has_the_same_parts():
     reward = own(lambda response: {"score": 1.0, **({"bonus": 1.0} if response.right else {})})
     reward(RIGHT)
-    with pytest.raises(RewardError, match="returned score, and for another response bonus, score"):
+    with pytest.raises(RewardError, match="the result has score, but that of another response has bonus, score"):
         reward(NONE)
 
 
@@ -75,7 +75,7 @@ async def _waits(response: Response) -> float:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (3, "is of type int, not a function"),
+        (3, "is of type int. Name a function"),
         (_waits, "is an async function"),
         (lambda: 1.0, "cannot be called with one response"),
         (lambda response, scale: 1.0, "cannot be called with one response"),

@@ -6,8 +6,8 @@ import pytest
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.said import vote
 from retool_mcore.reward.score import compute_score
+from retool_mcore.reward.statement import vote
 from tests.unit.reward.slow import SLOW
 
 OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_response>\nassistant\n"
@@ -65,7 +65,7 @@ def test_a_check_that_hangs_is_wrong_and_counted():
 
 @pytest.mark.parametrize("truth", [None, "", "  ", True, ["34"]])
 def test_a_row_without_truth_is_an_error_that_names_it(truth):
-    with pytest.raises(RewardError, match="row 7 of data source 'math' has reward_model"):
+    with pytest.raises(RewardError, match="row 7 of data source 'math' has no usable truth: reward_model"):
         compute_score("math", r"\boxed{34}", truth, {"index": 7})
 
 

@@ -104,7 +104,7 @@ def test_all_responses_of_a_run_have_the_same_parts():
 
 
 def test_shaping_without_the_loops_counts_is_an_error():
-    with pytest.raises(RewardError, match="needs the counts of our agent loop"):
+    with pytest.raises(RewardError, match="needs the agent loop's counts"):
         compute_score("math", r"\boxed{34}", "34", {}, reward=Reward(call_bonus=[0.1, -0.6]))
 
 

@@ -1,6 +1,6 @@
-r"""What an answer says: a choice's letter, a name's value, words, or a sentence's one number.
+r"""Reduces an answer to what it states: a choice, a value, words, or a sentence's only number.
 
-An answer says one thing. A text that offers two, such as ``80 girls and 16 boys``, says none.
+An answer states one thing. A text with two values, such as ``80 girls and 16 boys``, states none.
 """
 
 import re
@@ -8,18 +8,18 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from retool_mcore.reward.clean import changes_value, clean, same_unit, split_unit, unit_of
+from retool_mcore.reward.clean import changes_value, clean, split_unit, unit_of, unit_ratio
 from retool_mcore.reward.numbers import number, same_numbers
 
 MAX_SENTENCE_WORDS = 40
-MAX_WORDS = 6  # of a truth that is words
+MAX_WORDS = 6  # in a truth that consists of words
 
 _LABEL = re.compile(r"(?:\\text ?\{ ?)?\(([A-Ja-j])\)(?: ?\})? ?(.+)|\\text ?\{ ?\(([A-Ja-j])\) ([^{}]+)\}")
-_ANOTHER = re.compile(r"\([B-Jb-j]\)|^(?:and|or|answer)\b|[.)] ?\(?[B-J][.)]")
+_NEXT_CHOICE = re.compile(r"\([B-Jb-j]\)|^(?:and|or|answer)\b|[.)] ?\(?[B-J][.)]")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:option|choice|answer)(?: is)? )?\(?(?:\\text ?\{ ?)?\(?([A-J])\)?(?: ?\})?[).]*", re.IGNORECASE
 )
-_LEAD = re.compile(
+_LEAD_IN = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct |required )?"
     r"(?:answer|result)(?: is|:| is:)? (?=\S)",
     re.IGNORECASE,
@@ -27,7 +27,7 @@ _LEAD = re.compile(
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
 _FORMULA_SIGN = re.compile(r"\$|\\\(")
 _BOX = re.compile(r"\\boxed ?\{([^{}]+(?:\{[^{}]*\}[^{}]*)*)\}")
-_ASIDE = re.compile(r"\A(.*[\d}]) ?\((?:\\approx ?|approximately )?(-?\d*\.\d+)\)")
+_APPROXIMATION = re.compile(r"\A(.*[\d}]) ?\((?:\\approx ?|approximately )?(-?\d*\.\d+)\)")
 _RUN = re.compile(r"[A-Za-z]+")
 _PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z\d .,:;'&-]*")
 _MONTHS = (
@@ -44,7 +44,7 @@ _HEDGES = frozenset((
     "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "hundred", "thousand", "million",
     "billion", "both", "versus", "vs", "instead", "unknown", "impossible", "likely",
 ))  # fmt: skip
-_COMPARES = frozenset(("than", "by", "exceeds", "below", "above", "under", "over", "to", "from"))
+_COMPARISONS = frozenset(("than", "by", "exceeds", "below", "above", "under", "over", "to", "from"))
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|det|gcd|max|min|lim)(?![a-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3}|\\text|\\mod|\\pmod")
 _NAME = re.compile(
@@ -56,43 +56,43 @@ _DIGIT_WITH_INDEX = re.compile(r"\d ?_.*")
 _INDEX = re.compile(r" ?_ ?(?:\w|\\[a-z]+|\{[^{}]{0,40}\})")
 
 
-class Said(NamedTuple):
-    """A cleaned answer. ``label``: the letter of a choice before its content, as in ``(B) 12``."""
+class Statement(NamedTuple):
+    """A cleaned answer. ``label``: the choice's letter before its content, B in ``(B) 12``."""
 
     text: str
     label: str = ""
 
 
 @lru_cache(maxsize=8192)
-def said(answer: str) -> Said:
-    """What an answer says, without labels and introductions. Takes linear time."""
+def statement_of(answer: str) -> Statement:
+    """Clean an answer and remove its label and introduction. Takes linear time."""
     text = clean(answer)
     if "####" in text:
         text = _after_hashes(text)
-    if lead := _LEAD.match(text):
+    if lead := _LEAD_IN.match(text):
         text = clean(text[lead.end() :])
     if (only := _only_formula(text)) is not None:
         text = clean(only)
-    text = _ASIDE.sub(r"\1 \\approx \2", text) if text.endswith(")") else text
+    text = _APPROXIMATION.sub(r"\1 \\approx \2", text) if text.endswith(")") else text
     if match := _LABEL.fullmatch(text):
         label, rest = (match[1], match[2]) if match[1] else (match[3], match[4])
-        if not _ANOTHER.search(rest):  # a copied list of choices
-            return Said(clean(rest), label.upper())
-    return Said(text)
+        if not _NEXT_CHOICE.search(rest):  # otherwise it is a copied list of choices
+            return Statement(clean(rest), label.upper())
+    return Statement(text)
 
 
 def _after_hashes(text: str) -> str:
-    """``40`` of ``40 songs. #### 40``, as GSM8K ends its solutions; both must say the same."""
-    before, _, behind = text.rpartition("####")
-    behind = clean(behind)
+    """``40`` for ``40 songs. #### 40``, the form of GSM8K's solutions. Both parts must agree."""
+    before, _, after = text.rpartition("####")
+    after = clean(after)
     value = number(one_number(clean(before)) or "")
-    return behind if not before.strip(" #") or (value is not None and value == number(behind)) else text
+    return after if not before.strip(" #") or (value is not None and value == number(after)) else text
 
 
 def _only_formula(text: str) -> str | None:
-    r"""The formula of a sentence that has only one, and no number outside it: ``it is \(x = 3\)``.
+    r"""The only formula of a sentence without other numbers, such as ``it is \(x = 3\)``, or None.
 
-    A box is the formula of a sentence, whatever else stands between dollar signs.
+    If the sentence has a box, the box is its formula, and formulas in dollar signs do not count.
     """
     found = (
         [*_BOX.finditer(text)]
@@ -110,7 +110,7 @@ def _only_formula(text: str) -> str | None:
 
 
 def spelling(text: str) -> str:
-    r"""A text without spaces and braces that mean nothing: ``x^2`` of ``x ^ {2}``."""
+    r"""A text without redundant spaces and braces: ``x^2`` for ``x ^ {2}``."""
     text = re.sub(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])", "", text)
     text = re.sub(r"\\(?:text|mathrm) ?\{([^{}\\]*)\}", r"\1", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
@@ -118,21 +118,21 @@ def spelling(text: str) -> str:
 
 
 def words(text: str) -> str | None:
-    """An answer in words, without case, such as ``october 30``; None for mathematics."""
+    """An answer that consists of words, in lower case (``october 30``); None for mathematics."""
     text = re.sub(r"\\text ?\{([^{}\\]*)\}", r"\1", text).strip(" .,!")
     if not _PLAIN_TEXT.fullmatch(text):
         return None
     runs = _RUN.findall(text)
     if not any(len(run) > 2 or (len(run) == 2 and run.isalpha() and run.lower() in ("no", "up", "ok")) for run in runs):
         return None
-    said = " ".join(re.findall(r"[a-z\d:]+", text.casefold()))
+    plain = " ".join(re.findall(r"[a-z\d:]+", text.casefold()))
     for month in _MONTHS:
-        said = re.sub(rf"\b{month[:3]}\b", month, said)
-    return said
+        plain = re.sub(rf"\b{month[:3]}\b", month, plain)
+    return plain
 
 
 def choice(text: str) -> str | None:
-    """The letter of an answer that only names a choice: ``B``, ``(b)``, ``B.``, ``option B``."""
+    """The letter of an answer that is only a choice: ``B``, ``(b)``, ``B.``, ``option B``."""
     match = _CHOICE.fullmatch(text)
     if match is None:
         return None
@@ -140,38 +140,40 @@ def choice(text: str) -> str | None:
 
 
 def one_number(text: str) -> str | None:
-    """The number of a sentence that has one, with its percent sign; None for any other text.
+    """A sentence's only number, with its percent sign, or None.
 
-    A sentence that denies, compares, estimates or counts in words states no number.
+    Returns None if the sentence denies, compares or estimates, or contains a number word.
     """
     text = re.sub(r"\\text ?\{([^{}\\]*)\}", r"\1", text).replace("\\$", "").replace("$", "")
     text = " ".join(text.split())
     found = list(_NUMBER.finditer(text))
     if len(found) != 1 or len(re.findall(r"\d+", text)) > 1 + found[0][0].count(".") + found[0][0].count("/"):
         return None
-    before, behind = text[: found[0].start()].lower().split(), text[found[0].end() :].lower()
-    runs = [*_RUN.findall(" ".join(before)), *_RUN.findall(behind)]
+    before, after = text[: found[0].start()].lower().split(), text[found[0].end() :].lower()
+    runs = [*_RUN.findall(" ".join(before)), *_RUN.findall(after)]
     if (
         not runs
         or len(runs) > MAX_SENTENCE_WORDS
         or _HEDGES & set(runs)
         or re.search(r"[\\=<>+*^_{}\[\]|~]", text.replace("\\%", ""))
-        or (before and before[-1].strip(",") in _COMPARES)
+        or (before and before[-1].strip(",") in _COMPARISONS)
     ):
         return None
-    following = _RUN.match(behind.strip(" -"))
-    if following and following[0] not in _BENIGN and changes_value(following[0]):
+    following = _RUN.match(after.strip(" -"))
+    if following and following[0] not in _UNIT_LIKE and changes_value(following[0]):
         return None
     return found[0][1].replace(" ", "") + ("%" if found[0][2] else "")
 
 
-_BENIGN = frozenset(("and", "more", "less", "fewer", "to", "is", "for", "with", "over", "where", "when", "i", "a", "e"))
+_UNIT_LIKE = frozenset(
+    ("and", "more", "less", "fewer", "to", "is", "for", "with", "over", "where", "when", "i", "a", "e")
+)
 
 
 def is_name(side: str) -> bool:
-    r"""Whether a left side only names a value: ``f(3)``, ``m + n``, ``\cos t``, ``total cost``.
+    r"""Whether a left side is a name for a value: ``f(3)``, ``m + n``, ``\cos t``, ``total cost``.
 
-    ``3x``, ``x^2`` and ``x - 5`` do not: they state an equation, whose right side is no answer.
+    ``3x``, ``x^2`` and ``x - 5`` are not: with them, the equation is not solved yet.
     """
     if re.search(r"[.,;?!]", side) or _HEDGES & set(_RUN.findall(side.lower())):
         return False
@@ -188,18 +190,18 @@ def is_plain_name(side: str) -> bool:
 
 
 def number_of(answer: str) -> Fraction | None:
-    """The value of an answer that is one number, with or without a unit; None for any other."""
-    return number(split_unit(said(answer).text)[0])
+    """The value of an answer that is one number, with or without a unit, or None."""
+    return number(split_unit(statement_of(answer).text)[0])
 
 
 def vote(answer: str | None) -> str:
-    r"""The answer as maj@k counts it; "" for no answer.
+    r"""The answer as maj@k counts it; "" if there is none.
 
-    ``034``, ``34`` and ``$34$`` are one vote, and so are ``\frac{1}{2}``, ``1/2`` and ``0.5``.
+    ``034``, ``34`` and ``$34$`` are the same vote, and so are ``\frac{1}{2}``, ``1/2`` and ``0.5``.
     """
     if answer is None:
         return ""
-    text = said(answer).text
+    text = statement_of(answer).text
     value, unit = split_unit(text)
     if (exact := number(value)) is not None:
         return f"{exact}%" if unit == "%" else str(exact)
@@ -207,8 +209,8 @@ def vote(answer: str | None) -> str:
 
 
 def quick_verdict(answer: str, truth: str) -> bool | None:
-    """Whether an answer equals the truth, as far as texts and numbers tell; else None."""
-    mine, theirs = said(answer), said(truth)
+    """Whether an answer equals the truth, or None if comparing texts and numbers cannot decide."""
+    mine, theirs = statement_of(answer), statement_of(truth)
     if not mine.text or not theirs.text:
         return False
     if answer.strip() != truth.strip() and _other_currency(answer, truth):
@@ -216,31 +218,31 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
     if mine.text == theirs.text or spelling(mine.text) == spelling(theirs.text):
         return not (mine.label and theirs.label) or mine.label == theirs.label
     if _DIGIT_WITH_INDEX.fullmatch(mine.text) and "_" not in theirs.text:
-        return False  # 5_7 is 5 to base 7, and could be meant for 7
+        return False  # 5_7 is 5 in base 7, but may be meant as 7
     if (known := same_numbers(mine.text, theirs.text)) is not None:
         return known
     if (letter := choice(theirs.text)) is not None:
         if choice(mine.text.partition("=")[0].strip()) and "=" in mine.text:
-            return False  # A = B names two
+            return False  # A = B names two choices
         named = mine.label or choice(mine.text) or (mine.text.upper() if mine.text in "abcde" else "")
         return letter == named if named else None
     if theirs.label and (letter := choice(mine.text)) is not None:
         return letter == theirs.label
-    spoken = words(mine.text), words(theirs.text)
-    if spoken[0] and spoken[1]:
-        return spoken[0] == spoken[1]
+    texts = words(mine.text), words(theirs.text)
+    if texts[0] and texts[1]:
+        return texts[0] == texts[1]
     if number(split_unit(theirs.text)[0]) is None:
         return None
     if (value := one_number(mine.text)) is not None:
-        return _same_stated(value, mine.text, theirs.text)
+        return _same_stated_number(value, mine.text, theirs.text)
     name, sign, value = mine.text.partition("=")
     if sign and "=" not in value and not re.search(r"\d", name) and is_plain_name(name.strip()):
         return same_numbers(clean(value), theirs.text)
-    return False if spoken[0] else None
+    return False if texts[0] else None
 
 
 def _other_currency(answer: str, truth: str) -> bool:
-    """Whether one is a sum of money and the other one of another currency, or a percentage."""
+    """Whether the two have different currencies, or one is money and the other a percentage."""
     found = [next((sign for sign in "$€£¥₹" if sign in re.sub(r"^\$|\$$", "", text)), "") for text in (answer, truth)]
     return (found[0] != found[1] and "" not in found) or any(
         sign in "$€£¥₹" and sign and other.rstrip("\\ }$").endswith("%")
@@ -248,9 +250,9 @@ def _other_currency(answer: str, truth: str) -> bool:
     )
 
 
-def _same_stated(value: str, sentence: str, truth: str) -> bool:
-    """Whether a sentence's number is the truth; units that both have are converted."""
+def _same_stated_number(value: str, sentence: str, truth: str) -> bool:
+    """Whether a sentence's number equals the truth. Converts units if both sides have one."""
     following = _RUN.match(sentence.rpartition(value)[2].strip(" -"))
     unit, expected = unit_of(following[0]) if following else "", split_unit(truth)[1]
-    comparable = unit and expected and same_unit(unit, expected) is not None
+    comparable = unit and expected and unit_ratio(unit, expected) is not None
     return bool(same_numbers(f"{value} {unit}" if comparable else value, truth if comparable else split_unit(truth)[0]))
