@@ -74,8 +74,8 @@ def from_verl(
         with replacing(out) as draft:
             Path(draft).write_text(made.toml(), encoding="utf-8")
         typer.echo(f"wrote {out}: {len(made.settings)} settings, {len(made.notes)} keys without one")
-    for complaint in made.complaints:
-        tell(f"to do: {complaint}", err=True)
+    for item in made.todo:
+        tell(f"to do: {item}", err=True)
 
 
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:

@@ -1,7 +1,7 @@
-"""verl's run file as ours: `retool config from-verl`, and the table of what became of each key.
+"""Converts verl's run file to ours: `retool config from-verl`. Also prints the table of all keys.
 
-The mapping is read off the tables of verl/keys, which say for each key of verl which setting of
-ours decides it. What is here is how a value is read back where it is not the same in both.
+The tables in verl/keys have the setting that decides each of verl's keys. This module reads them
+backwards, and converts values that differ between the two.
 """
 
 import json
@@ -29,7 +29,7 @@ from retool_mcore.verl.keys.ppo import ppo_defaults, ppo_keys
 from retool_mcore.verl.keys.refused import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by
 from retool_mcore.verl.keys.rollout import UNDER
 
-# Keys that this trainer never sets, and whose value a setting of ours has.
+# Keys that our trainer never sets, and the settings that take their values.
 SAME = (
     Key(f"{ACTOR}ulysses_sequence_parallel_size", "parallel.cp"),
     Key(f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size", "parallel.cp"),
@@ -43,89 +43,91 @@ SAME = (
     Key(f"{UNDER}multi_turn.enable", "rollout.tools"),
     Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
 )
-OWN_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or servers in rollout.mcp'
-# Keys of parts of verl that do not run here. The longest beginning of a key counts.
-OTHERWISE: dict[str, str] = {
-    f"{ACTOR}strategy": "Megatron trains here, not FSDP: [parallel] and [memory]",
-    f"{ACTOR}fsdp_config": "Megatron trains here, not FSDP: [parallel] and [memory]",
+USE_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or MCP servers in rollout.mcp'
+# Keys (or prefixes of keys) of parts of verl that we replace. The longest matching prefix applies.
+REPLACED: dict[str, str] = {
+    f"{ACTOR}strategy": "we train with Megatron, not FSDP: see [parallel] and [memory]",
+    f"{ACTOR}fsdp_config": "we train with Megatron, not FSDP: see [parallel] and [memory]",
     "actor_rollout_ref.ref": "the reference model has the actor's layout",
     "critic": "the critic has the actor's layout, and settings in [critic]",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "memory.recompute says what is recomputed",
-    f"{ACTOR}ppo_micro_batch_size": "every pass packs micro-batches to train.micro_batch_tokens",
-    f"{ACTOR}use_dynamic_bsz": "every pass packs micro-batches to train.micro_batch_tokens",
-    f"{UNDER}log_prob": "every pass packs micro-batches to train.micro_batch_tokens",
-    f"{UNDER}multi_turn": "this trainer has its own tool loop: [rollout]",
-    f"{UNDER}multi_turn.tool_config_path": OWN_TOOLS,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "set memory.recompute",
+    f"{ACTOR}ppo_micro_batch_size": "every pass packs micro-batches up to train.micro_batch_tokens",
+    f"{ACTOR}use_dynamic_bsz": "every pass packs micro-batches up to train.micro_batch_tokens",
+    f"{UNDER}log_prob": "every pass packs micro-batches up to train.micro_batch_tokens",
+    f"{UNDER}multi_turn": "we have our own tool loop: see [rollout]",
+    f"{UNDER}multi_turn.tool_config_path": USE_TOOLS,
     f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns, not the results",
     f"{UNDER}multi_turn.max_tool_response_length": "rollout.max_tool_output_tokens counts tokens, not characters",
     f"{UNDER}multi_turn.tool_response_truncate_side": "rollouts cut the middle of a long result and mark the cut",
     f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
-    "data.tool_config_path": OWN_TOOLS,
-    "data.custom_cls": "rows are read as they are; `retool data rl FILE` converts rows of another schema",
+    "data.tool_config_path": USE_TOOLS,
+    "data.custom_cls": "rows have a fixed schema; `retool data rl FILE` converts rows of another schema",
     "data.prompt_key": "the column is `prompt`; `retool data rl FILE` converts rows of another schema",
     "data.filter_overlong_prompts": "a prompt above data.max_prompt_tokens is an error; `retool data lint` finds it",
-    "custom_reward_function": 'write score(response), set reward.function = "module:score": docs/tool_and_reward.md',
+    "custom_reward_function": 'write score(response) and set reward.function = "module:score": docs/tool_and_reward.md',
     "reward_model": '[reward] has its own judge; reward.function = "module:score" replaces it',
     "reward": '[reward] has its own judge; reward.function = "module:score" replaces it',
     "trainer.total_epochs": "train.steps counts steps",
-    "trainer.logger": "run.trackers names them, and metrics.jsonl is always written",
+    "trainer.logger": "set run.trackers; metrics.jsonl is always written",
     "trainer.project_name": "trackers group runs by run.name",
 }
 NO_EFFECT: dict[str, str] = {
-    "hydra": "one file is a run",
-    "defaults": "one file is a run",
+    "hydra": "a run has a single file",
+    "defaults": "a run has a single file",
     f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
-    f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads val_kwargs.temperature alone",
+    f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads only val_kwargs.temperature",
 }
 LOST: dict[str, str] = {
-    f"{ACTOR}ppo_epochs": "a step's responses are learnt from once",
-    "algorithm.use_pf_ppo": "no algorithm.name draws responses again by their rewards (PF-PPO)",
-    "algorithm.pf_ppo": "no algorithm.name draws responses again by their rewards (PF-PPO)",
+    f"{ACTOR}ppo_epochs": "a step trains once on each response",
+    "algorithm.use_pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
+    "algorithm.pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
 }
-NONE = OTHERWISE | NO_EFFECT | LOST
+UNMAPPED = REPLACED | NO_EFFECT | LOST
 
 Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
-OWN = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
+FIXED = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
 MEGATRON = f"{ACTOR}megatron.override_transformer_config."
-RAW = "no setting has it; [verl_overrides] takes a key of verl 0.9.1 as it is"
+RAW = "no setting for it; [verl_overrides] accepts keys of verl 0.9.1"
 DECIDED = " is read from another key"
-GROUPS = ("Lost", "Done otherwise", "Without effect")
-FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP has none of Megatron's"
-SFT_FILE = ("engine", "optim", "model")  # sections that only verl's SFT files have at the top
-# Settings whose verl default changes what is learnt: they are written though the file is silent.
-LEARNT = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
-LEARNT_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tools")
-OTHER_MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
-# Of a mode of its own, of several keys together, or counted otherwise: to be set by hand.
+GROUPS = ("Lost", "Replaced", "Without effect")
+FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP file has no Megatron layout"
+SFT_FILE = ("engine", "optim", "model")  # top-level sections that only verl's SFT files have
+# Settings whose default in verl changes what the model learns. They are always written.
+LEARNING = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
+LEARNING_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tools")
+MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
+# Settings without a counterpart that can be converted: the user has to set them.
 BY_HAND = {
-    "train.max_staleness": "its age is counted from the step that starts a prompt; see docs/scheduling.md, Staleness",
+    "train.max_staleness": "we count from the step that starts a prompt; see docs/scheduling.md, Staleness",
     "train.prefetch_batches": "set it with train.mode",
     "algorithm.rejection": "set it with algorithm.rejection_bounds",
     "algorithm.router_replay": "see docs/algorithms.md, Router replay",
-    "checkpoint.resume": "a run goes on from its own newest checkpoint",
+    "checkpoint.resume": "a run resumes from its own newest checkpoint",
     "experts.load_balancing": "see `retool config --explain experts`",
     "model.fp8": "see `retool config --explain model.fp8`",
     "memory.adam_states": "see `retool config --explain memory`",
     "memory.optimizer_on_cpu": "see `retool config --explain memory`",
     "checkpoint.reshardable": "see `retool config --explain checkpoint`",
-    "run.platform": "--platform says it",
-    "reward.workers": "processes of ours have two checkers each",
-    "rollout.agent_workers": "one process runs hundreds of trajectories",
+    "run.platform": "set --platform",
+    "reward.workers": "each of our processes has two checkers",
+    "rollout.agent_workers": "one of our processes runs hundreds of trajectories",
 }
 
 
 @dataclass
 class Converted:
-    """A run file: ``settings`` by "section.key", each with where it comes from, and the rest.
+    """A converted run file.
 
-    ``notes``: the group and verl's key -> why no setting was made of it. ``complaints``: what is to
-    be done before the file can be used.
+    - ``source``: the name of verl's file.
+    - ``settings``: "section.key" -> (value, origin).
+    - ``notes``: (group, "key = value" of verl) -> why it became no setting.
+    - ``todo``: what the user has to do before the file can be used.
     """
 
     source: str
     settings: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
     notes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    complaints: list[str] = field(default_factory=list[str])
+    todo: list[str] = field(default_factory=list[str])
 
     def tree(self) -> dict[str, Any]:
         tree: dict[str, Any] = {}
@@ -138,19 +140,19 @@ class Converted:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        yield f"# RL, from verl's {self.source}. Read it once: a comment says where a value is from."
+        yield f"# RL, converted from verl's {self.source}. Comments name the source of each value. Check all values."
         section = ""
         for name, (value, origin) in self.settings.items():
             if name.partition(".")[0] != section:
                 section = name.partition(".")[0]
                 yield f"\n[{section}]"
             yield f"{_assignment(name.partition('.')[2], value)}  # {origin}"
-        if self.complaints:
+        if self.todo:
             yield "\n# To do:"
-            yield from (f"# {complaint}" for complaint in self.complaints)
+            yield from (f"# {item}" for item in self.todo)
         for group in GROUPS:
-            if told := [f"# {key}: {why}" for (where, key), why in self.notes.items() if where == group]:
-                yield from (f"\n# {group}:", *told)
+            if lines := [f"# {key}: {why}" for (where, key), why in self.notes.items() if where == group]:
+                yield from (f"\n# {group}:", *lines)
 
 
 def _assignment(key: str, value: Any) -> str:
@@ -163,20 +165,25 @@ def _assignment(key: str, value: Any) -> str:
 
 
 def paths_of_settings() -> dict[str, list[str]]:
-    """Our setting -> the keys of verl that it decides, of one role where roles are alike."""
+    """Our setting -> the keys of verl that it decides. Keys of reference and critic that repeat the
+    actor's are left out.
+    """
     known = {entry.key for entry in reference(("rl",)) if entry.kind}
     found: dict[str, list[str]] = {}
     tables = [(under, key) for under, keys in RL_TABLES for key in keys] + [("", key) for key in SAME]
     for under, key in tables:
         path, setting = under + key.path, key.decided_by
-        alike = path.startswith((REFERENCE, CRITIC)) and not (setting or "").startswith("critic.")
-        if setting in known and not alike and path not in NONE and path not in found.setdefault(setting, []):
+        repeated = path.startswith((REFERENCE, CRITIC)) and not (setting or "").startswith("critic.")
+        if setting in known and not repeated and path not in UNMAPPED and path not in found.setdefault(setting, []):
             found[setting].append(path)
     return found
 
 
 def read_file(path: Path) -> Any:
-    """verl's YAML, a run script, or a text of overrides ("key=value", one a line), as a table."""
+    """Read verl's YAML, a run script, or a file of overrides ("key=value", one per line).
+
+    Returns an OmegaConf table. Raises ConfigError.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -186,7 +193,7 @@ def read_file(path: Path) -> Any:
             table = OmegaConf.load(path)
         elif TRAINER in (text := path.read_text(encoding="utf-8")):
             script = read_script(text, str(path))
-            table = OmegaConf.merge(_named_file(script, path), overrides(script.overrides, str(path)))
+            table = OmegaConf.merge(_config_file(script, path), overrides(script.overrides, str(path)))
         else:
             lines = [line.strip().rstrip("\\").strip() for line in text.splitlines()]
             table = overrides([line for line in lines if line and not line.startswith("#")], str(path))
@@ -195,53 +202,58 @@ def read_file(path: Path) -> Any:
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
     if not OmegaConf.is_dict(table):
-        raise ConfigError(f"{path} is no table of verl's settings. Give the YAML that verl's trainer takes.")
+        raise ConfigError(f"{path} is not a table of verl's settings. Give the YAML of verl's trainer.")
     if any(name in table for name in SFT_FILE):
-        raise ConfigError(f"{path} is of verl's SFT. Only RL is converted; docs/from_verl.md has SFT's few keys.")
+        raise ConfigError(
+            f"{path} is a file for verl's SFT, and only RL files can be converted. docs/from_verl.md lists the few "
+            "keys of SFT."
+        )
     return table
 
 
-def _named_file(script: Script, source: Path) -> Any:
-    """The YAML of a script's --config-path and --config-name; empty for one of verl's own."""
+def _config_file(script: Script, source: Path) -> Any:
+    """The YAML of a script's --config-path and --config-name; empty if the file is verl's own."""
     from omegaconf import OmegaConf
 
     if not script.name or (not script.path and script.name.startswith("ppo_")):
         return OmegaConf.create({"model_engine": "megatron"} if "megatron" in script.name else {})
     file = f"{script.name.removesuffix('.yaml')}.yaml"
-    places = [folder / script.path / file for folder in (Path(), source.parent)]
-    found = next((place for place in places if place.is_file()), None)
+    paths = [folder / script.path / file for folder in (Path(), source.parent)]
+    found = next((path for path in paths if path.is_file()), None)
     if found is None:
         raise ConfigError(
-            f"{source} names --config-name {script.name}, and there is no {' and no '.join(map(str, places))}. Start "
-            "the command in the folder that the script starts in."
+            f"{source} has --config-name {script.name}, but neither {' nor '.join(map(str, paths))} exists. Run this "
+            "command in the folder from which you start the script."
         )
     return OmegaConf.load(found)
 
 
 def overrides(lines: list[str], source: str) -> Any:
-    """verl's overrides as a table. Raises ConfigError for what is none, such as a line of bash."""
+    """Parse verl's overrides into a table. Raises ConfigError for any other line, such as bash."""
     from omegaconf import OmegaConf
 
     for line in lines:
         if not re.fullmatch(r"~?\+{0,2}[A-Za-z_][\w.]*=.*", line, re.S):
-            raise ConfigError(f"{source}: {line!r} is no key=value of verl. Give a run script, or one a line.")
+            raise ConfigError(
+                f"{source}: {line!r} is not a key=value of verl. Give a run script, or one override per line."
+            )
     return OmegaConf.from_dotlist([line.lstrip("+") for line in lines])
 
 
 def convert(path: Path, extra: list[str] | None = None, platform: str | None = None) -> Converted:
-    """``path`` and further overrides of verl's as a run file of ours. Raises ConfigError."""
+    """Convert verl's file ``path`` with ``extra`` overrides to a run file. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    own = OmegaConf.merge(read_file(path), overrides(extra or [], "the command line"))
+    users = OmegaConf.merge(read_file(path), overrides(extra or [], "the command line"))
     whole = ppo_defaults()
     OmegaConf.set_struct(whole, False)
-    whole = OmegaConf.merge(whole, own)
-    plain: Any = OmegaConf.to_container(own, resolve=False)
+    whole = OmegaConf.merge(whole, users)
+    plain: Any = OmegaConf.to_container(users, resolve=False)
     given = leaves(plain)
     for key, value in given.items():
-        if isinstance(value, str) and "$" in value and not value.startswith("${") and key.split(".")[0] not in NONE:
-            raise ConfigError(f"{path}: {key}={value} has a variable that the script does not set. Add {key}=VALUE.")
+        if isinstance(value, str) and "$" in value and not value.startswith("${") and key.split(".")[0] not in UNMAPPED:
+            raise ConfigError(f"{path}: {key}={value} uses a variable that the script does not set. Add {key}=VALUE.")
 
     def get(key: str) -> Any:
         try:
@@ -250,48 +262,48 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
             raise ConfigError(f"{path}: {key} cannot be resolved: {str(error).splitlines()[0]}.") from error
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
-    given = {key: value if key.split(".")[0] in NONE else get(key) for key, value in given.items()}
-    named = platform or _platform_of(get("trainer.device"))
-    made = Converted(source=path.name)
-    made.settings["run.platform"] = (named, "--platform" if platform else "trainer.device")
-    taken = _fill(made, given, get)
+    given = {key: value if key.split(".")[0] in UNMAPPED else get(key) for key, value in given.items()}
+    platform_name = platform or _platform_of(get("trainer.device"))
+    converted = Converted(source=path.name)
+    converted.settings["run.platform"] = (platform_name, "--platform" if platform else "trainer.device")
+    used = _fill(converted, given, get)
     if not any("megatron" in key or value == "megatron" for key, value in given.items()):
-        made.complaints.append(FSDP)
-    _count_steps(made, get)
-    _order(made)
-    _explain(made, given, taken, named)
-    return made
+        converted.todo.append(FSDP)
+    _count_steps(converted, get)
+    _order(converted)
+    _explain(converted, given, used, platform_name)
+    return converted
 
 
-def _count_steps(made: Converted, get: Get) -> None:
-    """train.steps of verl's epochs, where the training files are here."""
-    if "train.steps" in made.settings:
+def _count_steps(converted: Converted, get: Get) -> None:
+    """Compute train.steps from verl's epochs, if the training files exist here."""
+    if "train.steps" in converted.settings:
         return
     epochs, batch, files = get("trainer.total_epochs"), get("data.train_batch_size"), _list(get("data.train_files"))
     origin = f"trainer.total_epochs = {epochs} * rows of data.train_files / data.train_batch_size = {batch}"
     try:
         rows = sum(cast("Any", pq).read_metadata(file).num_rows for file in files)
     except (OSError, TypeError):
-        made.complaints.append(f"train.steps = {origin}")
+        converted.todo.append(f"train.steps = {origin}")
     else:
-        made.settings["train.steps"] = (max(1, epochs * (rows // batch)), f"{origin}, {rows} rows")
+        converted.settings["train.steps"] = (max(1, epochs * (rows // batch)), f"{origin}, {rows} rows")
 
 
 def _platform_of(device: str) -> str:
-    """The name of the platform whose device verl calls so."""
+    """The name of the platform with verl's device name. Raises ConfigError if there is none."""
     found = [name for name in PLATFORMS if get_platform(name).device.name == device]
     if not found:
-        raise ConfigError(f"trainer.device = {device} is no platform's. Give --platform {', '.join(PLATFORMS)}.")
+        raise ConfigError(f"Unknown trainer.device = {device}. Choose one of: --platform {', '.join(PLATFORMS)}.")
     return found[0]
 
 
-def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
-    """Set what the file says, and those defaults of verl that change what is learnt.
+def _fill(converted: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
+    """Set what the file sets, and verl's defaults that change what the model learns.
 
-    Returns the keys of the file that were read for it.
+    Returns the keys of the file that it used.
     """
     defaults = {entry.key: entry.default for entry in reference(("rl",))}
-    taken: set[str] = set()
+    used: set[str] = set()
     for setting, paths in paths_of_settings().items():
         if setting in BY_HAND:
             continue
@@ -301,18 +313,18 @@ def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
             read.append(key)
             return get(key)
 
-        said = [path for path in paths if _is_given(path, given)]
+        in_file = [path for path in paths if _is_given(path, given)]
         if not _applies(setting, get):
             continue
-        value = _value(setting, (said or paths)[-1], recorded)
+        value = _value(setting, (in_file or paths)[-1], recorded)
         origins = [key for key in dict.fromkeys(read) if _is_given(key, given)]
-        learnt = setting.startswith(LEARNT) or setting in {f"rollout.{name}" for name in LEARNT_ROLLOUT}
-        if value is NOT_SET or not (origins or said or learnt):
+        learning = setting.startswith(LEARNING) or setting in {f"rollout.{name}" for name in LEARNING_ROLLOUT}
+        if value is NOT_SET or not (origins or in_file or learning):
             continue
-        taken.update(origins or said)
-        if origins or said or json.dumps(value) != defaults[setting]:
-            made.settings[setting] = (value, " and ".join(origins or said) or "verl's default")
-    return taken
+        used.update(origins or in_file)
+        if origins or in_file or json.dumps(value) != defaults[setting]:
+            converted.settings[setting] = (value, " and ".join(origins or in_file) or "verl's default")
+    return used
 
 
 def _is_given(path: str, given: Mapping[str, Any]) -> bool:
@@ -320,7 +332,7 @@ def _is_given(path: str, given: Mapping[str, Any]) -> bool:
 
 
 def _applies(setting: str, get: Get) -> bool:
-    """Whether anything reads the setting in this run: ours is refused where nothing does."""
+    """Whether the run uses the setting. Our schema refuses a setting that has no effect."""
     name, loss, key = get("algorithm.adv_estimator"), get(f"{ACTOR}policy_loss.loss_mode"), setting.partition(".")[2]
     if setting.startswith("critic.") or key == "lam":
         return name == "gae"
@@ -341,7 +353,7 @@ def _kl(get: Get) -> float:
 
 
 def _packed(get: Get) -> int:
-    """Tokens of a micro-batch: verl's, or as many rows of the full length as it counts."""
+    """Tokens of a micro-batch: verl's token budget, or its number of rows times the full length."""
     if get(f"{ACTOR}use_dynamic_bsz"):
         return get(f"{ACTOR}ppo_max_token_len_per_gpu")
     rows = get(f"{ACTOR}ppo_micro_batch_size_per_gpu") or 1
@@ -359,9 +371,9 @@ def _warm_up(get: Get) -> Any:
 
 
 def _value(setting: str, path: str, get: Get) -> Any:
-    """What the setting is, of verl's value at ``path``. NOT_SET: verl's file does not say it."""
-    special = READ.get(setting)
-    value = special(get) if special else get(path)
+    """The setting's value, from verl's value at ``path``. NOT_SET if verl has none."""
+    reader = READERS.get(setting)
+    value = reader(get) if reader else get(path)
     if setting in NAMES:
         value = NAMES[setting].get(value, value)
     if value is None or value == "":
@@ -374,15 +386,15 @@ def _list(found: Any) -> list[Any]:
 
 
 def _train_file(get: Get) -> Any:
-    """The one file, or NOT_SET: several are to be put into one folder."""
-    several = _list(get("data.train_files"))
-    return several[0] if len(several) == 1 else NOT_SET
+    """The training file; NOT_SET if there are several: the user has to put them into one folder."""
+    files = _list(get("data.train_files"))
+    return files[0] if len(files) == 1 else NOT_SET
 
 
 def _tools(get: Get) -> list[str]:
-    """With verl's tools the interpreter: the file does not say what else they are."""
-    own = get(f"{UNDER}multi_turn.tool_config_path")
-    return [INTERPRETER] if own or get(f"{UNDER}multi_turn.enable") else []
+    """The interpreter if verl's file enables tools, whatever they are."""
+    tool_config = get(f"{UNDER}multi_turn.tool_config_path")
+    return [INTERPRETER] if tool_config or get(f"{UNDER}multi_turn.enable") else []
 
 
 def _interval(key: str) -> Callable[[Get], int]:
@@ -395,11 +407,11 @@ def _clip(get: Get) -> list[float]:
 
 
 def _filter(get: Get) -> int:
-    most = get("algorithm.filter_groups.max_num_gen_batches") or 0  # of verl's, 0 is without a limit
-    return (most if most > 0 else REFILL_BATCHES) if get("algorithm.filter_groups.enable") else 0
+    limit = get("algorithm.filter_groups.max_num_gen_batches") or 0  # in verl, 0 means no limit
+    return (limit if limit > 0 else REFILL_BATCHES) if get("algorithm.filter_groups.enable") else 0
 
 
-def _recomputed(get: Get) -> str | int:
+def _recompute(get: Get) -> str | int:
     level, method, layers = (get(f"{MEGATRON}recompute_{name}") for name in ("granularity", "method", "num_layers"))
     return layers if level == "full" and method == "block" and layers else level or "none"
 
@@ -410,10 +422,10 @@ NAMES: dict[str, dict[Any, Any]] = {
     "algorithm.kl_type": {theirs: ours for ours, theirs in KL_TYPES.items()} | {"kl": "k1", "mse": "k2"},
     "algorithm.importance_sampling": {None: "off"},
     "rollout.precision": {None: "model"},
-    "train.mode": OTHER_MODES,
+    "train.mode": MODES,
 }
 FLOATS = {entry.key for entry in reference(("rl",)) if entry.kind.startswith("a number")}
-READ: dict[str, Callable[[Get], Any]] = {
+READERS: dict[str, Callable[[Get], Any]] = {
     "algorithm.filter_groups": _filter,
     "algorithm.clip": _clip,
     "algorithm.tau": lambda get: [float(get(f"{ACTOR}tau_{side}")) for side in ("pos", "neg")],
@@ -442,40 +454,40 @@ READ: dict[str, Callable[[Get], Any]] = {
     "train.mini_batch_prompts": lambda get: get(f"{ACTOR}ppo_mini_batch_size"),
     "train.mode": lambda get: get("trainer.v1.trainer_mode"),
     "run.name": lambda get: re.sub(r"[^A-Za-z0-9._-]+", "_", get("trainer.experiment_name")).lstrip("._-"),
-    "memory.recompute": _recomputed,
+    "memory.recompute": _recompute,
     "optim.warmup_fraction": _warm_up,
     "optim.betas": lambda get: [float(beta) for beta in get(f"{ACTOR}optim.betas")],
 }
 
 
-def _order(made: Converted) -> None:
-    """As in the reference: sections, and the keys of each."""
+def _order(converted: Converted) -> None:
+    """Sort the settings in the order of the reference, and add model.dtype if it is missing."""
     order = {entry.key: number for number, entry in enumerate(reference(("rl",)))}
-    made.settings.setdefault("model.dtype", ("bfloat16", "verl's default"))
-    made.settings = dict(sorted(made.settings.items(), key=lambda item: order[item[0]]))
+    converted.settings.setdefault("model.dtype", ("bfloat16", "verl's default"))
+    converted.settings = dict(sorted(converted.settings.items(), key=lambda item: order[item[0]]))
 
 
-def _explain(made: Converted, given: Mapping[str, Any], taken: set[str], platform: str) -> None:
-    """Name each key of the file that became no setting, with the reason."""
+def _explain(converted: Converted, given: Mapping[str, Any], used: set[str], platform: str) -> None:
+    """Note each key of the file that became no setting, with the reason."""
     ours: dict[str, Any] = {}
-    tree = made.tree()
-    tree.setdefault("train", {}).setdefault("steps", 1)  # which _count_steps has asked for
+    tree = converted.tree()
+    tree.setdefault("train", {}).setdefault("steps", 1)  # _count_steps may have left it to the user
     try:
-        ours = ppo_keys(build_config(RlConfig, tree, made.source), get_platform(platform))
+        ours = ppo_keys(build_config(RlConfig, tree, converted.source), get_platform(platform))
     except ConfigError as error:
-        made.complaints.append(" ".join(str(error).split()))
+        converted.todo.append(" ".join(str(error).split()))
     for key, value in given.items():
-        if any(key == path or key.startswith(f"{path}.") for path in taken) or _equal(ours.get(key, NOT_SET), value):
+        if any(key == path or key.startswith(f"{path}.") for path in used) or _equal(ours.get(key, NOT_SET), value):
             continue
         why = reason(key, ours)
-        made.notes[group(key, why), f"{key} = {value}"] = why
+        converted.notes[group(key, why), f"{key} = {value}"] = why
 
 
 def group(key: str, why: str) -> str:
-    """Whether what a key of verl says is lost, done otherwise, or had no effect in verl either."""
+    """The group of a key that became no setting: its effect is lost, replaced, or verl had none."""
     if why in NO_EFFECT.values() or why.endswith(DECIDED):
         return "Without effect"
-    return "Lost" if why == RAW or why in LOST.values() else "Done otherwise"
+    return "Lost" if why == RAW or why in LOST.values() else "Replaced"
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
@@ -489,23 +501,23 @@ def reason(key: str, ours: Mapping[str, Any] | None = None) -> str:
     by = decided_by(key, RL_KEYS | {each.path: str(each.decided_by) for each in SAME})
     if by in BY_HAND:
         return f"{by}: {BY_HAND[by]}"
-    begins = [path for path in NONE if key.startswith(path)]
-    if begins:
-        return NONE[max(begins, key=len)]
+    prefixes = [path for path in UNMAPPED if key.startswith(path)]
+    if prefixes:
+        return UNMAPPED[max(prefixes, key=len)]
     if by:
         return by + DECIDED
     if ours and key in ours:
-        return f"it is {ours[key]!r} here; [verl_overrides] changes it"
-    return "this trainer sets it by itself; [verl_overrides] changes it" if key in OWN else RAW
+        return f"our trainer sets it to {ours[key]!r}; [verl_overrides] can change it"
+    return "our trainer sets it; [verl_overrides] can change it" if key in FIXED else RAW
 
 
 def table() -> str:
-    """Markdown: the settings of ours in their order, each with the keys of verl that it decides."""
+    """Our settings in Markdown, each with the keys of verl that it decides."""
     rows = ["| setting | keys of verl |", "|---|---|"]
     found = paths_of_settings()
     for entry in reference(("rl",)):
         if entry.kind and entry.key in found:
             rows.append(f"| `{entry.key}` | {', '.join(f'`{path}`' for path in found[entry.key])} |")
-    rows += ["", "| key of verl, or its beginning | why it has no setting here |", "|---|---|"]
-    rows += [f"| `{path}` | {why} |" for path, why in NONE.items()]
+    rows += ["", "| key of verl, or its prefix | why it has no setting |", "|---|---|"]
+    rows += [f"| `{path}` | {why} |" for path, why in UNMAPPED.items()]
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""The settings in a run script of verl: assignments, defaults and one command. Nothing is run."""
+"""Reads the settings in a run script of verl: assignments, defaults, one command. Runs nothing."""
 
 import ast
 import operator
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from retool_mcore.errors import ConfigError
 
-TRAINER = "main_ppo"  # verl's module, in the command that is looked for
-# Commands after which variables may have other values than those that are read here.
+TRAINER = "main_ppo"  # module of verl's trainer; its command has the settings
+# Commands that may change variables in ways that this parser does not follow.
 REFUSED = {
     "if",
     "for",
@@ -40,7 +40,10 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass
 class Script:
-    """``overrides``: key=value of verl. ``path`` and ``name``: hydra's --config-path and -name."""
+    """The arguments of verl's trainer.
+
+    ``overrides``: "key=value" of verl. ``path``, ``name``: Hydra's --config-path and --config-name.
+    """
 
     overrides: list[str] = field(default_factory=list[str])
     path: str = ""
@@ -48,41 +51,42 @@ class Script:
 
 
 def read_script(text: str, source: str) -> Script:
-    """Raises ConfigError for a script with control flow, and without exactly one such command.
+    """Parse a bash script that starts verl's trainer. ``source`` names the script in errors.
 
-    A variable that the script does not set stays as it is written, "$NAME".
+    A variable that the script does not set stays as "$NAME". Raises ConfigError for a script with
+    control flow, or without exactly one command of the trainer.
     """
     variables: dict[str, list[str]] = {}
     found: list[list[str]] = []
     for words in _Reader(text, variables).statements():
         if words[0] in REFUSED:
             raise ConfigError(
-                f"{source}: `{' '.join(words)[:60]}` is not followed, as no script is run here. Keep assignments and "
-                "the one command of verl's trainer in it."
+                f"{source}: `{' '.join(words)[:60]}` is not supported, because the script is read and not run. Keep "
+                "only assignments and the command of verl's trainer."
             )
         if any(TRAINER in word for word in words):
             found.append(words)
     if len(found) != 1:
-        raise ConfigError(f"{source} has {len(found)} commands of verl's {TRAINER}. Give a script with one.")
+        raise ConfigError(f"{source} starts verl's {TRAINER} {len(found)} times. Give a script that starts it once.")
     return _options(found[0])
 
 
 def _options(words: list[str]) -> Script:
-    made = Script()
+    script = Script()
     rest = iter(words[next(number for number, word in enumerate(words) if TRAINER in word) + 1 :])
     for word in rest:
         option, sign, value = word.partition("=")
         if option in ("--config-path", "-cp"):
-            made.path = value if sign else next(rest, "")
+            script.path = value if sign else next(rest, "")
         elif option in ("--config-name", "-cn"):
-            made.name = value if sign else next(rest, "")
+            script.name = value if sign else next(rest, "")
         elif sign and not word.startswith("-"):
-            made.overrides.append(word)
-    return made
+            script.overrides.append(word)
+    return script
 
 
 class _Reader:
-    """Splits bash into statements of words, and expands the variables that it has seen set."""
+    """Splits bash into statements of words, and expands variables that the script sets."""
 
     def __init__(self, text: str, variables: dict[str, list[str]]) -> None:
         self._text, self._at, self._variables = re.sub(r"\\\r?\n", " ", text), 0, variables
@@ -115,7 +119,7 @@ class _Reader:
             elif char in "'\"" and not (quote and char != quote):
                 quote, word = ("" if quote else char), word or ""
             elif char == "$":
-                values = self._expanded()
+                values = self._expand()
                 word = (word or "") + values[0] if values else word
                 for more in values[1:]:
                     words.append(word or "")
@@ -138,8 +142,8 @@ class _Reader:
                 word = (word or "") + char
         return words if word is None else [*words, word]
 
-    def _expanded(self) -> list[str]:
-        """What stands for the expansion before ``_at``: several words where it is an array."""
+    def _expand(self) -> list[str]:
+        """Expand the "$..." before ``_at``. An array expands to several words."""
         match = EXPANSION.match(self._text, self._at - 1)
         if match is None:
             return ["$"]
@@ -154,7 +158,7 @@ class _Reader:
         return [match[0]] if known is None else known
 
     def _names(self) -> str:
-        """The text of a sum, with the values of its variables, which need no $."""
+        """Substitute variables in an arithmetic expression, with or without "$"."""
         return re.sub(
             r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: self._variables.get(match[1], [match[0]])[0], self._text
         )

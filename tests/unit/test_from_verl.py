@@ -122,7 +122,7 @@ def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
 def test_a_file_that_is_silent_of_the_estimator_has_verls_own(tmp_path: Path):
     tree, text, _ = converted(tmp_path, "trainer.experiment_name=first\nalgorithm.use_pf_ppo=True\n", STEPS)
     assert tree["algorithm"]["name"] == "ppo"
-    assert "algorithm.use_pf_ppo = True: no algorithm.name draws responses again by their rewards" in text
+    assert "algorithm.use_pf_ppo = True: no algorithm.name resamples responses by their rewards" in text
 
 
 def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path: Path):
@@ -267,22 +267,24 @@ def test_losses_are_sorted_and_a_layout_of_megatron_is_kept(tmp_path: Path):
     tree, text, _ = converted(tmp_path, megatron + more)
     assert tree["parallel"]["tp"] == 2 and "choose parallel.tp" not in text
     found = [
-        line for line in text.splitlines() if line.startswith(("# Lost", "# Done", "# Without", "# algorithm.use_pf"))
+        line
+        for line in text.splitlines()
+        if line.startswith(("# Lost", "# Replaced", "# Without", "# algorithm.use_pf"))
     ]
-    assert found == ["# Lost:", found[1], "# Done otherwise:", "# Without effect:"] and "use_pf_ppo" in found[1]
+    assert found == ["# Lost:", found[1], "# Replaced:", "# Without effect:"] and "use_pf_ppo" in found[1]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("run.txt", "actor_rollout_ref.rollout.n=$n\n", r"n=\$n has a variable that the script does not set"),
-        ("run.txt", "rm -rf x\n", "no key=value of verl"),
-        ("run.sh", "if true; then n=1; fi\npython -m verl.trainer.main_ppo a.b=1\n", "`if true` is not followed"),
-        ("run.sh", "source env.sh\npython -m verl.trainer.main_ppo a.b=1\n", "`source env.sh` is not followed"),
-        ("run.sh", "main_ppo a.b=1\nmain_ppo a.b=2\n", "has 2 commands of verl's main_ppo"),
-        ("run.sh", "main_ppo --config-path=c --config-name=d\n", "there is no c/d.yaml"),
+        ("run.txt", "actor_rollout_ref.rollout.n=$n\n", r"n=\$n uses a variable that the script does not set"),
+        ("run.txt", "rm -rf x\n", "is not a key=value of verl"),
+        ("run.sh", "if true; then n=1; fi\npython -m verl.trainer.main_ppo a.b=1\n", "`if true` is not supported"),
+        ("run.sh", "source env.sh\npython -m verl.trainer.main_ppo a.b=1\n", "`source env.sh` is not supported"),
+        ("run.sh", "main_ppo a.b=1\nmain_ppo a.b=2\n", "starts verl's main_ppo 2 times"),
+        ("run.sh", "main_ppo --config-path=c --config-name=d\n", "but neither c/d.yaml nor"),
         ("run.yaml", "a: [\n", "is not YAML"),
-        ("run.yaml", "engine: {tp: 2}\n", "is of verl's SFT"),
+        ("run.yaml", "engine: {tp: 2}\n", "is a file for verl's SFT"),
         ("run.yaml", "trainer: {experiment_name: '${nothing.here}'}\n", "cannot be resolved"),
     ],
 )
