@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,17 @@ def test_a_previous_run_and_a_mean_exclude_each_other(tmp_path: Path):
     (tmp_path / "config.toml").write_bytes((CONFIGS / "sft_qwen2.5_7b_h200x8.toml").read_bytes())
     done = command("configs/sft_qwen2.5_7b_h200x8.toml", "train.global_batch=64", "--like", str(tmp_path))
     assert "one step, s (192,000 tokens)" in done.stdout, "a batch twice as large of the same sequences"
+
+
+def test_the_report_shows_the_best_beside_what_is_configured():
+    config = "configs/rl_qwen2.5_7b_h200x8.toml"
+    done = command(config, "memory.recompute=full", "parallel.tp=2", "train.micro_batch_tokens=18432")
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.partition("settings that fit")[2].splitlines()[1:]
+    assert " configured " in table[0] and "tp 2 pp 1 cp 1 dp 4, recompute full" in table[0]
+    assert re.search(
+        r" -1\d\.\d% .* tp 1 pp 1 cp 1 dp 8, recompute auto, \d+ tokens a micro-batch, engines tp 1", table[1]
+    )
+    tree = json.loads(command(config, "--json").stdout)
+    assert {"engine_tp", "engine_memory_fraction"} == set(tree["rollout"])
+    assert {"offload_idle", "recompute"} <= set(tree["proposals"][0]["memory"])

@@ -1,5 +1,7 @@
 """Activation of a platform in a process that imports nothing else."""
 
+import pytest
+
 from retool_mcore.platforms import get_platform
 from tests.unit.platforms.test_platform import cpu_only, run
 
@@ -65,3 +67,16 @@ def test_stale_installed_metadata_is_refused(tmp_path):
         "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()"
     )
     assert "names no plugin of group sglang.srt.plugins" in run(code).stderr
+
+
+@cpu_only
+@pytest.mark.parametrize(("given", "seen"), [("", "-1"), ("7", "7")])
+def test_ray_has_logical_gpus_where_all_devices_are_hidden(given: str, seen: str):
+    """What check_machine tells to set where torch finds a device; Ray refuses it as it is."""
+    script = (
+        "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()\n"
+        "import os, ray; ray.init(num_gpus=1, num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "print(ray.get(ray.remote(num_gpus=1)(lambda: os.environ['CUDA_VISIBLE_DEVICES']).remote()))"
+    )
+    done = run(script, CUDA_VISIBLE_DEVICES=given)
+    assert done.stdout.split()[-1:] == [seen], done.stderr[-2000:]

@@ -1,5 +1,6 @@
 """A stopped benchmark ends its run and writes what it has."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -72,3 +73,14 @@ def test_planned_turns_fill_their_share_of_the_response():
     totals = [sum(turns) for turns in planned]
     assert 2048 - 3 <= min(totals) < 2300 and 3900 < max(totals) <= 4096 + 3
     assert all(max(turns) <= 2.1 * min(turns) for turns in planned)
+
+
+def test_a_summary_takes_the_rates_that_the_rows_have():
+    row = {"time_step_s": 2.0, "tokens": 800.0, "tokens_per_s": 400.0, "tokens_per_s_per_gpu": 100.0}
+    script = (
+        f"import sys, json; sys.path.insert(0, {str(PERF)!r})\n"
+        f"from bench import summarize\nprint(json.dumps(summarize([{row!r}] * 3)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    rates = {"tokens_per_s": 400.0, "tokens_per_s_per_gpu": 100.0}
+    assert json.loads(done.stdout) == {**rates, "time_step_s": 2.0, "peak_gib_by_rank": {}}

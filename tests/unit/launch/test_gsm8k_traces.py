@@ -1,18 +1,15 @@
 """`launch/gsm8k/traces.py`: solutions as one program that runs, and without the tool."""
 
-import os
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
-from retool_mcore.data.sources import read_source
+import tests.unit.launch.gsm8k  # noqa: F401  it knows where the scripts are
 from retool_mcore.data.verify import Rejected
-from retool_mcore.sandbox import open_sandbox
 
 # isort: split
 from solutions import link, parse, program_of
-from traces import build, matches
+from traces import matches
 
 
 def test_values_are_compared_to_their_last_stated_digit():
@@ -53,20 +50,3 @@ def test_a_step_that_only_states_a_number_is_no_calculation():
     solution = parse("So x is <<1440=1440>>1440.\n<<1440-1200=240>>240\n#### 240")
     with pytest.raises(Rejected, match="step 1 states 1440 and calculates nothing"):
         program_of("It weighs 1200 grams.", solution)
-
-
-def gsm8k_train() -> Path | None:
-    """The whole training set: RETOOL_DATA, or the folder shared/data beside the repository."""
-    folder = Path(os.environ.get("RETOOL_DATA", Path(__file__).parents[4] / "shared" / "data"))
-    path = folder / "gsm8k" / "train.jsonl"
-    return path if path.is_file() else None
-
-
-@pytest.mark.skipif(gsm8k_train() is None, reason="needs GSM8K: set RETOOL_DATA to a folder with gsm8k/train.jsonl")
-async def test_at_least_85_percent_of_gsm8k_survive():
-    rows = list(read_source(str(gsm8k_train())))
-    async with open_sandbox("local", min_level="rlimits") as sandbox:
-        report = await build(rows, sandbox)
-    assert len(rows) == 7473
-    assert report.problems + len(report.rejects) == 7473
-    assert report.survived >= 0.85

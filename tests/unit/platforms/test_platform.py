@@ -27,19 +27,6 @@ def test_an_unknown_platform_is_refused_with_the_known_ones():
         get_platform("tpu")
 
 
-@cpu_only
-@pytest.mark.parametrize(("given", "seen"), [("", "-1"), ("7", "7")])
-def test_ray_has_logical_gpus_where_all_devices_are_hidden(given: str, seen: str):
-    """What check_machine tells to set where torch finds a device; Ray refuses it as it is."""
-    script = (
-        "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()\n"
-        "import os, ray; ray.init(num_gpus=1, num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
-        "print(ray.get(ray.remote(num_gpus=1)(lambda: os.environ['CUDA_VISIBLE_DEVICES']).remote()))"
-    )
-    done = run(script, CUDA_VISIBLE_DEVICES=given)
-    assert done.stdout.split()[-1:] == [seen], done.stderr[-2000:]
-
-
 @pytest.mark.skipif(accelerator, reason="needs a machine without a CUDA device")
 def test_cuda_without_a_device_is_refused():
     with pytest.raises(PlatformError, match=r'run\.platform = "cuda", and torch .* sees no CUDA device'):

@@ -1,20 +1,13 @@
 """Requests that come while others decode are prefilled together."""
 
-import asyncio
-import re
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import engine_environment
 from retool_mcore.platforms.patches_sglang import MOST_STEPS, PREFILL_PATCH, prefill_together
-from retool_mcore.rollout.server import SglangServer
-from tests.sglang_client import access
 from tests.unit.platforms.prefill_waits import Request, Scheduling
 
 
@@ -80,41 +73,3 @@ def test_in_a_full_engine_those_count_that_find_room():
     assert choose(full) is None, "nobody finds room, as SGLang sees for itself"
     full.running_batch.reqs = full.running_batch.reqs[:190]
     assert len(choose(full)) == 66
-
-
-def test_second_turns_are_prefilled_together_and_say_the_same(server: SglangServer):
-    """24 responses end their first turns three steps apart, on the real engine."""
-    prompts = [[10 + number, 3, 7 * number % 200 + 10, 5] for number in range(24)]
-    firsts = [40 + 3 * number for number in range(24)]
-
-    async def generate(client: httpx.AsyncClient, ids: list[list[int]], tokens: list[int]) -> list[list[int]]:
-        sampling = [{"temperature": 0, "ignore_eos": True, "max_new_tokens": each} for each in tokens]
-        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
-        answer = await client.post("/generate", json=body)
-        return [each["output_ids"] for each in answer.raise_for_status().json()]
-
-    async def respond(client: httpx.AsyncClient, prompts: list[list[int]], firsts: list[int]) -> list[list[list[int]]]:
-        said = await generate(client, prompts, firsts)
-        contexts = [[*prompt, *first, 50, 51] for prompt, first in zip(prompts, said, strict=True)]
-        after = await generate(client, contexts, [30] * len(prompts))
-        return [[*each] for each in zip(said, after, strict=True)]
-
-    async def play() -> tuple[list[list[list[int]]], list[int], list[list[list[int]]]]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(**access(server), limits=limits) as client:
-            await generate(client, prompts[:1], [1])  # behind it no request of /health is left: each is prefilled, too
-            before = len(prefills(server.log_path))
-            each_alone = (respond(client, [prompt], [first]) for prompt, first in zip(prompts, firsts, strict=True))
-            said = [response for [response] in await asyncio.gather(*each_alone)]
-            return said, prefills(server.log_path)[before:], await respond(client, prompts, firsts)
-
-    said, sizes, in_one_request = asyncio.run(play())
-    assert said == in_one_request
-    assert sum(sizes) == 48
-    seconds = [size for size, done in zip(sizes, accumulate(sizes), strict=True) if done > 24]
-    assert len(seconds) <= 14, "8 of second turns, or 24 where each has one of its own"
-
-
-def prefills(log: Path) -> list[int]:
-    """Requests of each prefill that the server has told of."""
-    return [int(each) for each in re.findall(r"Prefill batch.*?#new-seq: (\d+)", log.read_text(encoding="utf-8"))]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from retool_mcore.platforms.patches_torch import STORE_PATCH
 from tests.sockets import listening, reachable_from_elsewhere
 from tests.unit.platforms.doors import where_the_store_listens
 
+PATCH = STORE_PATCH
 EVERY_INTERFACE = ["::", "0.0.0.0"]
 
 
