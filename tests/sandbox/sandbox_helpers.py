@@ -17,6 +17,14 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
 
+# Undoes the redirection of /tmp at landlock, as an attacker would: the kernel's own answer shows.
+NOT_REDIRECTED = """
+import builtins, os
+for module in (builtins, os):
+    for name, function in list(vars(module).items()):
+        if hasattr(function, "__wrapped__"): setattr(module, name, function.__wrapped__)
+"""
+
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """`retool sandbox serve` in a process of its own, and its URL."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, processes_named
+from tests.sandbox.sandbox_helpers import LEVELS, NOT_REDIRECTED, processes_named
 
 README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"
 START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of the table -->"
@@ -294,7 +294,8 @@ async def facts(level: Level) -> dict[str, bool]:
                 neighbour = asyncio.ensure_future(sandbox.execute(attack.neighbour, run_timeout_s=attack.neighbour_s))
                 await _ready(neighbour, attack.neighbour_s / 2)
                 try:
-                    held[attack.what] = attack.held(await sandbox.execute(attack.code, **attack.options))  # type: ignore[arg-type]
+                    result = await sandbox.execute(NOT_REDIRECTED + attack.code, **attack.options)  # type: ignore[arg-type]
+                    held[attack.what] = attack.held(result)
                 except SandboxUnavailable:  # the code took the warm process with it
                     held[attack.what] = False
                 neighbour.cancel()

@@ -23,9 +23,9 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
-        "__init__", "child/__init__", "child/habits", "child/packages", "child/programs", "child/runner",
-        "child/tracebacks", "supervisor/__init__", "supervisor/confine", "supervisor/guardian", "supervisor/kernel",
-        "supervisor/reach", "supervisor/seccomp", "supervisor/zygote",
+        "__init__", "child/__init__", "child/habits", "child/packages", "child/paths", "child/programs",
+        "child/runner", "child/tracebacks", "supervisor/__init__", "supervisor/confine", "supervisor/guardian",
+        "supervisor/kernel", "supervisor/reach", "supervisor/seccomp", "supervisor/zygote",
     )),
 )  # fmt: skip
 

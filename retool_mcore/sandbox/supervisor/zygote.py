@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox.child import packages, programs, runner, tracebacks
+from retool_mcore.sandbox.child import packages, paths, programs, runner, tracebacks
 from retool_mcore.sandbox.supervisor import confine, guardian, kernel, reach
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
@@ -88,6 +88,8 @@ class Zygote:
                 self._num_library_fds, self._led_out = reach.by_descriptors(_LIBRARY_FD_BASE)
         if not self._runs_programs:
             programs.say_that_none_run()
+        if self._level == "landlock":
+            paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -136,10 +138,11 @@ class Zygote:
         folder = confine.BOX if self._level == "namespaces" else self._root
         if self._level == "namespaces":
             kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
-        os.environ["HOME"] = os.environ["TMPDIR"] = folder
+        os.environ["HOME"] = os.environ["TMPDIR"] = paths.box = folder
         try:
             yield
         finally:
+            paths.box = "."
             if self._level == "namespaces":
                 kernel.unmount(folder)
 
@@ -246,7 +249,7 @@ class Zygote:
         try:
             confine_self()
             if self._level != "namespaces":
-                os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+                paths.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return
