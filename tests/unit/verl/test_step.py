@@ -96,7 +96,13 @@ class Run:
             base for base in kind.__mro__ if base.__module__.startswith("verl.") and base.__base__ is PPOTrainer
         )
         monkeypatch.setattr(theirs, "on_init_end", lambda trainer: None)
-        trainer.on_init_end()
+        from retool_mcore.verl import trainer as run_module
+
+        with monkeypatch.context() as fresh:  # no checkpoint was loaded, and there is no queue
+            fresh.setattr(run_module, "clear_orphans", lambda: None)
+            fresh.setattr(kind, "_prompts_restored", lambda trainer: None)
+            fresh.setattr(kind, "_resume_best", lambda trainer, step: None)
+            trainer.on_init_end()
 
     def _engines(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: self.calls.append(name)
