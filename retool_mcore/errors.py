@@ -1,11 +1,11 @@
-"""The errors a user can meet. Each names the value, the rule, its origin and what to do."""
+"""The errors that users see. Each states the problem, the value, the rule and what to do."""
 
-EXIT_USER_ERROR = 2  # exit code after an error in one line
-EXIT_RETRYABLE = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.py: supervise)
+EXIT_USER_ERROR = 2  # exit code after a user's error
+EXIT_RETRYABLE = 3  # exit code after a lost process or node: launch/nodes.py starts the run again
 
 
 class ReToolError(Exception):
-    """Base of all errors that a user can fix. The command line prints them without a traceback."""
+    """Base class of errors that a user can fix. The CLI prints them without a traceback."""
 
 
 class ConfigError(ReToolError, ValueError):
@@ -13,7 +13,7 @@ class ConfigError(ReToolError, ValueError):
 
 
 class DataError(ReToolError, ValueError):
-    """A data file, row or conversation is missing, corrupt or not of the documented schema."""
+    """A data file, row or conversation is missing, corrupt or has the wrong schema."""
 
 
 class CheckpointError(ReToolError, RuntimeError):
@@ -29,15 +29,15 @@ class RewardError(ReToolError, RuntimeError):
 
 
 class SandboxUnavailable(ReToolError, RuntimeError):
-    """The sandbox itself failed (unreachable, crashed, refused by the kernel).
+    """The sandbox itself failed: it is unreachable, crashed, or the kernel refused it.
 
-    Never raised for what the executed code does: that is an ``ExecResult``.
+    Never raised for what the executed code does; ``ExecResult`` reports that.
     """
 
 
 class RolloutError(ReToolError, RuntimeError):
-    """A rollout cannot go on: too many trajectories were dropped, or the engine is gone."""
+    """The rollout cannot continue: too many trajectories were dropped, or the engine died."""
 
 
 class RunError(ReToolError, RuntimeError):
-    """A process of the run has died or failed. The run's log has all that it said."""
+    """A process of the run died or failed. The run's log has its output."""

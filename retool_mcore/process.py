@@ -1,4 +1,4 @@
-"""Process hygiene: no process outlives its parent, and signals mean what they should."""
+"""Signals, output and parents of processes: child processes end with their parent."""
 
 import atexit
 import ctypes
@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here, because a child between fork and exec may not load anything
-_left_by: list[int] = []
+_LIBC = ctypes.CDLL(None)  # loaded at import, because a child must not load libraries between fork and exec
+_exit_signals: list[int] = []
 END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
-    """Ask Linux to signal this process when its parent dies.
-
-    So `kill -9` of a launcher leaves no process behind.
-    """
+    """Make Linux send this process ``how`` when its parent dies, so `kill -9` leaves no orphans."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
@@ -33,16 +30,16 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), how)
 
 
-def end_with_parent_if_asked() -> None:
-    """Get SIGTERM when the parent dies, if a longer-running command of ours started this one."""
+def end_with_parent_if_requested() -> None:
+    """End this process with SIGTERM when its parent dies, if ``END_WITH_PARENT_ENV`` is set."""
     if os.environ.pop(END_WITH_PARENT_ENV, None):
         die_with_parent(signal.SIGTERM)
 
 
-def open_closed_outputs() -> None:
-    """Let output that the caller closed (`>&-`) go nowhere.
+def reopen_closed_outputs() -> None:
+    """Redirect outputs that the caller closed (`>&-`) to /dev/null.
 
-    The next file that is opened would get its descriptor.
+    Otherwise the next open file would get descriptor 1 or 2.
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
@@ -50,63 +47,65 @@ def open_closed_outputs() -> None:
             setattr(sys, name, open(number, "w", closefd=False, encoding="utf-8"))  # noqa: SIM115
 
 
-def heed_sigquit() -> None:
-    """Undo an inherited "ignore SIGQUIT", which a shell gives to its background processes.
+def restore_sigquit() -> None:
+    """Reset SIGQUIT to its default. A shell makes its background processes ignore it.
 
-    SGLang ends its server with SIGQUIT when a part of it has died. All processes of a run inherit
-    from this one. If they ignored the signal, they would wait for the dead part for ever.
+    SGLang ends its server with SIGQUIT when one of its processes dies. All processes of a run
+    inherit the setting. If they ignored SIGQUIT, they would wait for the dead process forever.
     """
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def bypass_proxy() -> None:
-    """Name this node's addresses in no_proxy, after the user's own; children inherit it.
+    """Add this node's addresses to no_proxy, after those of the user. Child processes inherit it.
 
-    A cluster's nodes often have http_proxy set, and a proxy leads to no server on this node.
+    Nodes of a cluster often have http_proxy set, and a proxy cannot reach servers on this node.
     """
-    own = ["localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()]
-    with suppress(OSError):  # a host whose name no resolver knows
-        own += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)]
-    given = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
-    named = [part.strip() for text in given for part in text.split(",")]
-    value = ",".join(dict.fromkeys(part for part in (*named, *own) if part))
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = value  # programs read one spelling or the other
+    local = ["localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()]
+    with suppress(OSError):  # the host's name does not resolve
+        local += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)]
+    users = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    named = [part.strip() for text in users for part in text.split(",")]
+    value = ",".join(dict.fromkeys(part for part in (*named, *local) if part))
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = value  # some programs read only one spelling
 
 
 def exit_on_sigterm(*, ctrl_c: bool = True) -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process started.
 
-    A second SIGTERM is ignored, because timeout(1) sends two and the clean-up that the first one
-    began must finish. SIGHUP, of a terminal that was closed, is the same, but for nohup. SIGINT is
-    KeyboardInterrupt as ever, and known to ``left_by``; ``ctrl_c`` False leaves it to asyncio.
+    A second SIGTERM is ignored: timeout(1) sends two, and the clean-up after the first must finish.
+    SIGHUP, sent when the terminal closes, is handled alike, unless nohup ignores it. SIGINT still
+    raises KeyboardInterrupt, and ``exit_signal`` returns it. ``ctrl_c`` False leaves SIGINT to
+    asyncio.
     """
 
-    def leave(number: int, frame: object) -> NoReturn:
-        _left_by.append(number)
+    def handle(number: int, frame: object) -> NoReturn:
+        _exit_signals.append(number)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    _left_by.clear()
+    _exit_signals.clear()
     for each in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])):
         if each == signal.SIGTERM or signal.getsignal(each) != signal.SIG_IGN:
-            signal.signal(each, leave)
+            signal.signal(each, handle)
 
 
-def left_by() -> int:
-    """The signal by which ``exit_on_sigterm`` left, or 0.
+def exit_signal() -> int:
+    """The number of the signal that ``exit_on_sigterm`` turned into an exception, or 0.
 
-    Code of others that it leaves, as an import, may raise another error on its way out. That one is
-    only a consequence.
+    A library that the exception interrupts, such as during an import, may raise another error. That
+    error is only a consequence of the signal.
     """
-    return _left_by[0] if _left_by else 0
+    return _exit_signals[0] if _exit_signals else 0
 
 
 @contextmanager
-def without_hangups() -> Generator[None]:
-    """What this thread starts never hears that the terminal was closed, so it lives until this
-    process has ended it.
+def sighup_blocked() -> Generator[None]:
+    """Within it, child processes of this thread start with SIGHUP blocked.
+
+    They survive the closing of the terminal, so this process can end them in order.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -116,30 +115,30 @@ def without_hangups() -> Generator[None]:
 
 
 @contextmanager
-def usual_exit_code() -> Generator[None]:
-    """Make a SIGTERM that Ray hears exit with 143; its own handler, while it starts, says 15.
+def standard_exit_code() -> Generator[None]:
+    """Exit with 143 after SIGTERM. While Ray starts, its own handler would exit with 15.
 
-    The signal is known to ``left_by``, so that the user is told.
+    ``exit_signal`` then returns SIGTERM, so the command line reports it.
     """
     try:
         yield
-    except SystemExit as left:
-        if left.code == signal.SIGTERM:
-            _left_by.append(signal.SIGTERM)
-            raise SystemExit(128 + signal.SIGTERM) from left
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:
+            _exit_signals.append(signal.SIGTERM)
+            raise SystemExit(128 + signal.SIGTERM) from error
         raise
 
 
 @contextmanager
-def output_to(log: Path) -> Generator[IO[str]]:
-    """Append all output of this process, C libraries included, to ``log``; yield the terminal.
+def redirect_output(log: Path) -> Generator[IO[str]]:
+    """Append all output of this process, including C libraries, to ``log``; yield the terminal.
 
-    The engines print whole configurations and hundreds of warnings. The terminal is for progress
-    and, after the block, for errors. What C libraries say when the process ends goes to the log,
-    too: triton's binding lists there what it has not freed.
+    The engines print whole configurations and hundreds of warnings, so the terminal shows only
+    progress and, after the block, errors. What C libraries print at exit goes to the log, too, such
+    as Triton's list of leaks.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    atexit.unregister(_write_exit_output)  # of a block before this one: one log has the last words
+    atexit.unregister(_write_exit_output)  # of an earlier block: output at exit goes to the last log
     atexit.register(_write_exit_output, log)
     before = {number: os.dup(number) for number in (1, 2)}
     terminals = {number: os.isatty(number) for number in before}
@@ -152,26 +151,26 @@ def output_to(log: Path) -> Generator[IO[str]]:
     finally:
         _flush()
         for number, original in before.items():
-            if terminals[number] and not os.isatty(original):  # it was closed
+            if terminals[number] and not os.isatty(original):  # the terminal was closed
                 _discard(original)
             os.dup2(original, number)
             os.close(original)
 
 
 class _Terminal(io.TextIOWrapper):
-    """Where progress is written: no harm if it is closed meanwhile."""
+    """The terminal for progress. Writing to it after it was closed is not an error."""
 
     def write(self, text: str, /) -> int:
-        with self._lost():
+        with self._ignore_closed():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._lost():
+        with self._ignore_closed():
             super().flush()
 
     @contextmanager
-    def _lost(self) -> Generator[None]:
+    def _ignore_closed(self) -> Generator[None]:
         try:
             yield
         except OSError as error:
@@ -180,16 +179,16 @@ class _Terminal(io.TextIOWrapper):
             _discard(self.fileno())
 
 
-def forget_closed_terminal() -> None:
-    """Where the terminal of descriptors 1 and 2 was closed, let them take whatever is written."""
+def discard_closed_terminal() -> None:
+    """Redirect descriptors 1 and 2 to /dev/null if their terminal was closed."""
     for number in (1, 2):
-        with suppress(OSError):  # closed by the caller
+        with suppress(OSError):  # the caller closed it
             if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
                 _discard(number)
 
 
 def _discard(descriptor: int) -> None:
-    """Let ``descriptor`` take whatever is written, and forget it."""
+    """Redirect ``descriptor`` to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
@@ -199,12 +198,12 @@ def _discard(descriptor: int) -> None:
 
 
 def _write_exit_output(log: Path) -> None:
-    """Point descriptors 1 and 2 at ``log`` for the rest of the process.
+    """Redirect descriptors 1 and 2 to ``log`` for the rest of the process.
 
-    Python's own exit handlers that were registered before still follow, and then the libraries'.
+    Exit handlers that were registered earlier, and those of C libraries, run after this one.
     """
     _flush()
-    with suppress(OSError), log.open("ab") as file:  # the folder may be gone
+    with suppress(OSError), log.open("ab") as file:  # the folder may have been deleted
         for number in (1, 2):
             os.dup2(file.fileno(), number)
 

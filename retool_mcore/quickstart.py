@@ -1,9 +1,8 @@
-"""The main job in miniature, on a CPU.
+"""Runs a whole experiment in miniature, on a CPU.
 
-Its stages are task, SFT, export, RL with and without the tool, evaluation and summary. Each stage
-is one of the project's own commands, run as a user would run it, and leaves a mark with its time
-when it is done. After a kill, run the same command again: finished stages are skipped, and SFT and
-RL continue from their checkpoints.
+The stages are task, SFT, RL with and without the tool, and evaluation; then a summary. Each stage
+runs one of the project's commands and is recorded with its time once it is done. After a kill, run
+the same command again: it skips finished stages, and SFT and RL resume from their checkpoints.
 """
 
 import json
@@ -38,18 +37,18 @@ MODELS = ("sft", "tool_rl", "text_rl")
 REPORT = "report.html"
 SAMPLES_PER_PROBLEM = 8
 EVAL_PROBLEMS = 64
-LINE_EVERY_S = 30.0  # of a stage's progress, where there is no terminal for a bar
+LINE_EVERY_S = 30.0  # between two lines of progress without a terminal
 VERSIONS_OF = ("torch", "verl", "megatron-core", "mbridge", "sglang", "ray", "transformers", "retool_mcore")
 
-Watch = Callable[[], tuple[int, int | None, str]]  # steps done, steps in all if known, a word on progress
+Watch = Callable[[], tuple[int, int | None, str]]  # steps done, total steps if known, status text
 
 
 class StageFailed(ReToolError, RuntimeError):
-    """A stage of the quickstart ended with an error; the stage's log says which."""
+    """A stage of the quickstart failed. The message has the end of its log."""
 
 
 class Stages:
-    """Records which stages are done and how many seconds each took, over all tries."""
+    """Runs stages and records which are done, and the seconds of each over all attempts."""
 
     def __init__(self, root: Path, console: Console) -> None:
         self._path = root / "stages.json"
@@ -81,13 +80,13 @@ class Stages:
             self._console.print(f"[dim]done before   {what}[/]")
             return
         log = self._logs / f"{name}.log"
-        with self._timed(name), log.open("ab") as output, self._progress(what, log) as tell:
+        with self._timed(name), log.open("ab") as output, self._progress(what, log) as show:
             environment = {**os.environ, END_WITH_PARENT_ENV: "1"}
             child = subprocess.Popen([sys.executable, *argv], stdout=output, stderr=subprocess.STDOUT, env=environment)
             try:
                 while child.poll() is None:
                     time.sleep(0.5)
-                    tell(*(watch() if watch is not None else (0, None, "")))
+                    show(*(watch() if watch is not None else (0, None, "")))
             finally:
                 if child.poll() is None:
                     child.terminate()
@@ -95,13 +94,13 @@ class Stages:
             if child.returncode:
                 tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
                 raise StageFailed(
-                    f"{what} ended with exit code {child.returncode}; the log is {log}, its end:\n" + "\n".join(tail)
+                    f"{what} failed with exit code {child.returncode}. The end of its log, {log}:\n" + "\n".join(tail)
                 )
         self._console.print(f"[green]{self.seconds[name]:7.1f} s[/]     {what}")
 
     @contextmanager
     def _progress(self, what: str, log: Path) -> Generator[Callable[[int, int | None, str], None]]:
-        """A bar in a terminal; elsewhere a line at the start and one every ``LINE_EVERY_S``."""
+        """A progress bar on a terminal; else a line at the start and every ``LINE_EVERY_S``."""
         if self._console.is_interactive:  # a terminal that can move its cursor
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
             elapsed = TimeElapsedColumn(table_column=Column(no_wrap=True))
@@ -110,15 +109,15 @@ class Stages:
                 yield lambda done, total, text: progress.update(bar, completed=done, total=total, text=text)
             return
         start_s = last_s = time.monotonic()
-        self._line(f"{'starts':>9}     {what}; its log is {log}")
+        self._line(f"{'starts':>9}     {what}; log: {log}")
 
-        def tell(done: int, total: int | None, text: str) -> None:
+        def show(done: int, total: int | None, text: str) -> None:
             nonlocal last_s
             if (now_s := time.monotonic()) - last_s >= LINE_EVERY_S:
                 last_s = now_s
                 self._line(f"{now_s - start_s:7.1f} s ... {what}{f': {text}' if text else ''}")
 
-        yield tell
+        yield show
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -131,7 +130,7 @@ def run(root: Path, seed: int) -> None:
     """
     console = Console()
     if not Path(SFT_CONFIG).is_file():
-        raise StageFailed(f"{SFT_CONFIG} is not here. Start the quickstart in the folder of the cloned repository.")
+        raise StageFailed(f"{SFT_CONFIG} does not exist here. Start the quickstart in the folder of the repository.")
     with lock_run(root):
         _check_same_seed(root, seed)
         stages = Stages(root, console)
@@ -139,7 +138,7 @@ def run(root: Path, seed: int) -> None:
         summary = _summarize(stages, seed, _evaluate(stages, root, seed))
         write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
         write_report([root / name for name in MODELS], root / REPORT)
-        _tell(console, root, summary)
+        _show_results(console, root, summary)
 
 
 def _check_same_seed(root: Path, seed: int) -> None:
@@ -147,17 +146,19 @@ def _check_same_seed(root: Path, seed: int) -> None:
     if not marker.exists():
         marker.write_text(str(seed), encoding="utf-8")
     if (before := marker.read_text(encoding="utf-8")) != str(seed):
-        raise StageFailed(f"{root} holds a quickstart of seed {before}, not {seed}. Give another --root, or remove it.")
+        raise StageFailed(
+            f"{root} has a quickstart with seed {before}, not {seed}. Choose another --root, or remove {root}."
+        )
 
 
 def _train(stages: Stages, root: Path, seed: int) -> None:
     task, sft = root / "task", root / "sft"
-    stages.run("task", "task and model, made on the spot", *RETOOL, "data", "task", str(task), "--seed", str(seed))
+    stages.run("task", "generating the task and the model", *RETOOL, "data", "task", str(task), "--seed", str(seed))
     sft_steps = load_config(SftConfig, SFT_CONFIG).train.steps
     stages.run(
         "sft",
         "supervised fine-tuning",
-        *(*RETOOL, "sft", SFT_CONFIG, *_places(root, seed, "sft"), f"model.path={task}/model"),
+        *(*RETOOL, "sft", SFT_CONFIG, *_run_settings(root, seed, "sft"), f"model.path={task}/model"),
         f"data.train_file={task}/sft_train.parquet",
         f"validation.files={json.dumps([str(task / 'sft_val.parquet')])}",
         watch=_watch(sft, sft_steps, "loss"),
@@ -168,37 +169,37 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
         stages.run(
             name,
             what,
-            *("launch/rl.py", RL_CONFIG, *_places(root, seed, name), f"model.path={sft}/export"),
+            *("launch/rl.py", RL_CONFIG, *_run_settings(root, seed, name), f"model.path={sft}/export"),
             *(f"rollout.tools={json.dumps([tools] if tools else [])}", f"data.train_file={task}/rl_train.parquet"),
             f"validation.files=[{json.dumps(str(task / 'rl_val.parquet'))}]",
             watch=_watch(run_dir, rl_steps, "accuracy"),
         )
 
 
-def _places(root: Path, seed: int, name: str) -> tuple[str, ...]:
+def _run_settings(root: Path, seed: int, name: str) -> tuple[str, ...]:
     return (f"run.root={root}", f"run.seed={seed}", f"run.name={name}")
 
 
 def _watch(run_dir: Path, total: int, name: str) -> Watch:
-    """Watch a run's metrics file: steps done, steps in all, and the newest value of ``name``."""
+    """Watch a run's metrics file for the step and the newest value of ``name``."""
     path = run_dir / "metrics.jsonl"
 
-    def look() -> tuple[int, int | None, str]:
+    def progress() -> tuple[int, int | None, str]:
         rows = read_metrics(path) if path.exists() else []
         if not rows:
             began = start.begun(run_dir)
             return 0, None, start.WORDS[began[-1][0]] if began else "starting"
         return int(rows[-1]["step"]), total, f"step {rows[-1]['step']}/{total}, {name} {rows[-1][name]:.3f}"
 
-    return look
+    return progress
 
 
 def _watch_samples(files: list[Path]) -> Watch:
-    """Watch an evaluation's files of samples, a line each; what was counted is not read again."""
+    """Watch an evaluation's sample files, one line per answer. Reads only new lines."""
     read, total = dict.fromkeys(files, 0), len(files) * EVAL_PROBLEMS * SAMPLES_PER_PROBLEM
     done = 0
 
-    def look() -> tuple[int, int | None, str]:
+    def progress() -> tuple[int, int | None, str]:
         nonlocal done
         for path in files:
             if path.exists() and path.stat().st_size > read[path]:
@@ -209,18 +210,19 @@ def _watch_samples(files: list[Path]) -> Watch:
                 done += new.count(b"\n")
         return done, total if done else None, f"{done} of {total} answers" if done else "starting the engine"
 
-    return look
+    return progress
 
 
 def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]]:
-    """Evaluate each model on held-out problems with and without the tool; reports by case name."""
+    """Evaluate each model on held-out problems with and without the tool. Returns its reports."""
     out = root / "evaluation"
     cases = [case for name in MODELS for case in (name, f"{name}_text")]
     models = [option for name in MODELS for option in ("--model", f"{name}={root / name / 'export'}")]
     stages.run(
         "evaluate",
         "evaluation on held-out problems",
-        *(*RETOOL, "eval", RL_CONFIG, *_places(root, seed, "evaluation"), f"model.path={root / 'sft' / 'export'}"),
+        *(*RETOOL, "eval", RL_CONFIG, *_run_settings(root, seed, "evaluation")),
+        f"model.path={root / 'sft' / 'export'}",
         *(*models, "--data", str(root / "task" / "eval.parquet"), "--out", str(out), "--tool", "both"),
         *("--n", str(SAMPLES_PER_PROBLEM), "--limit", str(EVAL_PROBLEMS)),
         watch=_watch_samples([out / case / "samples.jsonl" for case in cases]),
@@ -244,8 +246,8 @@ def _summarize(stages: Stages, seed: int, reports: dict[str, dict[str, Any]]) ->
     }
 
 
-def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
-    """Print the results and where to look next; write the table as Markdown to ``root``."""
+def _show_results(console: Console, root: Path, summary: dict[str, Any]) -> None:
+    """Print the results and the next commands, and write the table to ``summary.md``."""
     accuracy = summary["accuracy"]
     names = {"sft": "after SFT", "tool_rl": "after RL with the tool", "text_rl": "after text-only RL"}
     rows = [(label, accuracy[name], accuracy[f"{name}_text"]) for name, label in names.items()]
@@ -256,14 +258,14 @@ def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
     for label, with_tool, text_only in rows:
         table.add_row(label, f"{with_tool:.3f}", f"{text_only:.3f}")
         lines.append(f"| {label} | {with_tool:.3f} | {text_only:.3f} |")
-    lines += ["", f"{summary['seconds_total']} s in all:", ""]
+    lines += ["", f"{summary['seconds_total']} s in total:", ""]
     lines += [f"- {name}: {seconds} s" for name, seconds in summary["seconds"].items()]
     lines += ["", "Versions: " + ", ".join(f"{name} {number}" for name, number in summary["versions"].items()) + "."]
     write_whole(root / "summary.md", "\n".join(lines) + "\n")
     console.print(table)
     console.print(f"report       {root / REPORT}")
     console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
-    if shutil.which("retool") is None:  # as after `make quickstart`, in a shell without the environment
+    if shutil.which("retool") is None:  # such as after `make quickstart`, in a shell without the environment
         console.print(f"first        source {Path(sys.executable).parent / 'activate'}", soft_wrap=True)
     console.print(f"curves       tensorboard --logdir {root}")
     console.print(f"trajectories retool view {root / 'tool_rl'} --out {root / 'view.html'}", soft_wrap=True)

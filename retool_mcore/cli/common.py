@@ -23,7 +23,7 @@ from retool_mcore.cli import tell_of_end
 from retool_mcore.config.base import is_table
 from retool_mcore.config.reference import reference
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
-from retool_mcore.process import forget_closed_terminal, left_by
+from retool_mcore.process import discard_closed_terminal, exit_signal
 from retool_mcore.run.ending import Ended
 from retool_mcore.run.folder import refused_write
 from retool_mcore.run.status import print_text
@@ -101,8 +101,8 @@ def guarded(function: F) -> F:
 
 def _told(error: BaseException) -> int | None:
     """The exit code after ``error``, which is told in a line; None for one that is our bug."""
-    if number := left_by() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
-        forget_closed_terminal()
+    if number := exit_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
+        discard_closed_terminal()
         tell_of_end(number)
         return 128 + number
     if isinstance(error, ReToolError):

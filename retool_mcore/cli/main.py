@@ -28,9 +28,9 @@ from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
 from retool_mcore.process import (
     bypass_proxy,
-    end_with_parent_if_asked,
-    heed_sigquit,
-    open_closed_outputs,
+    end_with_parent_if_requested,
+    reopen_closed_outputs,
+    restore_sigquit,
 )
 from retool_mcore.run.folder import require_free
 from retool_mcore.run.start import begin_early, early
@@ -161,9 +161,9 @@ def run_rl() -> None:
 
 def prepare() -> None:
     """What each of our commands needs of its process before it reads its arguments."""
-    open_closed_outputs()
-    end_with_parent_if_asked()
-    heed_sigquit()
+    reopen_closed_outputs()
+    end_with_parent_if_requested()
+    restore_sigquit()
     bypass_proxy()
     if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 gets a mark of its own

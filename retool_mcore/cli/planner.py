@@ -46,7 +46,7 @@ def plan(
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
     with redirect_stdout(sys.stderr):  # what libraries print when they are imported
-        notes = require(check(run, Machine(platform=chosen, runs=False)))
+        notes = require(check(run, Machine(platform=chosen, is_target=False)))
     for note in notes:
         tell(f"note: {note}", err=True)
     if platform and chosen.mapping() and not as_json:

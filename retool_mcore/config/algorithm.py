@@ -12,7 +12,7 @@ from retool_mcore.config.base import LearningRate, Pair, Section
 NonNegative = Annotated[float, Field(ge=0)]
 Discount = Annotated[float, Field(ge=0, le=1)]
 # Defaults that also mean "not set". Any other value is an error if nothing reads it.
-CLIP_C, TAU, ANY_WEIGHT, ANY_GAP = 10.0, [1.0, 1.05], [0.0, 2.0], [0.0, 0.0]
+CLIP_C, TAU, DEFAULT_IMPORTANCE_BOUNDS, UNSET_REJECTION_BOUNDS = 10.0, [1.0, 1.05], [0.0, 2.0], [0.0, 0.0]
 REFILL_BATCHES = 10  # for failed and stale prompts, without filter_groups
 IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # estimators that compare the responses to a prompt
 
@@ -109,7 +109,7 @@ class Algorithm(Section):
     ratios over the response.
     """
 
-    importance_bounds: Pair = Field(default=ANY_WEIGHT)
+    importance_bounds: Pair = Field(default=DEFAULT_IMPORTANCE_BOUNDS)
     """Bounds of the importance_sampling weight: the lower at most 1, the upper at least 1.
 
     With a lower bound of 0, a weight above the upper bound is truncated to it. With a lower bound
@@ -129,7 +129,7 @@ class Algorithm(Section):
     means of loss_agg, so "token_*" cannot be combined with "seq-mean-token-mean".
     """
 
-    rejection_bounds: Pair = Field(default=ANY_GAP)
+    rejection_bounds: Pair = Field(default=UNSET_REJECTION_BOUNDS)
     """Lower and upper bound of what rejection keeps.
 
     For k1 they bound the ratio exp(k1); Geo-RS uses 0.999 and 1.001. For k2 and k3 they bound the
@@ -203,7 +203,11 @@ class Algorithm(Section):
             ("gamma", self.gamma != 1 and self.name not in ("ppo", "reinforce_plus_plus"), name),
             ("lam", self.lam != 1 and self.name != "ppo", name),
             ("importance_bounds", self.importance_bounds[0] > 0 and not weighted, off.format("importance_sampling")),
-            ("rejection_bounds", self.rejection_bounds != ANY_GAP and self.rejection == "off", off.format("rejection")),
+            (
+                "rejection_bounds",
+                self.rejection_bounds != UNSET_REJECTION_BOUNDS and self.rejection == "off",
+                off.format("rejection"),
+            ),
             ("kl_type", self.kl_type != "k3" and not self.kl_coef, "algorithm.kl_coef = 0"),
             ("kl_in", self.kl_in != "loss" and not self.kl_coef, "algorithm.kl_coef = 0"),
         ]

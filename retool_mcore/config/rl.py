@@ -150,7 +150,7 @@ class Reward(Section):
     """
 
     @model_validator(mode="after")
-    def _check_own_function_alone(self) -> Reward:
+    def _check_own_function(self) -> Reward:
         fields = type(self).model_fields
         changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
         for name in sorted({*changed} - {"function", "timeout_s", "workers"}) if self.function else ():
@@ -161,7 +161,7 @@ class Reward(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_right_is_worth_most(self) -> Reward:
+    def _check_reward_order(self) -> Reward:
         (right, wrong), (bonus, highest) = self.answer, self.call_bonus
         if wrong >= right:
             raise ValueError(

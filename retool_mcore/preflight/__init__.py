@@ -1,1 +1,1 @@
-"""`retool preflight`: makes what can fail, fail here, before a device-hour is spent."""
+"""Checks a run's settings, inputs and machines before it uses a device: `retool preflight`."""

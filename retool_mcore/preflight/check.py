@@ -1,7 +1,6 @@
-"""``check``: every check of a run that needs no device, in order.
+"""Runs the checks of a run in order.
 
-`--dry-run`, `retool plan`, `retool preflight` and the start of a run call it once, before anything
-else.
+`--dry-run`, `retool plan`, `retool preflight` and the start of a run call ``check`` first.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,59 +18,60 @@ Check = Callable[[], Iterable[Finding]]
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine that a check is made on.
+    """The machine on which a check runs.
 
-    ``runs``: the run is for this machine. False for a dry run and a plan: then files, packages and
-    devices that are not here are notes. ``thorough``: preflight's checks, which take longer than a
-    start should, and look at what is wanted but not needed. ``data``: False before the data files
-    are made.
+    ``is_target``: the run will use this machine. In a dry run and a plan it is False, and missing
+    files, packages and devices are only notes. ``thorough``: also run the checks of `retool
+    preflight`, which are slower, or warn about limits that a run recommends but does not need.
+    ``data``: False before the data files are made.
     """
 
     platform: Platform
-    runs: bool = True
+    is_target: bool = True
     thorough: bool = False
     data: bool = True
 
 
-def check(config: RunConfig, here: Machine, tell: Callable[[Finding], None] | None = None) -> list[Finding]:
-    """Every finding, in order; ``tell`` gets each as it comes."""
+def check(config: RunConfig, here: Machine, on_finding: Callable[[Finding], None] | None = None) -> list[Finding]:
+    """Run all checks in order and return their findings. Calls ``on_finding`` with each at once."""
     found: list[Finding] = []
-    for name, look in _checks(config, here):
-        for finding in _judged(name, look, here):
+    for name, run_check in _checks(config, here):
+        for finding in _findings(name, run_check, here):
             found.append(finding)
-            if tell is not None:
-                tell(finding)
+            if on_finding is not None:
+                on_finding(finding)
     return found
 
 
-def _judged(name: str, look: Check, here: Machine) -> Iterator[Finding]:
+def _findings(name: str, run_check: Check, here: Machine) -> Iterator[Finding]:
+    """The findings of one check; an error that it raises becomes a finding."""
     try:
-        for finding in look():
-            yield _judge(finding, here)
+        for finding in run_check():
+            yield _resolve_missing(finding, here)
     except PlatformError as problem:  # this machine lacks what the platform needs
-        yield _judge(missing(name, str(problem)), here)
+        yield _resolve_missing(missing(name, str(problem)), here)
     except ReToolError as problem:
         yield error(name, str(problem))
 
 
-def _judge(finding: Finding, here: Machine) -> Finding:
+def _resolve_missing(finding: Finding, here: Machine) -> Finding:
     if finding.severity != "missing":
         return finding
-    return replace(finding, severity="error" if here.runs else "note")
+    return replace(finding, severity="error" if here.is_target else "note")
 
 
 def _checks(config: RunConfig, here: Machine) -> Iterator[tuple[str, Check]]:
     yield "settings", partial(machine.settings, config, here.platform)
     yield "stall", partial(inputs.stall, config)
-    if here.runs:
+    if here.is_target:
         yield from _machine_checks(config, here)
-    yield "model", partial(inputs.model, config, fetch=here.runs)
+    yield "model", partial(inputs.model, config, fetch=here.is_target)
     yield "tools", partial(inputs.tools, config)
     yield "reward", partial(inputs.reward, config)
     yield "tokenizer", partial(inputs.tokenizer, config)
     if here.data:
-        yield "data", partial(inputs.data, config, all_rows=here.runs, render=here.thorough)
-    if here.runs:
+        yield "data", partial(inputs.data, config, all_rows=here.is_target, render=here.thorough)
+    if here.is_target:
         yield "sandbox", partial(inputs.sandbox, config)
 
 

@@ -1,4 +1,4 @@
-"""Checks every node of a running Ray cluster: devices, settings, code, data and clock."""
+"""Checks the nodes of a running Ray cluster: devices, settings, code, data and clocks."""
 
 # pyright: reportUnknownMemberType=false
 import logging
@@ -14,18 +14,18 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.run.environment import differing, fingerprint
 
-NODE_SETTINGS = "RETOOL_NODE_SETTINGS"  # launch/nodes.py: a line each, a configuration and what is set beside it
+NODE_SETTINGS = "RETOOL_NODE_SETTINGS"  # set by launch/nodes.py: the configuration file and its overrides, one per line
 MAX_SKEW_S = 1.0
-LOOK_TIMEOUT_S = 60.0
-LOOK_AGAIN_S = 1.0
+QUERY_TIMEOUT_S = 60.0
+RETRY_S = 1.0
 
 
 def check_cluster(
-    config: RunConfig, platform: Platform, wait_s: float, tell: Callable[[Finding], None]
+    config: RunConfig, platform: Platform, wait_s: float, on_finding: Callable[[Finding], None]
 ) -> list[Finding]:
-    """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` seconds for its nodes.
+    """Connect to the cluster at RAY_ADDRESS, wait up to ``wait_s`` s for its nodes and check them.
 
-    Raises PlatformError when no cluster answers.
+    Raises PlatformError if no cluster answers.
     """
     import ray
 
@@ -34,14 +34,14 @@ def check_cluster(
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=env)
     except (ConnectionError, RuntimeError, TimeoutError) as problem:
         raise PlatformError(
-            f"no Ray cluster answers at RAY_ADDRESS: {str(problem)[:300]}. Start it on node 0."
+            f"no Ray cluster answers at RAY_ADDRESS: {str(problem)[:300]}. Start Ray on node 0."
         ) from problem
     try:
         found = list(_check_nodes(config, platform, wait_s))
     finally:
         ray.shutdown()
     for finding in found:
-        tell(finding)
+        on_finding(finding)
     return found
 
 
@@ -52,33 +52,36 @@ def _check_nodes(config: RunConfig, platform: Platform, wait_s: float) -> Iterat
     while True:
         nodes = _wait_for_nodes(config.cluster.nodes, end_s)
         if len(nodes) != config.cluster.nodes:
-            here = ", ".join(node["NodeManagerAddress"] for node in nodes)
-            yield error("nodes", f"{len(nodes)} joined within {wait_s:.0f} s ({here}), and cluster.nodes = "
+            joined = ", ".join(node["NodeManagerAddress"] for node in nodes)
+            yield error("nodes", f"{len(nodes)} joined within {wait_s:.0f} s ({joined}), but cluster.nodes = "
                         f"{config.cluster.nodes}. Start the same command on the others.")  # fmt: skip
             return
-        asked_at_s = time.time()
+        sent_at_s = time.time()
         try:
-            seen = _look_at(nodes, config)
+            facts = _query_nodes(nodes, config)
         except RayError as problem:
-            if time.monotonic() < end_s:  # of a node that was lost just now, Ray says for a while that it is alive
-                time.sleep(LOOK_AGAIN_S)
+            if time.monotonic() < end_s:  # Ray reports a lost node as alive for a while
+                time.sleep(RETRY_S)
                 continue
-            yield error("nodes", f"a node cannot be looked at: {str(problem).strip().splitlines()[-1][:300]}. Is this "
-                        "package installed there, in the same Python?")  # fmt: skip
+            yield error("nodes", f"a node cannot run the check: {str(problem).strip().splitlines()[-1][:300]}. Check "
+                        "that this package is installed there, for the same Python.")  # fmt: skip
             return
         break
     wanted, resource = config.cluster.gpus_per_node, platform.device.ray_resource
     for node in nodes:
         count = int(node["Resources"].get(resource, 0))
         if count != wanted:
-            yield error("nodes", f"{node['NodeManagerAddress']} has {count} {resource} in Ray, and "
+            yield error("nodes", f"{node['NodeManagerAddress']} has {count} {resource} in Ray, but "
                         f"cluster.gpus_per_node = {wanted}. Make the two agree.")  # fmt: skip
-    yield ok("nodes", f"{len(nodes)} joined, {wanted} {resource} wanted on each")
-    yield from _compare(seen, asked_at_s, time.time())
+    yield ok("nodes", f"{len(nodes)} joined, {wanted} {resource} required on each")
+    yield from _compare(facts, sent_at_s, time.time())
 
 
 def _wait_for_nodes(wanted: int, end_s: float) -> list[dict[str, Any]]:
-    """The nodes that live, as soon as they are ``wanted``; more, too, may be one that was lost."""
+    """Wait until exactly ``wanted`` nodes are alive or ``end_s`` passes; return the live nodes.
+
+    A surplus may be a node that Ray has not reported as dead yet, so it waits then, too.
+    """
     import ray
 
     while True:
@@ -89,38 +92,38 @@ def _wait_for_nodes(wanted: int, end_s: float) -> list[dict[str, Any]]:
         time.sleep(0.5)
 
 
-def _look_at(nodes: list[dict[str, Any]], config: RunConfig) -> list[tuple[dict[str, str], float]]:
-    """What ``_look`` finds on each node. Raises RayError."""
+def _query_nodes(nodes: list[dict[str, Any]], config: RunConfig) -> list[tuple[dict[str, str], float]]:
+    """The result of ``_node_facts`` on each node. Raises RayError."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look: Any = ray.remote(num_cpus=0, max_retries=0)(_look)
+    remote: Any = ray.remote(num_cpus=0, max_retries=0)(_node_facts)
     calls = [
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(config)
+        remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(config)
         for node in nodes
     ]
-    return ray.get(calls, timeout=LOOK_TIMEOUT_S)
+    return ray.get(calls, timeout=QUERY_TIMEOUT_S)
 
 
-def _compare(seen: list[tuple[dict[str, str], float]], asked_at_s: float, answered_at_s: float) -> Iterator[Finding]:
-    different = differing([prints for prints, _ in seen])
+def _compare(facts: list[tuple[dict[str, str], float]], sent_at_s: float, answered_at_s: float) -> Iterator[Finding]:
+    different = differing([prints for prints, _ in facts])
     for sentence in different:
-        yield error("nodes", f"{sentence}. Give every node the same.")
+        yield error("nodes", f"{sentence}. Make them the same on every node.")
     if not different:
         yield ok("nodes", "the same settings, code, packages, data and model on every node")
-    for prints, clock_s in seen:
-        skew_s = max(asked_at_s - clock_s, clock_s - answered_at_s, 0.0)
+    for prints, clock_s in facts:
+        skew_s = max(sent_at_s - clock_s, clock_s - answered_at_s, 0.0)
         if skew_s > MAX_SKEW_S:
             yield warning(
-                "clock", f"{prints['host']} is {skew_s:.1f} s off this node's. Run an NTP client on each node"
+                "clock", f"{prints['host']}'s clock differs by {skew_s:.1f} s. Run an NTP client on each node"
             )
 
 
-def _look(config: RunConfig) -> tuple[dict[str, str], float]:
-    """Runs on a node, in a Ray worker; ``config`` is the driver's.
+def _node_facts(config: RunConfig) -> tuple[dict[str, str], float]:
+    """The node's fingerprint and Unix time. Runs on the node, in a Ray worker.
 
-    A worker inherits the environment of the script that has started Ray there, and so finds what
-    that one was told.
+    ``config`` is the driver's. The worker inherits the environment of the script that started Ray
+    on its node, so ``NODE_SETTINGS`` has the settings of that script.
     """
     file, *settings = os.environ.get(NODE_SETTINGS, "").splitlines() or [""]
     return fingerprint(load_run(Path(file), settings) if file else config), time.time()

@@ -1,4 +1,4 @@
-"""What a check finds: one line each, with what to do about a warning or an error."""
+"""Findings of checks: one line each. A warning or an error ends with what to do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,11 +11,15 @@ Severity = Literal["ok", "note", "warning", "missing", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """``missing``: the run needs it and this machine lacks it, which ``check`` judges."""
+    """One finding of a check.
+
+    Severity "missing": this machine lacks what the run needs. ``check`` turns it into an error or,
+    in a dry run or a plan, into a note.
+    """
 
     severity: Severity
     name: str
-    text: str  # of a warning or an error, it ends with what to do
+    text: str
 
     def __str__(self) -> str:
         return f"{self.severity:<8}{self.name:<16}{self.text}"
@@ -42,7 +46,7 @@ def error(name: str, text: str) -> Finding:
 
 
 def require(findings: Iterable[Finding]) -> list[str]:
-    """The notes and warnings, for the user. Raises ConfigError with a line for each error."""
+    """Return the texts of notes and warnings. Raises ConfigError with a line for each error."""
     found = list(findings)
     if wrong := [each.text for each in found if each.severity == "error"]:
         raise ConfigError("\nerror: ".join(wrong))

@@ -1,4 +1,4 @@
-"""Checks of what a run reads: its model, tools, reward, tokenizer, data and sandbox."""
+"""Checks a run's inputs: model, tools, reward, tokenizer, data and sandbox."""
 
 import asyncio
 import importlib.util
@@ -40,18 +40,18 @@ SAMPLE: dict[str, Any] = {"data_source": "sample", "reward_model": {"ground_trut
 
 
 def model(config: RunConfig, *, fetch: bool) -> Iterator[Finding]:
-    """``fetch``: ask the hub for the config.json of a hub name that is not in its cache."""
+    """``fetch``: download the config.json of a Hub name that is not in the local cache."""
     path = config.model.path
     hub = is_hub_name(path)
     if not Path(path).exists() and not (hub and (fetch or read_config(path))):
-        yield missing("model", f"model.path = {path} is not here: what depends on its shape is not checked. Make it "
-                      "first, correct the path, or name a hub model as owner/name.")  # fmt: skip
+        yield missing("model", f"model.path = {path} does not exist, so checks of the model's shape are skipped. Make "
+                      "the model first, correct the path, or name a Hub model as owner/name.")  # fmt: skip
         return
     check_model(config)
     if hub:
-        yield warning("model", f"{path} is not a folder here: the run fits its config.json, and its "
-                      "weights come from the hub or its cache. Tokenizer and data are checked when it is here: fetch "
-                      f"it (hf download {path}), and set model.path to its folder")  # fmt: skip
+        yield warning("model", f"{path} is a Hub name: its config.json fits the run, but tokenizer and data were not "
+                      f"checked. To check them, download the model (hf download {path}) and set model.path to "
+                      "its folder")  # fmt: skip
         return
     shape = read_config(path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
@@ -59,7 +59,7 @@ def model(config: RunConfig, *, fetch: bool) -> Iterator[Finding]:
 
 
 def stall(config: RunConfig) -> Iterator[Finding]:
-    """train.stall_s against the run's plan, where model and devices are known to the planner."""
+    """Compare train.stall_s with the planned times, if the planner knows the model and devices."""
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     try:
         plan = make_plan(config, of_model(config.model.path), of_run(config))
@@ -73,20 +73,20 @@ def stall(config: RunConfig) -> Iterator[Finding]:
 
 
 def tools(config: RunConfig) -> Iterator[Finding]:
-    """What the model may call. A server of rollout.mcp is asked, or started, as the run will."""
+    """List the tools that the model may call. Connects to or starts the servers of rollout.mcp."""
     if not isinstance(config, RlConfig) or not config.rollout.tool:
         return
     try:
         own = tools_of(config.rollout)
     except ConfigError as problem:
-        yield from _bad_tools(config, str(problem))
+        yield from _invalid_tools(config, str(problem))
         return
     interpreter = [TOOL_NAME] if TOOL_NAME in config.rollout.tools else []
     yield ok("tools", f"the model may call {', '.join([*interpreter, *(tool.name for tool in own)])}")
 
 
-def _bad_tools(config: RlConfig, first: str) -> Iterator[Finding]:
-    """Each bad one of rollout.tools, or the ``first`` problem where none is bad by itself."""
+def _invalid_tools(config: RlConfig, first: str) -> Iterator[Finding]:
+    """An error for each invalid tool of rollout.tools; ``first`` if each is valid alone."""
     problems: list[str] = []
     for name in config.rollout.tools:
         try:
@@ -97,7 +97,7 @@ def _bad_tools(config: RlConfig, first: str) -> Iterator[Finding]:
 
 
 def reward(config: RunConfig) -> Iterator[Finding]:
-    """The user's own reward function, called once with the first problem of data.train_file."""
+    """Call the user's reward function once, with the first problem of data.train_file."""
     if not isinstance(config, RlConfig) or not config.reward.function:
         return
     score, row = open_own_reward(config.reward.function), _first_row(config)
@@ -114,7 +114,7 @@ def reward(config: RunConfig) -> Iterator[Finding]:
         yield ok("reward", f"{config.reward.function} scores a response: {score(response)['score']:g}")
     except RewardError as problem:
         if row is SAMPLE and not isinstance(problem.__cause__, TypeError | None):
-            yield note("reward", f"{problem}. It was called with a made-up row, as data.train_file is not here")
+            yield note("reward", f"{problem}. The row was made up, because data.train_file does not exist")
         else:
             yield error("reward", str(problem))
 
@@ -127,7 +127,7 @@ def _behavior_without_calls() -> dict[str, Any]:
 
 
 def _first_row(config: RlConfig) -> dict[str, Any]:
-    """The first row of data.train_file; a made-up one where there is none, as ``data`` reports."""
+    """The first row of data.train_file, or SAMPLE if there is none, which ``data`` reports."""
     try:
         file = parquet_files(config.data.train_file)[0]
         columns = ("data_source", "reward_model", *({"extra_info"} & set(column_names(file))))
@@ -138,19 +138,19 @@ def _first_row(config: RlConfig) -> dict[str, Any]:
 
 def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not _can_tokenize(config):
-        if Path(config.model.path).exists():  # else ``model`` has said so
-            yield missing("tokenizer", "transformers is not installed: tokenizer and prompts are not checked. Install "
+        if Path(config.model.path).exists():  # otherwise ``model`` has reported it
+            yield missing("tokenizer", "transformers is not installed, so tokenizer and prompts are not checked. Install "
                           "the extra of the platform.")  # fmt: skip
         return
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
-        # With the interpreter alone: ``tools`` checks the user's own ones.
+        # With only the interpreter, because ``tools`` checks the user's own tools.
         protocol_of(config.rollout.calling(False).calling(config.rollout.tool), loaded)
-        served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
-        yield ok("tokenizer", f"{len(loaded)} tokens; it and its chat template serve {served}")
+        served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "runs without tools"
+        yield ok("tokenizer", f"{len(loaded)} tokens; tokenizer and chat template support {served}")
     else:
         ending = chat_format(loaded).end_of_turn
-        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template closes a turn by {ending}")
+        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template ends a turn with {ending}")
 
 
 def _can_tokenize(config: RunConfig) -> bool:
@@ -158,11 +158,11 @@ def _can_tokenize(config: RunConfig) -> bool:
 
 
 def data(config: RunConfig, *, all_rows: bool, render: bool) -> Iterator[Finding]:
-    """``all_rows``: each prompt of RL is tokenized. ``render``: each row of SFT is, too."""
+    """``all_rows``: tokenize all prompts of RL. ``render``: also tokenize all rows of SFT."""
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     if absent := _absent_files(config):
-        yield missing("data", f"{' and '.join(absent)} not found. Make it (`retool data fetch`, or `retool data "
-                      "task` for the tiny task), or correct the path.")  # fmt: skip
+        yield missing("data", f"{' and '.join(absent)} not found. Correct the path, or make the data with `retool data "
+                      "fetch`, or with `retool data task` for the tiny task.")  # fmt: skip
         return
     if isinstance(config, RlConfig):
         check_first_prompts(config)
@@ -177,8 +177,8 @@ def data(config: RunConfig, *, all_rows: bool, render: bool) -> Iterator[Finding
     if not config.data.allow_overlap:
         for path in config.validation.files:
             require_disjoint(config.data.train_file, path)
-    yield ok("data", "validation problems may overlap: data.allow_overlap" if config.data.allow_overlap else
-             "training and validation share no more problems than may happen by chance")  # fmt: skip
+    yield ok("data", "data.allow_overlap permits training on validation problems" if config.data.allow_overlap else
+             "training data has at most a tenth of the problems of each validation file")  # fmt: skip
 
 
 def _absent_files(config: SftConfig | RlConfig) -> list[str]:
@@ -194,7 +194,7 @@ def _sft_data(config: SftConfig, *, tokenized: bool, render: bool) -> Iterator[F
         return
     loaded = tokenizer_of(config.model)
     forms = " and ".join(check_protocols(config, loaded))
-    yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")
+    yield ok("data", f"rows of protocol {forms}, which the model supports" if forms else "rows without tool calls")
     if not render:
         return  # the run's ranks render all rows
     files = [
@@ -212,7 +212,7 @@ def _rl_data(config: RlConfig) -> Iterator[Finding]:
     try:
         tools_of(config.rollout)
     except ConfigError:
-        yield warning("data", "not read: prompts hold the schemas of the tools, see there")
+        yield warning("data", "prompts are not checked, because they contain the tools' schemas and a tool is invalid")
         return
     protocol = protocol_of(config.rollout, tokenizer_of(config.model))
     notes = check_prompts(config, protocol.prompt_ids)
@@ -222,37 +222,37 @@ def _rl_data(config: RlConfig) -> Iterator[Finding]:
 
 
 def _first_prompt(config: RlConfig, protocol: ToolProtocol) -> Iterator[Finding]:
-    """The first prompt as the model sees it, after a warning where its own run asked otherwise."""
+    """Show the first prompt as the model sees it. Warn if the model learned another format."""
     file = parquet_files(config.data.train_file)[0]
-    asked = format_of_file(file, protocol.name if config.rollout.tool else "")
+    found = format_of_file(file, protocol.name if config.rollout.tool else "")
     remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
-    yield from (warning("prompt", text) for text in difference(config.model.path, asked, file, remedy))
+    yield from (warning("prompt", text) for text in difference(config.model.path, found, file, remedy))
     first = next(messages_of(row["prompt"]) for _, row in read_rows(file, ("prompt",)))
     seen = shown_prompt(decode(protocol.tokenizer, protocol.prompt_ids(first)))
     yield note("prompt", f"the first prompt, as the model sees it:\n{seen}")
 
 
 def sandbox(config: RunConfig) -> Iterator[Finding]:
-    """One real execution in each sandbox, at the level that the run asks for."""
+    """Execute code once in each sandbox, with the settings of the run."""
     if not isinstance(config, RlConfig) or not config.rollout.tool:
         return
     settings = config.sandbox
-    open_sandbox(settings.where, python=settings.python, preload=settings.preload)  # starts nothing yet, but may raise
+    open_sandbox(settings.where, python=settings.python, preload=settings.preload)  # only validates the settings
     for where in settings.where:
         try:
-            level, output = asyncio.run(call_of_sandbox(settings, where))
+            level, output = asyncio.run(probe_sandbox(settings, where))
         except ReToolError as problem:
             yield error("sandbox", str(problem))
             continue
         if output.strip() == "42":
-            wanted = f"{settings.min_level} or better wanted"
-            yield ok("sandbox", f"{where} ran print(6 * 7) at level {level}, {wanted}")
+            required = f"{settings.min_level} or better required"
+            yield ok("sandbox", f"{where} ran print(6 * 7) at level {level}, {required}")
         else:
-            yield error("sandbox", f"{where} answered {output[:80]!r} to print(6 * 7). Look at its log.")
+            yield error("sandbox", f"{where} printed {output[:80]!r} for print(6 * 7) instead of 42. Look at its log.")
 
 
-async def call_of_sandbox(settings: SandboxSettings, where: str) -> tuple[str, str]:
-    """The level in force, and what print(6 * 7) printed."""
+async def probe_sandbox(settings: SandboxSettings, where: str) -> tuple[str, str]:
+    """Execute print(6 * 7). Returns the isolation level and the output."""
     session = f"preflight-{os.getpid()}" if settings.sessions else None
     box = open_sandbox(
         where,

@@ -1,7 +1,7 @@
-"""Limits of the shell, rights of the run's folder and lengths of socket paths.
+"""Checks the shell's limits, permissions of the run's folder, and lengths of socket paths.
 
-They would end a run in the middle of its start, with hundreds of lines from torch or Ray.
-Nothing heavy is imported here: a start calls ``require_limits`` before its imports.
+Without these checks, such problems end a run during its start, with hundreds of lines from torch or
+Ray. This module imports nothing heavy, because a start calls ``require_limits`` before its imports.
 """
 
 import os
@@ -15,85 +15,85 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.findings import Finding, error, ok
 
 GIB = 2**30
-# Measured on a CPU of two cores by /proc/PID/fd every 6 s, in runs of sft_tiny_cpu (2 ranks) and
-# rl_tiny_cpu (2026-11-26): RL's worker had 200 files open, the most of all. More ranks and cores
-# need more.
-FEWEST_FILES = 512
-# Counted in rl_tiny_cpu (2 cores, 2026-11-26): 610 threads in 21 processes. The limit counts
-# everything that a user runs.
-FEWEST_THREADS = 1024
-PATH_CHARS = 107  # unix(7): 108 bytes with the last one, which is 0
-# What libraries append to a temporary folder for the longest of their sockets.
+# On a CPU with two cores, sft_tiny_cpu (2 ranks) and rl_tiny_cpu opened up to 200 files in one
+# process, RL's worker (2026-11-26, /proc/PID/fd every 6 s). More ranks and cores need more.
+MIN_OPEN_FILES = 512
+# rl_tiny_cpu had 610 threads in 21 processes (2 cores, 2026-11-26). The limit counts all processes
+# of a user.
+MIN_THREADS = 1024
+PATH_CHARS = 107  # unix(7): 108 bytes including the terminating null byte
+# The longest socket paths that libraries create below a temporary folder.
 MANAGER = "/pymp-xxxxxxxx/listener-xxxxxxxx"
 RAY = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 
 
 def require_limits(config: RunConfig) -> None:
-    """Raise what the limits of this process and the rights of the run's folder will not allow.
+    """Check the limits of this process and the permissions of the run's folder.
 
-    Soft limits of open files and threads are first raised as far as their owner may.
+    Raises soft limits that are too low to the minimum, if the hard limits permit. Raises
+    PlatformError for a limit that stays too low, and ConfigError for the folder.
     """
-    if problem := too_few_files() or too_few_threads() or too_few_addresses(get_platform(config.run.platform)):
+    if problem := open_files_problem() or threads_problem() or address_space_problem(get_platform(config.run.platform)):
         raise PlatformError(problem)
-    if problem := unwritable(config):
+    if problem := folder_problem(config):
         raise ConfigError(f"{config.source}: {problem}")
 
 
-def too_few_files() -> str:
-    """What is wrong with `ulimit -n`, or ""."""
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < FEWEST_FILES <= most or (files < FEWEST_FILES and most == resource.RLIM_INFINITY):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, most))
-    elif files < FEWEST_FILES:
+def open_files_problem() -> str:
+    """The problem with `ulimit -n`, or ""."""
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < MIN_OPEN_FILES <= hard or (files < MIN_OPEN_FILES and hard == resource.RLIM_INFINITY):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, hard))
+    elif files < MIN_OPEN_FILES:
         return (
-            f"{files} open files are allowed (ulimit -n), and a run needs {FEWEST_FILES}. Raise the limit of this "
+            f"{files} open files are allowed (ulimit -n), and a run needs {MIN_OPEN_FILES}. Raise the limit of this "
             "shell or container: ulimit -n 65536, or --ulimit nofile=65536."
         )
     return ""
 
 
-def too_few_threads() -> str:
-    """What is wrong with `ulimit -u`, or ""; root has no such limit."""
-    threads, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    if os.geteuid() == 0 or threads == resource.RLIM_INFINITY or threads >= FEWEST_THREADS:
+def threads_problem() -> str:
+    """The problem with `ulimit -u`, or "". The limit does not apply to root."""
+    threads, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() == 0 or threads == resource.RLIM_INFINITY or threads >= MIN_THREADS:
         return ""
-    if most == resource.RLIM_INFINITY or most >= FEWEST_THREADS:
-        resource.setrlimit(resource.RLIMIT_NPROC, (FEWEST_THREADS, most))
+    if hard == resource.RLIM_INFINITY or hard >= MIN_THREADS:
+        resource.setrlimit(resource.RLIMIT_NPROC, (MIN_THREADS, hard))
         return ""
     return (
-        f"{threads} processes and threads are allowed (ulimit -u), and a run needs {FEWEST_THREADS}. Raise the limit "
+        f"{threads} processes and threads are allowed (ulimit -u), and a run needs {MIN_THREADS}. Raise the limit "
         "of this shell or container: ulimit -u 65536, or --ulimit nproc=65536."
     )
 
 
-def too_few_addresses(platform: Platform) -> str:
-    """What is wrong with `ulimit -v`, or ""."""
-    least = platform.host.least_addresses_gib
-    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if addresses == resource.RLIM_INFINITY or addresses >= least * GIB:
+def address_space_problem(platform: Platform) -> str:
+    """The problem with `ulimit -v`, or ""."""
+    needed = platform.host.least_addresses_gib
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or limit >= needed * GIB:
         return ""
     return (
-        f"this shell limits the address space of a process to {addresses / GIB:.1f} GiB (ulimit -v), and the libraries "
-        f"map {least} without using them. Take the limit away (ulimit -v unlimited); limit memory by a "
+        f"this shell limits the address space of a process to {limit / GIB:.1f} GiB (ulimit -v), and the libraries "
+        f"map {needed} GiB, most of it unused. Remove the limit (ulimit -v unlimited), and limit memory with a "
         "cgroup instead."
     )
 
 
-def unwritable(config: RunConfig) -> str:
-    """Why nothing can be written into the run's folder, or ""."""
+def folder_problem(config: RunConfig) -> str:
+    """Why the run's folder cannot be written, or ""."""
     folder = config.run.dir.absolute()
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not existing.is_dir():
-        return f"{existing} is no folder. Set run.root to one that can be written."
+        return f"{existing} is not a folder. Set run.root to a folder that can be written."
     if not os.access(existing, os.W_OK | os.X_OK):
         read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
         mount = " (its file system is read-only)" if read_only else ""
-        return f"{existing} cannot be written{mount}. Set run.root to a folder that can."
+        return f"{existing} cannot be written{mount}. Set run.root to a folder that can be written."
     return ""
 
 
 def sockets(config: RunConfig) -> Iterator[Finding]:
-    """The folders in which the run's processes make sockets, and the sandbox's own socket."""
+    """Check the lengths of socket paths, of the run's processes and of sandbox.where."""
     yield _folder("TMPDIR", tempfile.gettempdir(), MANAGER, "multiprocessing")
     if not isinstance(config, RlConfig):
         return
@@ -102,13 +102,14 @@ def sockets(config: RunConfig) -> Iterator[Finding]:
     for url in config.sandbox.where:
         path = url.removeprefix("unix://")
         if path != url and (length := len(os.fsencode(path))) > PATH_CHARS:
-            yield error("sockets", f"sandbox.where has a socket whose path has {length} characters, and Linux takes "
-                        f"{PATH_CHARS}: {path}. Serve it under a shorter one.")  # fmt: skip
+            yield error("sockets", f"the socket path {path} of sandbox.where has {length} bytes, and Linux allows "
+                        f"{PATH_CHARS}. Serve the sandbox at a shorter path.")  # fmt: skip
 
 
-def _folder(name: str, folder: str, below: str, whose: str) -> Finding:
-    length, most = len(os.fsencode(os.path.abspath(folder))), PATH_CHARS - len(below)
-    if length <= most:
-        return ok("sockets", f"{name} = {folder} leaves room for those of {whose}")
-    return error("sockets", f"{name} = {folder} has {length} characters. Below it {whose} makes sockets, whose paths "
-                 f"may have {PATH_CHARS}: that leaves {most}. Set {name} to a shorter one, like /tmp.")  # fmt: skip
+def _folder(name: str, folder: str, suffix: str, library: str) -> Finding:
+    length, limit = len(os.fsencode(os.path.abspath(folder))), PATH_CHARS - len(suffix)
+    if length <= limit:
+        return ok("sockets", f"{name} = {folder} is short enough for the sockets of {library}")
+    return error("sockets", f"{name} = {folder} has {length} bytes, and at most {limit} are allowed: {library} creates "
+                 f"sockets below it, and Linux allows {PATH_CHARS} in their paths. Set {name} to a shorter path, such "
+                 "as /tmp.")  # fmt: skip

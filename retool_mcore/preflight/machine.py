@@ -1,4 +1,4 @@
-"""Checks of this machine: versions, devices, disk, memory, limits and network."""
+"""Checks this machine: versions, devices, disk, memory, limits and network."""
 
 import importlib.metadata
 import os
@@ -17,14 +17,20 @@ from retool_mcore.model.files import of_model
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, missing, ok, warning
-from retool_mcore.preflight.limits import FEWEST_FILES, too_few_addresses, too_few_files, too_few_threads, unwritable
+from retool_mcore.preflight.limits import (
+    MIN_OPEN_FILES,
+    address_space_problem,
+    folder_problem,
+    open_files_problem,
+    threads_problem,
+)
 from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.seams import SEAMS
 
 GIB = 2**30
 INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to the user's SOCKET_IFNAME
 PYTHONS = ((3, 11), (3, 12))
-CHECKPOINT_BYTES = 14  # a parameter: bfloat16 weight for export, float32 master weight and two moments
+CHECKPOINT_BYTES = 14  # per parameter: bfloat16 weight for export, float32 master weight, two moments
 
 
 def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
@@ -39,9 +45,9 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 
 def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:
-    """Compare installed packages with the versions that pyproject.toml asks for.
+    """Compare installed packages with the versions in pyproject.toml.
 
-    ``extras``: also with those of the extra of the platform's name, and the platform's own.
+    ``extras``: also check the platform's extra, and the versions that the platform was tested with.
     """
     if sys.version_info[:2] not in PYTHONS:
         wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
@@ -52,7 +58,7 @@ def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:
             own = map(Requirement, platform.tested_versions())
             requirements = [*requirements, *_requirements("retool_mcore", platform.name), *own]
     except importlib.metadata.PackageNotFoundError:
-        yield warning("versions", "not compared: this package runs from its source. Run `make install`")
+        yield warning("versions", "not checked, because this package is not installed. Run `make install`")
         return
     wrong = 0
     for requirement in requirements:
@@ -61,24 +67,24 @@ def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:
             installed = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             wrong += 1
-            yield error("versions", f"{wanted} is needed and is not installed. Run `{platform.install}`.")
+            yield error("versions", f"{wanted} is needed but not installed. Run `{platform.install}`.")
             continue
         if not requirement.specifier.contains(installed, prereleases=True):
             wrong += 1
-            yield error("versions", f"{requirement.name} {installed} is installed, and {wanted} is needed. "
+            yield error("versions", f"{requirement.name} {installed} is installed, but {wanted} is needed. "
                         f"Run: pip install '{wanted}'")  # fmt: skip
     if not wrong:
         yield ok("versions", f"{len(requirements)} packages have the versions that platform {platform.name} needs")
 
 
 def _requirements(package: str, extra: str) -> list[Requirement]:
-    """With "" the base requirements, else those of an extra and of the extras that it names."""
+    """The requirements of an extra and of the extras that it names; the base ones for ""."""
     found: list[Requirement] = []
     for line in importlib.metadata.requires(package) or ():
         requirement = Requirement(line)
         always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        asked = always if not extra else not always and requirement.marker.evaluate({"extra": extra})  # type: ignore[union-attr]
-        if not asked:
+        applies = always if not extra else not always and requirement.marker.evaluate({"extra": extra})  # type: ignore[union-attr]
+        if not applies:
             continue
         if requirement.name.replace("_", "-") == package.replace("_", "-"):
             for inner in requirement.extras:
@@ -93,15 +99,15 @@ def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     platform.check_room(config)
     count, wanted = platform.device_count(), config.cluster.gpus_per_node
     if count < wanted:
-        yield error("devices", f"{count} here, and cluster.gpus_per_node = {wanted}. Lower it, or make all visible.")
+        yield error("devices", f"{count} found, but cluster.gpus_per_node = {wanted}. Lower it, or make more visible.")
     else:
-        yield ok("devices", f"{count} of platform {platform.name}, {wanted} wanted")
+        yield ok("devices", f"{count} of platform {platform.name}, {wanted} required")
     for name, value in platform.facts().items():
         yield ok(name, value)
 
 
 def patches(platform: Platform) -> Iterator[Finding]:
-    """Every patch and seam of a run, and whether it was written for the installed version."""
+    """Check that every patch and seam of a run supports the installed versions."""
     for record in (*platform.patches(), *platform.seams(), *SEAMS):
         try:
             record.check_version()
@@ -114,7 +120,7 @@ def patches(platform: Platform) -> Iterator[Finding]:
 
 
 def disk(config: RunConfig) -> Iterator[Finding]:
-    if problem := unwritable(config):
+    if problem := folder_problem(config):
         yield error("disk", problem)
         return
     folder = config.run.dir.absolute()
@@ -125,19 +131,20 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield ok("disk", f"{free_gib:.0f} GiB free under {existing}")
         return
     one_gib = CHECKPOINT_BYTES * params / GIB
-    # An old one is deleted after the new one is complete; a better one, after the next.
+    # A new checkpoint is written before an old one is deleted, and the best one is kept in
+    # addition.
     needed_gib = (config.checkpoint.keep + (2 if config.best.metric else 1)) * one_gib
-    text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint is {one_gib:.1f} GiB, {needed_gib:.1f} at once"
+    text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint takes {one_gib:.1f} GiB, all {needed_gib:.1f} GiB"
     if free_gib < one_gib:
-        yield error("disk", f"{text}. Not even one fits: free some, or set run.root elsewhere.")
+        yield error("disk", f"{text}. Not even one fits. Free disk space, or set run.root to another disk.")
     elif free_gib < needed_gib:
-        yield warning("disk", f"{text}. Free some, or lower checkpoint.keep.")
+        yield warning("disk", f"{text}. Free disk space, or lower checkpoint.keep.")
     else:
         yield ok("disk", text)
 
 
 def _params(config: RunConfig) -> int | None:
-    """The model's parameters; None where its config.json cannot be had, as inputs.model says."""
+    """The number of parameters; None without a config.json, which ``inputs.model`` reports."""
     try:
         return of_model(config.model.path).params
     except (ConfigError, CheckpointError):
@@ -145,7 +152,7 @@ def _params(config: RunConfig) -> int | None:
 
 
 def host_memory(config: RunConfig) -> Iterator[Finding]:
-    """The memory that [memory] moves to the host, for all devices of a node."""
+    """Check the host memory for what [memory] moves there from all devices of a node."""
     memory = config.memory
     if not memory.offload_idle and not memory.optimizer_on_cpu:
         return
@@ -158,9 +165,11 @@ def host_memory(config: RunConfig) -> Iterator[Finding]:
     needed_gib = (weights + STATE_BYTES[memory.adam_states] * params * on_host / nodes) / GIB
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     available_gib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
-    text = f"{available_gib:.0f} GiB available, {needed_gib:.1f} GiB of weights and optimizer move there"
+    text = f"{available_gib:.0f} GiB available, {needed_gib:.1f} GiB needed for weights and optimizer states"
     if available_gib < needed_gib:
-        yield error("host memory", f"{text}. Set memory.offload_idle and memory.optimizer_on_cpu lower, or free some.")
+        yield error(
+            "host memory", f"{text}. Turn off memory.offload_idle, lower memory.optimizer_on_cpu, or free memory."
+        )
     else:
         yield ok("host memory", text)
 
@@ -169,42 +178,47 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
     free_gib = shutil.disk_usage("/dev/shm").free / GIB
     wanted_gib = platform.host.shm_gib
     if free_gib < wanted_gib:
-        yield warning("shared memory", f"{free_gib:.1f} GiB free in /dev/shm, {wanted_gib} wanted. In a container: "
-                      "--shm-size, or --ipc=host")  # fmt: skip
+        yield warning("shared memory", f"{free_gib:.1f} GiB free in /dev/shm, {wanted_gib} recommended. Start the "
+                      "container with --shm-size or --ipc=host")  # fmt: skip
     else:
         yield ok("shared memory", f"{free_gib:.0f} GiB free in /dev/shm")
 
 
 def open_files(platform: Platform) -> Iterator[Finding]:
-    """The limits of the shell: what is needed, and what is wanted."""
-    few = {"open files": too_few_files(), "processes": too_few_threads(), "address space": too_few_addresses(platform)}
-    for name, problem in few.items():
+    """Check the shell's limits against what a run needs and what is recommended."""
+    problems = {
+        "open files": open_files_problem(),
+        "processes": threads_problem(),
+        "address space": address_space_problem(platform),
+    }
+    for name, problem in problems.items():
         if problem:
             yield error(name, problem)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = platform.host.open_files
-    if FEWEST_FILES <= files < wanted:
-        yield warning("open files", f"{files} allowed, {wanted} wanted. Run `ulimit -n {wanted}` first")
+    if MIN_OPEN_FILES <= files < wanted:
+        yield warning("open files", f"{files} allowed, {wanted} recommended. Run `ulimit -n {wanted}` first")
     elif files >= wanted:
         yield ok("open files", f"{files} allowed")
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if 0 <= processes < 4096 and not few["processes"]:
+    if 0 <= processes < 4096 and not problems["processes"]:
         yield warning(
-            "processes", f"{processes} allowed, 4096 wanted: Ray and the sandbox start many. `ulimit -u 4096`"
+            "processes",
+            f"{processes} allowed, 4096 recommended for Ray and the sandbox. Run `ulimit -u 4096` first",
         )
 
 
 def network(config: RunConfig) -> Iterator[Finding]:
-    """What a user can close of the ports that other machines reach; docs/security.md lists them."""
+    """Warn about ports that are open to other machines; docs/security.md lists all ports."""
     if not os.environ.get(INTERFACE):
         yield warning(
             "network",
-            "SOCKET_IFNAME names no interface. Set it on each node to the one that only the run's nodes share "
-            f"({INTERFACE} without a launch script)",
+            "SOCKET_IFNAME is not set. On each node, set it to the network interface that only the run's nodes share "
+            f"(without a launch script, set {INTERFACE})",
         )
     if isinstance(config, RlConfig) and os.environ.get("RAY_AUTH_MODE") == "disabled":
         yield warning(
             "network",
-            "RAY_AUTH_MODE = disabled: whoever reaches a port of Ray runs code as you. Unset it, and give every node "
-            "the same RAY_AUTH_TOKEN_PATH",
+            "RAY_AUTH_MODE = disabled: anyone who can reach Ray's ports can run code as you. Unset it, and set the "
+            "same RAY_AUTH_TOKEN_PATH on every node",
         )

@@ -1,4 +1,4 @@
-"""What RL will ask of the tokenizer, told before SFT: its rows are in the form of a protocol."""
+"""Checks before SFT that RL can use the model: its tokenizer must support the rows' protocol."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, Hermes, serving
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SHOWN = {"hermes": "offers or calls tools", "retool": f"has code that ends in {CODE_END}"}
+EVIDENCE = {"hermes": "offers or calls tools", "retool": f"has code that ends in {CODE_END}"}
 
 
 def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The protocols that the rows of an SFT run are in, each served by the tokenizer.
+    """The protocols of an SFT run's rows, all supported by the tokenizer. Tokenizes nothing.
 
-    Without it SFT would run to its end, and RL refuse the model that it made. Nothing is tokenized.
-    Raises CheckpointError naming the first row whose protocol the tokenizer does not serve.
+    Without this check, RL would refuse the model after SFT has finished. Raises CheckpointError
+    that names the first row whose protocol the tokenizer does not support.
     """
     found: list[str] = []
-    asked: set[str] = set()
+    checked: set[str] = set()
     for file in (file for _, path in config.data_files for file in parquet_files(path)):
         for index, row in read_rows(file, ("messages", "tools")):
             for name in _protocols_of(row):
-                if name in asked:
+                if name in checked:
                     continue
                 try:
                     served = _served(name, tokenizer)
                 except CheckpointError as error:
                     raise CheckpointError(
-                        f'{file}, row {index} {SHOWN[name]}: after SFT, RL asks for rollout.protocol = "{name}", which '
-                        f"model.path = {config.model.path} does not serve: {error}. {_remedy(file, tokenizer)}"
+                        f"{file}, row {index} {EVIDENCE[name]}. After SFT, RL needs rollout.protocol = "
+                        f'"{name}", which model.path = {config.model.path} does not support: {error}. '
+                        f"{_remedy(file, tokenizer)}"
                     ) from error
-                asked.add(name)
+                checked.add(name)
                 found.append(served)
     return tuple(found)
 
 
 def _served(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The protocol that a row in the form of ``name`` is in, with this model's template.
+    """The protocol of a row in the form of ``name``, rendered with this model's template.
 
-    Rows with tool calls are in the form that the template writes. Raises CheckpointError.
+    The template decides the protocol of rows with tool calls. Raises CheckpointError.
     """
     if name == Hermes.name:
         for protocol in TOOL_TURNS[1:]:
@@ -60,7 +61,7 @@ def _served(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 def _protocols_of(row: Mapping[str, Any]) -> Iterator[str]:
     messages = row["messages"]
     if not is_tables(messages):
-        return  # reading the rows for training tells it
+        return  # reading the rows for training reports it
     if row["tools"] or any(message.get("tool_calls") for message in messages):
         yield "hermes"
     if any(message.get("role") == "assistant" and CODE_END in str(message.get("content")) for message in messages):
@@ -71,5 +72,7 @@ def _remedy(file: str, tokenizer: PreTrainedTokenizerBase) -> str:
     try:
         name = serving_protocol(tokenizer)
     except CheckpointError:
-        return "It serves no protocol with tools: take another model, or rows in words alone"
-    return f"It serves {name}: write the rows in that form (retool data sft {file} --protocol {name} --out OUT.parquet)"
+        return "It supports no protocol with tools. Use another model, or rows without tool calls"
+    return (
+        f"It supports {name}. Write the rows in that form: retool data sft {file} --protocol {name} --out OUT.parquet"
+    )

@@ -21,7 +21,7 @@ from tenacity import (
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
-from retool_mcore.transport import ManyInFlight
+from retool_mcore.transport import ConcurrentTransport
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class SglangEngine:
             base_url=self.url,
             headers={"Authorization": f"Bearer {given.password}"} if given.password else {},
             timeout=httpx.Timeout(timeout_s, connect=10.0),
-            transport=ManyInFlight(),
+            transport=ConcurrentTransport(),
             trust_env=False,  # the environment's proxy does not lead to a server of this cluster
         )
 

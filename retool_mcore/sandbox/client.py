@@ -30,7 +30,7 @@ from retool_mcore.sandbox.server.wire import (
     RunCodeResponse,
     read_token,
 )
-from retool_mcore.transport import ManyInFlight
+from retool_mcore.transport import ConcurrentTransport
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RemoteServer:
         token = read_token(None)
         self.http = httpx.AsyncClient(
             base_url="http://localhost" if uds is not None else url,
-            transport=ManyInFlight(uds=uds, verify=url.startswith("https://"), keep_alive_s=_KEEP_ALIVE_S),
+            transport=ConcurrentTransport(uds=uds, verify=url.startswith("https://"), keep_alive_s=_KEEP_ALIVE_S),
             trust_env=False,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
         )

@@ -21,7 +21,7 @@ def dry_run(config: RunConfig) -> str:
     Raises ConfigError for whatever would fail because of the settings alone.
     """
     platform = get_platform(config.run.platform)
-    found = check(config, Machine(platform=platform, runs=False))  # before the platform changes the environment
+    found = check(config, Machine(platform=platform, is_target=False))  # before the platform changes the environment
     notes = [*_prepare(platform), *require(found)]
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)

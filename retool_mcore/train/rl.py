@@ -22,7 +22,7 @@ from retool_mcore.platforms.base import Platform, engine_environment, get_platfo
 from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.check import Machine, check
 from retool_mcore.preflight.findings import require
-from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
+from retool_mcore.process import exit_on_sigterm, redirect_output, standard_exit_code
 from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.run import checkpoint, start
@@ -59,7 +59,7 @@ def train(config: RlConfig) -> None:
         notes = [] if is_over(config) else require(check(config, Machine(platform=platform)))
     with (
         lock_run(config.run.dir),
-        output_to(config.run.dir / "logs" / "rl.log") as terminal,
+        redirect_output(config.run.dir / "logs" / "rl.log") as terminal,
         own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes
     ):
         console = Console(file=terminal)
@@ -98,7 +98,7 @@ def _run(config: RlConfig, platform: Platform, console: Console, notes: Sequence
     record_prompt_format(config)
     from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
 
-    with usual_exit_code(), Watchdog(config, console.file) as watchdog:
+    with standard_exit_code(), Watchdog(config, console.file) as watchdog:
         run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
 
 

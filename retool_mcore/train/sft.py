@@ -30,7 +30,7 @@ from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.protocols import check_protocols
-from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
+from retool_mcore.process import die_with_parent, exit_on_sigterm, redirect_output
 from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
@@ -71,7 +71,7 @@ def train(config: SftConfig) -> None:
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
         with (
             held_by_first(store, rank, config.run.dir),
-            output_to(log) as terminal,
+            redirect_output(log) as terminal,
             own_tmpdir(config.run.dir, f".{rank}"),
         ):
             platform.activate()

@@ -23,7 +23,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.process import exit_on_sigterm, without_hangups
+from retool_mcore.process import exit_on_sigterm, sighup_blocked
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl import step  # noqa: F401  registers our trainers with verl
@@ -114,7 +114,7 @@ def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
     try:
         with (
             watch(ProcessWatch(config).lost),
-            without_hangups(),
+            sighup_blocked(),
         ):  # Ray's processes would end before the driver has saved
             run_ppo(tree, task_runner_class=driver)
     except BaseException as error:

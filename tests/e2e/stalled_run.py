@@ -11,7 +11,7 @@ import time
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
-from retool_mcore.process import die_with_parent, output_to
+from retool_mcore.process import die_with_parent, redirect_output
 from retool_mcore.run import alive
 from retool_mcore.train import watchdog
 
@@ -32,7 +32,7 @@ def main(what: str, root: str, stall_s: str) -> int:
     )
     try:
         log, rank = config.run.dir / "logs" / "run.log", int(os.environ.get("RANK", "0"))
-        with output_to(log) as terminal, watchdog.Watchdog(config, terminal, rank):
+        with redirect_output(log) as terminal, watchdog.Watchdog(config, terminal, rank):
             if what == "deaf":
                 watchdog.GRACE_S = 1.0
                 signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])

@@ -20,10 +20,10 @@ def test_what_is_not_here_is_a_note_for_a_dry_run_and_an_error_for_a_start(task:
     found = check(absent, ELSEWHERE)
     require(found)
     told = notes(found)
-    assert "model.path = runs/absent is not here" in told and "data.train_file = absent.parquet not found" in told
-    assert "called with a made-up row" in told
+    assert "model.path = runs/absent does not exist" in told and "data.train_file = absent.parquet not found" in told
+    assert "The row was made up" in told
     start = " ".join(wrong(absent, Machine(platform=get_platform("cpu"))))
-    assert "model.path = runs/absent is not here" in start and "data.train_file = absent.parquet not found" in start
+    assert "model.path = runs/absent does not exist" in start and "data.train_file = absent.parquet not found" in start
 
 
 def test_the_first_prompt_is_shown_as_the_model_sees_it(task: Path):  # noqa: F811

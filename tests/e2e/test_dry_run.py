@@ -45,7 +45,7 @@ def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
     assert rl.returncode == 0, rl.stderr[-2000:]
     assert "actor_rollout_ref.rollout.n: 1 -> 8" in rl.stdout
     assert "raw verl key, [verl_overrides]: trainer.balance_batch = False" in rl.stdout
-    assert "model.path = runs/sft_tiny_cpu/export is not here" in rl.stdout
+    assert "model.path = runs/sft_tiny_cpu/export does not exist" in rl.stdout
     assert not list(tmp_path.iterdir())
 
 

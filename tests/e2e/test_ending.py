@@ -12,7 +12,7 @@ import typer
 
 from retool_mcore import process as process_module
 from retool_mcore.cli.common import guarded
-from retool_mcore.process import usual_exit_code
+from retool_mcore.process import standard_exit_code
 
 # A process as a run has them: its main thread may wait in a call that no Python code interrupts.
 WAITS = """
@@ -111,12 +111,12 @@ def test_what_was_ignored_stays_ignored():
 @pytest.fixture(autouse=True)
 def nothing_left_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test leaves by is not known to the tests after it."""
-    monkeypatch.setattr(process_module, "_left_by", [])
+    monkeypatch.setattr(process_module, "_exit_signals", [])
 
 
 def test_rays_own_exit_code_becomes_the_usual_one():
     for code, expected in ((signal.SIGTERM.value, 143), (130, 130), (None, None)):
-        with pytest.raises(SystemExit) as caught, usual_exit_code():
+        with pytest.raises(SystemExit) as caught, standard_exit_code():
             raise SystemExit(code)
         assert caught.value.code == expected
 
@@ -126,7 +126,7 @@ def test_an_end_while_ray_starts_is_told(monkeypatch: pytest.MonkeyPatch, capfd:
 
     @guarded
     def command() -> None:
-        with usual_exit_code():
+        with standard_exit_code():
             raise SystemExit(signal.SIGTERM.value)
 
     with pytest.raises(typer.Exit) as caught:

@@ -15,13 +15,13 @@ import signal, sys, time
 from pathlib import Path
 from rich.console import Console
 from retool_mcore.cli.common import guarded
-from retool_mcore.process import output_to
+from retool_mcore.process import redirect_output
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.progress import bar_of_steps
 
 @guarded
 def run():
-    with output_to(Path(sys.argv[1])) as terminal:
+    with redirect_output(Path(sys.argv[1])) as terminal:
         console = Console(file=terminal)
         with Ending(30) as ending, bar_of_steps(console) as bars:
             bar = bars.add_task("rl", total=9)

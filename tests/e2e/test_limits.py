@@ -41,7 +41,7 @@ def test_a_root_folder_that_cannot_be_written_is_one_error(tmp_path: Path):
     closed.mkdir()
     file.write_text("")
     require_limits(load_config(SftConfig, SFT, [f"run.root={closed / 'a' / 'b'}"]))
-    with pytest.raises(ConfigError, match=r"file is no folder\. Set run\.root"):
+    with pytest.raises(ConfigError, match=r"file is not a folder\. Set run\.root"):
         require_limits(load_config(SftConfig, SFT, [f"run.root={file}"]))
     closed.chmod(0o555)
     for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
@@ -54,7 +54,9 @@ def test_a_root_folder_that_cannot_be_written_is_one_error(tmp_path: Path):
                 os.setuid(NOBODY)
             require_limits(config)
         except ConfigError as error:
-            os._exit(7 if "closed cannot be written. Set run.root to a folder that can." in str(error) else 8)
+            os._exit(
+                7 if "closed cannot be written. Set run.root to a folder that can be written." in str(error) else 8
+            )
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

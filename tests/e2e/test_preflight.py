@@ -71,7 +71,7 @@ def test_a_containers_64_mib_of_shared_memory_are_told_in_one_line():
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip(f"the kernel gives no mount namespace: {done.stderr.strip()}")
     (line,) = done.stdout.splitlines()
-    assert line.startswith("warning shared memory") and "0.1 GiB free in /dev/shm, 16.0 wanted" in line
+    assert line.startswith("warning shared memory") and "0.1 GiB free in /dev/shm, 16.0 recommended" in line
     assert "--shm-size" in line
 
 

@@ -30,7 +30,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path):
 
 def test_a_failed_stage_shows_the_end_of_its_log_and_is_run_again(tmp_path: Path):
     fail = "print('the reason'); raise SystemExit(3)"
-    with pytest.raises(StageFailed, match=r"failing ended with exit code 3(.|\n)*the reason"):
+    with pytest.raises(StageFailed, match=r"failing failed with exit code 3(.|\n)*the reason"):
         stages(tmp_path).run("fail", "failing", "-c", fail)
     stages(tmp_path).run("fail", "failing", "-c", "pass")
     state = json.loads((tmp_path / "stages.json").read_text())["fail"]
@@ -52,7 +52,8 @@ def test_progress_is_asked_for_while_a_stage_runs(tmp_path: Path):
 def test_killing_the_quickstart_ends_its_command(tmp_path: Path):
     """The commands that a stage starts ask for SIGTERM when their parent dies, however it dies."""
     child = (
-        "from retool_mcore.process import end_with_parent_if_asked as e; e(); print('up', flush=True); import time; "
+        "import time; from retool_mcore.process import end_with_parent_if_requested as end; end(); "
+        "print('up', flush=True); "
     )
     parent = (
         "from pathlib import Path; from rich.console import Console; from retool_mcore.quickstart import Stages; "
@@ -83,8 +84,8 @@ def test_a_log_has_a_line_for_each_stage_and_one_now_and_then(tmp_path: Path, mo
         made.run("wait", "waiting", *command, watch=lambda: (next(watch), 10, "step 3/10, loss 0.5"))
         made.run("short", "no watch", "-c", "pass")
     lines = log.read_text().splitlines()
-    assert lines[0] == f"   starts     waiting; its log is {tmp_path}/logs/wait.log"
-    [second] = [number for number, line in enumerate(lines) if "no watch; its log" in line]
+    assert lines[0] == f"   starts     waiting; log: {tmp_path}/logs/wait.log"
+    [second] = [number for number, line in enumerate(lines) if "no watch; log" in line]
     said, ended = lines[1 : second - 1], lines[second - 1]
     assert len(said) >= 2 and all(line.endswith("s ... waiting: step 3/10, loss 0.5") for line in said)
     assert ended.endswith("s     waiting") and lines[-1].endswith("s     no watch")

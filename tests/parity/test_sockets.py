@@ -20,7 +20,7 @@ def test_a_manager_of_multiprocessing_starts_up_to_that_length_and_no_further(
         assert manager.list([1])[0] == 1
     folder = use_folder(monkeypatch, short, 107 - len(MANAGER) + 1)
     (found,) = sockets(SFT)
-    assert found.severity == "error" and f"TMPDIR = {folder} has 76 characters" in found.text
-    assert "leaves 75. Set TMPDIR to a shorter" in found.text
+    assert found.severity == "error" and f"TMPDIR = {folder} has 76 bytes" in found.text
+    assert "at most 75 are allowed" in found.text
     with pytest.raises((EOFError, OSError)), fork.Manager():
         pass

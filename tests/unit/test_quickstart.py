@@ -34,7 +34,7 @@ def test_an_evaluation_says_how_many_answers_it_has(tmp_path: Path):
 
 def test_another_seed_in_the_same_folder_is_refused(tmp_path: Path):
     (tmp_path / "seed").write_text("7")
-    with pytest.raises(StageFailed, match="holds a quickstart of seed 7, not 0"):
+    with pytest.raises(StageFailed, match="has a quickstart with seed 7, not 0"):
         run(tmp_path, 0)
 
 

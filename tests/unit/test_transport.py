@@ -9,7 +9,7 @@ import pytest
 
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.sandbox.client import RemoteServer
-from retool_mcore.transport import ManyInFlight
+from retool_mcore.transport import ConcurrentTransport
 
 WAVE = 120
 
@@ -79,7 +79,7 @@ async def test_a_second_wave_takes_the_connections_of_the_first_and_looks_at_its
 
 
 async def test_a_connection_that_the_server_has_closed_is_not_used_again(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, transport=ManyInFlight()) as client:
+    async with httpx.AsyncClient(base_url=server.url, transport=ConcurrentTransport()) as client:
         await client.post("/now")
         server.hang_up()
         await asyncio.sleep(0.05)  # until this end knows
@@ -88,7 +88,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(server:
 
 
 async def test_a_request_that_is_given_up_holds_nothing(server: Server) -> None:
-    transport = ManyInFlight()
+    transport = ConcurrentTransport()
     async with httpx.AsyncClient(base_url=server.url, transport=transport) as client:
         for _ in range(3):
             with pytest.raises(TimeoutError):
@@ -101,7 +101,7 @@ async def test_a_request_that_is_given_up_holds_nothing(server: Server) -> None:
 
 
 async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, transport=ManyInFlight(keep_alive_s=0.05)) as client:
+    async with httpx.AsyncClient(base_url=server.url, transport=ConcurrentTransport(keep_alive_s=0.05)) as client:
         for pause in (0, 0.2):
             await client.post("/now")
             await asyncio.sleep(pause)
@@ -110,7 +110,7 @@ async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> 
 
 
 async def test_what_a_burst_has_left_behind_is_closed_by_a_later_request(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, transport=ManyInFlight(keep_alive_s=0.5)) as client:
+    async with httpx.AsyncClient(base_url=server.url, transport=ConcurrentTransport(keep_alive_s=0.5)) as client:
         await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
         assert server.open == WAVE
         await asyncio.sleep(0.7)
@@ -122,7 +122,7 @@ async def test_what_a_burst_has_left_behind_is_closed_by_a_later_request(server:
 
 
 async def test_a_server_that_is_not_there_is_told_as_by_httpx() -> None:
-    transport = ManyInFlight()
+    transport = ConcurrentTransport()
     async with httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=transport) as client:
         for _ in range(2):
             with pytest.raises(httpx.ConnectError):

@@ -134,6 +134,6 @@ def test_an_rl_node_that_never_comes_is_told_in_one_line(task: Path, tmp_path: P
         head = hosts[0].start(RL_SCRIPT, rl_settings(task, tmp_path), env, mark)
         assert head.wait(timeout=400) == 2, logs(hosts)
         told = [line for line in hosts[0].log().splitlines() if line.startswith("error")]
-        assert len(told) == 1 and "1 joined within 5 s (10.77.13.1), and cluster.nodes = 2." in told[0], logs(hosts)
+        assert len(told) == 1 and "1 joined within 5 s (10.77.13.1), but cluster.nodes = 2." in told[0], logs(hosts)
         assert_nothing_left(mark)
     assert not (tmp_path / "two" / "metrics.jsonl").exists()

@@ -116,4 +116,4 @@ def test_a_wrong_file_is_told_before_its_rows_are_tokenized(
     settings = [f"data.train_file={files['train']}", f"validation.files={json.dumps([str(files['val'])])}"]
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*settings, f"run.root={tmp_path}/runs"])
     with pytest.raises(ConfigError, match=rf"^\S*{which}\.parquet.*{told}"):
-        require(check(config, Machine(platform=get_platform("cpu"), runs=False)))  # there is no model
+        require(check(config, Machine(platform=get_platform("cpu"), is_target=False)))  # there is no model

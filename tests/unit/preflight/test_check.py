@@ -9,7 +9,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.preflight.check import Machine, check
 from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
 
-ELSEWHERE = Machine(platform=get_platform("cpu"), runs=False)
+ELSEWHERE = Machine(platform=get_platform("cpu"), is_target=False)
 MISTAKES = """
 from retool_mcore.rollout.tools import Tool
 

@@ -34,8 +34,8 @@ def ray_sees(monkeypatch: pytest.MonkeyPatch):
             return [(prints, time.time()) for prints, _ in found]
 
         monkeypatch.setattr(ray, "nodes", lambda: asked.pop(0) if len(asked) > 1 else asked[0])
-        monkeypatch.setattr(cluster, "_look_at", look_at)
-        monkeypatch.setattr(cluster, "LOOK_AGAIN_S", 0.01)
+        monkeypatch.setattr(cluster, "_query_nodes", look_at)
+        monkeypatch.setattr(cluster, "RETRY_S", 0.01)
         return [f"{each.severity}: {each.text}" for each in cluster._check_nodes(TWO, get_platform("cpu"), 2.0)]
 
     return see
@@ -60,6 +60,8 @@ def test_a_lost_node_that_ray_still_counts_is_none(ray_sees: Any):
 def test_what_stays_wrong_is_told(ray_sees: Any):
     both = [node("a"), node("b")]
     assert "1 joined within 2 s (a)" in ray_sees([node("a")], looks=[SAME])[0]
-    assert "a node cannot be looked at: " in ray_sees(both, looks=[lost()])[0]
+    assert "a node cannot run the check: " in ray_sees(both, looks=[lost()])[0]
     other = [({"host": "a", "optim.lr": "0.1"}, 0.0), ({"host": "b", "optim.lr": "0.2"}, 0.0)]
-    assert "error: optim.lr is 0.1 on a and 0.2 on b. Give every node the same." in ray_sees(both, looks=[other])
+    assert "error: optim.lr is 0.1 on a and 0.2 on b. Make them the same on every node." in ray_sees(
+        both, looks=[other]
+    )

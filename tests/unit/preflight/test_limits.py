@@ -12,7 +12,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import tensor_files
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight import limits
-from retool_mcore.preflight.limits import require_limits, too_few_addresses
+from retool_mcore.preflight.limits import address_space_problem, require_limits
 
 ROOT = Path(__file__).parents[3]
 SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
@@ -25,7 +25,7 @@ def test_addresses_are_what_the_platforms_libraries_map(
     platform: str, gib: int, told: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
-    said = too_few_addresses(get_platform(platform))
+    said = address_space_problem(get_platform(platform))
     assert told in said and bool(said) == bool(told)
 
 
@@ -86,6 +86,6 @@ def test_too_few_threads_are_told_to_whom_the_limit_holds(
     monkeypatch.setattr(limits.os, "geteuid", lambda: user)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda which: limit)
     monkeypatch.setattr(limits.resource, "setrlimit", lambda which, both: raised.append(both))
-    said = limits.too_few_threads()
+    said = limits.threads_problem()
     assert said.startswith(told) and bool(said) == bool(told)
     assert raised == ([(1024, 4096)] if limit == (100, 4096) else [])

@@ -15,9 +15,9 @@ RL, SFT = CONFIGS / "rl_tiny_cpu.toml", CONFIGS / "sft_tiny_cpu.toml"
     ("config", "environment", "told"),
     [
         (SFT, ("ib0", ""), []),
-        (SFT, ("", "disabled"), ["SOCKET_IFNAME names no interface"]),
+        (SFT, ("", "disabled"), ["SOCKET_IFNAME is not set"]),
         (RL, ("ib0", "token"), []),
-        (RL, ("ib0", "disabled"), ["runs code as you"]),
+        (RL, ("ib0", "disabled"), ["can run code as you"]),
     ],
 )
 def test_what_can_be_closed_is_a_warning(monkeypatch, config: Path, environment: tuple[str, str], told: list[str]):

@@ -18,8 +18,8 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
-from retool_mcore.preflight.check import Machine, _judged
-from retool_mcore.preflight.cluster import NODE_SETTINGS, _look
+from retool_mcore.preflight.check import Machine, _findings
+from retool_mcore.preflight.cluster import NODE_SETTINGS, _node_facts
 from retool_mcore.preflight.findings import Finding, ok, require
 from retool_mcore.run.environment import differing, file_hash, fingerprint
 from tests.plain_chatml import PLAIN_CHATML
@@ -51,7 +51,7 @@ HERE = Machine(platform=get_platform("cpu"))
 
 
 def judged(name: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    return list(_judged(name, look, HERE))
+    return list(_findings(name, look, HERE))
 
 
 def levels(findings: list[Finding]) -> list[str]:
@@ -68,14 +68,14 @@ def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytes
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "verl" else real(name))
     found = list(machine.versions(get_platform("cpu"), extras=True))
     assert levels(found) == ["error"]
-    assert "verl 0.1 is installed, and verl==0.9.1 is needed" in found[0].text
+    assert "verl 0.1 is installed, but verl==0.9.1 is needed" in found[0].text
 
 
 def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.MonkeyPatch):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.1.4" if name == "tenacity" else real(name))
     (found,) = machine.versions(get_platform("cpu"), extras=False)
-    assert found.severity == "error" and "tenacity 9.1.4 is installed, and tenacity" in found.text
+    assert found.severity == "error" and "tenacity 9.1.4 is installed, but tenacity" in found.text
     assert "pip install 'tenacity" in found.text
 
 
@@ -114,7 +114,7 @@ def test_too_few_devices(task: Path):
 def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: float, level: str):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, int(free_gib * 2**30)))
     found = list(machine.disk(good(task)))
-    assert levels(found) == [level] and "a checkpoint is" in found[0].text
+    assert levels(found) == [level] and "a checkpoint takes" in found[0].text
 
 
 def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.MonkeyPatch, task: Path):
@@ -136,7 +136,7 @@ def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str,
 def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine, "of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
     found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
-    assert levels(found) == ["error"] and "GiB of weights and optimizer move there" in found[0].text
+    assert levels(found) == ["error"] and "GiB needed for weights and optimizer states" in found[0].text
 
 
 def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatch: pytest.MonkeyPatch):
@@ -219,9 +219,9 @@ def test_a_node_with_other_settings_is_named_by_the_key(task: Path):
 
 def test_a_ray_node_is_asked_for_the_settings_of_its_own_script(task: Path, monkeypatch: pytest.MonkeyPatch):
     run = good(task)
-    assert _look(run)[0] == fingerprint(run)
+    assert _node_facts(run)[0] == fingerprint(run)
     monkeypatch.setenv(NODE_SETTINGS, "\n".join([str(RL), *settings(task, "optim.lr=3e-6")]))
-    assert any("optim.lr" in sentence for sentence in differing([fingerprint(run), _look(run)[0]]))
+    assert any("optim.lr" in sentence for sentence in differing([fingerprint(run), _node_facts(run)[0]]))
 
 
 def test_a_files_hash_sees_its_size_and_both_ends(tmp_path: Path):
@@ -239,7 +239,7 @@ def test_each_sandbox_is_called(task: Path, monkeypatch):
         called.append(where)
         return "namespaces", "42\n" if where.endswith("a") else "7\n"
 
-    monkeypatch.setattr(inputs, "call_of_sandbox", execute)
+    monkeypatch.setattr(inputs, "probe_sandbox", execute)
     found = list(inputs.sandbox(good(task, 'sandbox.where=["http://a","http://b"]')))
     assert called == ["http://a", "http://b"]
-    assert levels(found) == ["ok", "error"] and "http://b answered" in found[1].text
+    assert levels(found) == ["ok", "error"] and "http://b printed" in found[1].text

@@ -65,7 +65,7 @@ def test_calls_for_a_model_that_does_not_serve_them_are_refused(task: Path):
         check_protocols(run, load_tokenizer(run.model.path))
     told = str(caught.value)
     assert told.startswith(f"{task}/sft_train.parquet, row ") and "without its code" in told
-    assert f"It serves retool: write the rows in that form (retool data sft {task}/sft_train.parquet" in told
+    assert f"It supports retool. Write the rows in that form: retool data sft {task}/sft_train.parquet" in told
 
 
 def test_preflight_tells_it_and_says_no_more_than_is_true(task: Path):
@@ -76,7 +76,7 @@ def test_preflight_tells_it_and_says_no_more_than_is_true(task: Path):
 
     bad = findings("plain")
     assert [(each.severity, each.name) for each in bad] == [("ok", "tokenizer"), ("error", "data")]
-    assert bad[0].text.endswith("the chat template closes a turn by <|im_end|>")
+    assert bad[0].text.endswith("the chat template ends a turn with <|im_end|>")
     good = findings("plain", "inline")
     assert {each.severity for each in good} == {"ok"}
-    assert good[1].text == "rows of protocol retool, which the model serves"
+    assert good[1].text == "rows of protocol retool, which the model supports"

@@ -37,7 +37,7 @@ def short(request: pytest.FixtureRequest):
 def test_the_start_of_a_run_looks(short: Path, monkeypatch: pytest.MonkeyPatch):
     use_folder(monkeypatch, short, 109)
     wrong = [each.text for each in check(SFT, Machine(platform=get_platform("cpu"))) if each.severity == "error"]
-    assert any("has 109 characters" in text for text in wrong)
+    assert any("has 109 bytes" in text for text in wrong)
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_the_sandboxs_socket_counts(monkeypatch: pytest.MonkeyPatch):
     for path, count in ((long[:-1], 0), (long, 1)):
         config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", [f'sandbox.where=["unix://{path}"]'])
         wrong = [finding.text for finding in sockets(config) if finding.severity == "error"]
-        assert len(wrong) == count and all("108 characters" in text for text in wrong)
+        assert len(wrong) == count and all("108 bytes" in text for text in wrong)
