@@ -3,8 +3,8 @@ r"""Runs one case of perf/cases.toml through its launcher and writes one JSON fi
     python perf/bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet \
         --out result.json [section.key=value ...]
 
-The first steps are discarded: in them the allocator, cuDNN's plans and compiled kernels settle. The
-run saves and validates nothing. perf/compare.py reads the result.
+Discards the first steps, which warm up the allocator, cuDNN's plans and compiled kernels. The run
+does not save or validate. perf/compare.py reads the result.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PACKAGES = (
     "sglang",
     "ray",
     "transformers",
-    "flash-attn",  # of verl's FSDP, where perf/ compares with it
+    "flash-attn",  # used by verl's FSDP in comparisons
 )
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count
+STOPPED = 143  # exit status of a run that was stopped; its steps until then count
 RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # see run/metric_table.py
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
@@ -58,13 +58,13 @@ def bench(
     case: Annotated[str, typer.Argument(help="a table of perf/cases.toml")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)] = None,
     *,
-    out: Annotated[Path, typer.Option(help="the result")] = Path("result.json"),
-    model: Annotated[str | None, typer.Option(help="in place of the configuration's model.path")] = None,
-    data: Annotated[str | None, typer.Option(help="in place of its data files, trained on and validated on")] = None,
-    warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 20,
+    out: Annotated[Path, typer.Option(help="file for the result")] = Path("result.json"),
+    model: Annotated[str | None, typer.Option(help="replaces the configuration's model.path")] = None,
+    data: Annotated[str | None, typer.Option(help="replaces the files for training and validation")] = None,
+    warmup: Annotated[int, typer.Option(min=1, help="steps to discard")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="steps to measure")] = 20,
     history: Annotated[
-        bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
+        bool, typer.Option(help="append the result to perf/history.jsonl and to runs/perf for TensorBoard")
     ] = False,
 ) -> None:
     from retool_mcore.run.metrics import read_metrics  # loads torch, which perf/compare.py does not need
@@ -113,17 +113,17 @@ def bench(
 
 
 def start_of(rows: Sequence[dict[str, float]], launched_s: float) -> dict[str, float]:
-    """From the command to the first step: the run's own stages, or by the first row's time."""
+    """Seconds from launch to first step: by stage if the run reports them, else the total."""
     if not rows:
         return {}
-    told = {name: value for name, value in rows[0].items() if name.startswith("time_start")}
-    return told or {"time_start_s": round(rows[0]["unix_s"] - rows[0]["time_step_s"] - launched_s, 2)}
+    stages = {name: value for name, value in rows[0].items() if name.startswith("time_start")}
+    return stages or {"time_start_s": round(rows[0]["unix_s"] - rows[0]["time_step_s"] - launched_s, 2)}
 
 
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
-    """Run the command. Returns its exit status, or STOPPED when this process was asked to stop.
+    """Run the command. Returns its exit status, or STOPPED if a signal stops this process.
 
-    What was measured until then is still written.
+    After a signal, the caller can still write what was measured.
     """
     exit_on_sigterm()
     with subprocess.Popen(command, cwd=ROOT, env=with_perf_on_path(), stdout=log, stderr=subprocess.STDOUT) as process:
@@ -151,7 +151,7 @@ def read_case(name: str) -> dict[str, Any]:
 def launch_command(
     kind: str, config: RunConfig, path: str, words: Sequence[str], *, rl: str = "launch/rl.py"
 ) -> list[str]:
-    """``rl``: the program that runs a case of RL."""
+    """The command that starts a run. ``rl``: the program for RL cases."""
     if kind == "rl":
         return [sys.executable, rl, path, *words]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -159,7 +159,7 @@ def launch_command(
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:
-    """What a figure depends on: the code, its versions, the machine, the settings."""
+    """Everything that a result depends on: commit, versions, hardware and settings."""
     settings = config.model_dump(exclude={"run", "source"})
     return {
         "commit": os.environ.get("RETOOL_COMMIT") or _git("rev-parse", "HEAD"),
@@ -190,9 +190,9 @@ def hardware_name(record: dict[str, Any]) -> str:
 
 
 def add_to_history(record: dict[str, Any]) -> None:
-    """Add a line to perf/history.jsonl, and the same figures to TensorBoard.
+    """Append the summary to perf/history.jsonl and to TensorBoard.
 
-    The scalars' step is the number of commits up to this one.
+    TensorBoard's step is the number of commits.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -219,7 +219,7 @@ def _version(name: str) -> str:
 
 
 def length_histogram(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Tokens of the measured steps; results are only compared when they did the same work."""
+    """Percentiles of the tokens per step. perf/compare.py compares only runs with equal work."""
     tokens = [row["tokens"] for row in rows if "tokens" in row]
     if not tokens:
         return {}
@@ -227,7 +227,7 @@ def length_histogram(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def summarize(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Medians over the measured steps; peak memory in GiB by rank."""
+    """Medians of times and rates over the measured steps, and peak memory in GiB per rank."""
     if not rows:
         return {}
     names = sorted(name for name in rows[-1] if name.startswith("time_") or name in RATES)

@@ -1,20 +1,22 @@
-"""Compares a result of perf/bench.py with a baseline: a table, and an exit code for a gate.
+"""Compares a result of perf/bench.py with a baseline. Prints a table; the exit code is the verdict.
 
     python perf/compare.py result.json [baseline.json] [--explained "why it is faster now"]
 
-Where both runs did the same work, step N of the one is compared with step N of the other: a step of
-longer rows takes longer in both. Compared are the seconds per token, of all wall time from one row
-of metrics to the next; the start; the peak memory; and an RL trajectory's requests. Exit codes:
+It compares seconds per token (all wall time between two rows of metrics), the time to the first
+step, the peak memory, and the engine requests per RL trajectory. If both runs did the same work, it
+compares each step with the same step of the other run, because longer rows take longer in both.
+Exit codes:
 
 - 0: no difference, or faster with --explained.
-- 1: slower, a later start or more memory, or faster without --explained. A step that lost half its
-  work is faster, too.
-- 2: not comparable, because hardware, settings, packages or tokens differ. What differs on purpose
-  is named with --changed.
+- 1: slower, a later start or more memory, or faster without --explained. A step that lost half of
+  its work is also faster.
+- 2: not comparable, because hardware, settings, packages or tokens differ. Name intended
+  differences with --changed.
 
-A difference counts when it is not chance, by Student's t on the logarithms, and not small. With 20
-steps and 2 % of noise, 3 % is found in 9 of 10 runs, and 0 % passes in 99 of 100. Fewer steps, as
-RL's baselines have, show only more: the last line says how much (tests/unit/perf/test_gate_power.py).
+A difference counts if it is significant (Student's t on the logarithms) and not small. With 20
+steps and 2 % noise, the gate finds a difference of 3 % in 9 of 10 runs, and passes equal runs in 99
+of 100. With fewer steps, such as in RL's baselines, only larger differences are significant. The
+last line of output has the smallest detectable difference (tests/unit/perf/test_gate_power.py).
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ from retool_mcore.config.base import is_table
 from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.99
-POWER, NOISE = 0.9, 0.02  # a difference is one that a gate shows if it finds it so often at such noise of a step
+POWER, NOISE = 0.9, 0.02  # a difference is detectable if found with this probability at this noise per step
 DEFAULT_THRESHOLD = 0.03
-SMALL = 0.7  # of the threshold: a difference as large as it is measured as less in half of the runs
-TOKENS_MAY_DIFFER = 0.01  # share of the measured tokens per step
-SAME_TOKENS = 1e-3  # share of one step's tokens up to which two runs did the same step
-NOT_COUNTED = ("time_checkpoint_s", "time_validate_s", "time_validate_after_s")  # what is done only in some steps
+SMALL = 0.7  # times the threshold: half of the measurements of a difference are below its true value
+TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
+SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work
+NOT_COUNTED = ("time_checkpoint_s", "time_validate_s", "time_validate_after_s")  # phases of only some steps
 OUTSIDE_STEP = ("time_metrics_s", "time_between_steps_s", "time_validate_after_s")  # see run/metric_table.py
-MORE_MEMORY, MORE_MEMORY_GIB = 0.02, 0.25  # both must be exceeded: a small run's memory is noisy
-LATER_START, LATER_START_S = 0.5, 10.0  # both: a start is measured once, and disks have caches
-REQUESTS = "behavior/requests"  # of a trajectory
-MORE_REQUESTS = 0.02  # what engines abort is asked for again
-# Settings that say where a run's files are and how long it goes on, not what a step does.
+MORE_MEMORY, MORE_MEMORY_GIB = 0.02, 0.25  # both must be exceeded, because a small run's memory is noisy
+LATER_START, LATER_START_S = 0.5, 10.0  # both: a run starts only once, and disks have caches
+REQUESTS = "behavior/requests"  # per trajectory
+MORE_REQUESTS = 0.02  # aborted requests are sent again
+# Settings that determine where files are and how long a run takes, not what a step does.
 FREE = (
     "model.path", "data.train_file", "data.allow_overlap", "validation.files", "validation.every", "train.steps",
     "train.stall_s", "train.max_engine_restarts", "checkpoint", "verl_overrides",
@@ -57,10 +59,10 @@ FREE = (
 
 @guarded
 def compare(
-    result: Annotated[Path, typer.Argument(help="what perf/bench.py wrote")],
+    result: Annotated[Path, typer.Argument(help="result of perf/bench.py")],
     baseline: Annotated[Path | None, typer.Argument(help="default: perf/baselines/CASE.HARDWARE.json")] = None,
     *,
-    explained: Annotated[str, typer.Option(help="why it is faster; then faster passes")] = "",
+    explained: Annotated[str, typer.Option(help="why the result is faster; without it, faster fails")] = "",
     changed: Annotated[
         list[str] | None, typer.Option(help="a setting or package that differs on purpose", show_default=False)
     ] = None,
@@ -73,23 +75,25 @@ def compare(
     Console().print(table(head, base))
     verdict, code = judge(ratio, low, high, threshold, explained)
     typer.echo(
-        f"time of a token: {ratio:.4f} of the baseline's, {CONFIDENCE:.0%} interval {low:.4f} to {high:.4f}, "
+        f"seconds per token: {ratio:.4f} of the baseline's, {CONFIDENCE:.0%} interval {low:.4f} to {high:.4f}, "
         f"threshold {threshold:.0%}: {verdict}"
     )
-    typer.echo(what_it_shows([(head, base)], threshold))
-    grown = [*more_memory(head, base), *later_start(head, base), *more_requests(head, base)]
-    for words in grown:
-        typer.echo(words)
-    raise typer.Exit(1 if grown else code)
+    typer.echo(detectable_line([(head, base)], threshold))
+    regressions = [*more_memory(head, base), *later_start(head, base), *more_requests(head, base)]
+    for line in regressions:
+        typer.echo(line)
+    raise typer.Exit(1 if regressions else code)
 
 
 def read_result(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a result of perf/bench.py: {error}") from error
+        raise ConfigError(f"{path} is not a result of perf/bench.py: {error}") from error
     if record.get("exit_code") not in (0, STOPPED) or not record.get("steps"):
-        raise ConfigError(f"{path} is of a run that failed or measured no step: exit code {record.get('exit_code')}.")
+        raise ConfigError(
+            f"{path} has no measured steps or its run failed (exit code {record.get('exit_code')}). Run it again."
+        )
     return record
 
 
@@ -107,27 +111,27 @@ def require_comparable(head: dict[str, Any], base: dict[str, Any], changed: tupl
         ("hardware", hardware_name(head), hardware_name(base)),
     ):
         if ours != theirs:
-            raise ConfigError(f"not comparable: {what} is {ours}, the baseline's is {theirs}.")
-    told = [
-        f"{key} is {ours!r}, the baseline's is {theirs!r}"
+            raise ConfigError(f"not comparable: {what} is {ours}, but {theirs} in the baseline.")
+    differences = [
+        f"{key} is {ours!r}, but {theirs!r} in the baseline"
         for key, (ours, theirs) in {**_differing(head, base, "settings"), **_differing(head, base, "versions")}.items()
         if not any(key == free or key.startswith(f"{free}.") for free in (*FREE, *changed))
     ]
-    if told:
-        raise ConfigError(f"not comparable: {'; '.join(told)}. What differs on purpose: --changed NAME, for each.")
+    if differences:
+        raise ConfigError(f"not comparable: {'; '.join(differences)}. Add --changed NAME for each intended difference.")
     ours, theirs = (record["lengths"]["total"] / len(record["steps"]) for record in (head, base))
     if abs(ours - theirs) > TOKENS_MAY_DIFFER * theirs:
-        raise ConfigError(f"not comparable: {ours:.0f} tokens a step, the baseline's are {theirs:.0f}.")
+        raise ConfigError(f"not comparable: {ours:.0f} tokens per step, but {theirs:.0f} in the baseline.")
 
 
 def _differing(head: dict[str, Any], base: dict[str, Any], part: str) -> dict[str, tuple[Any, Any]]:
-    """What differs in a part of the provenance, of the keys that both records have."""
+    """Keys of a part of the provenance that both records have with different values."""
     ours, theirs = (_by_key(record["provenance"].get(part, {})) for record in (head, base))
     return {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
 
 
 def _by_key(part: dict[str, Any]) -> dict[str, Any]:
-    """By "section.key"; a table that is one setting's value, such as engine_args, stays whole."""
+    """Flatten sections to "section.key". A setting that is itself a table stays whole."""
     found: dict[str, Any] = {}
     for name, value in part.items():
         found |= {f"{name}.{key}": each for key, each in value.items()} if is_table(value) else {name: value}
@@ -135,7 +139,7 @@ def _by_key(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_times(record: dict[str, Any]) -> list[float]:
-    """Seconds per token of each measured step, of the wall time from the row before to its own."""
+    """Seconds per token of each measured step: wall time since the previous row / tokens."""
     found: list[float] = []
     before_s = None
     for row in record["steps"]:
@@ -147,13 +151,12 @@ def token_times(record: dict[str, Any]) -> list[float]:
 
 
 def ratio_of_times(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[float, float, float]:
-    """The time of a token in the first of each pair of records / in the second, and its interval.
+    """Seconds per token of the first records / of the second, with its confidence interval.
 
-    It is the geometric mean over steps; of the same steps where both did the same work.
+    The ratio is the geometric mean over steps, paired if both did the same work.
     """
     ours, theirs = ([np.log(token_times(record)) for record in records] for records in zip(*pairs, strict=True))
-    same = all(did_the_same(head, base) for head, base in pairs)
-    if same:
+    if all(did_same_work(head, base) for head, base in pairs):
         both = [(a[: len(b)], b[: len(a)]) for a, b in zip(ours, theirs, strict=True)]
         gaps = np.concatenate([a - b for a, b in both])
         mean, error, freedom = gaps.mean(), _error(gaps), len(gaps) - 1
@@ -164,19 +167,19 @@ def ratio_of_times(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[
     return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
 
 
-def did_the_same(head: dict[str, Any], base: dict[str, Any]) -> bool:
-    """Whether each step of the one had as many tokens as that step of the other."""
+def did_same_work(head: dict[str, Any], base: dict[str, Any]) -> bool:
+    """Whether each step of one record had as many tokens as the same step of the other."""
     pairs = zip(head["steps"], base["steps"], strict=False)
     return all(abs(ours["tokens"] - theirs["tokens"]) <= SAME_TOKENS * theirs["tokens"] for ours, theirs in pairs)
 
 
-def least_shown(pairs: list[tuple[dict[str, Any], dict[str, Any]]], threshold: float) -> tuple[int, float]:
-    """How many steps are compared, and the least difference that they show at NOISE.
+def detectable(pairs: list[tuple[dict[str, Any], dict[str, Any]]], threshold: float) -> tuple[int, float]:
+    """The number of compared steps, and the smallest difference that they can detect.
 
-    It is found in POWER of runs: infinite where a side has a single step.
+    Detected with probability POWER at noise NOISE. Infinite if a side has a single step.
     """
     sizes = [(len(head["steps"]), len(base["steps"])) for head, base in pairs]
-    if all(did_the_same(head, base) for head, base in pairs):
+    if all(did_same_work(head, base) for head, base in pairs):
         steps = sum(min(both) for both in sizes)
         error, freedom = NOISE * math.sqrt(2 / steps), steps - 1
     else:
@@ -191,53 +194,53 @@ def least_shown(pairs: list[tuple[dict[str, Any], dict[str, Any]]], threshold: f
     return steps, math.expm1(max(least, not_small))
 
 
-def what_it_shows(pairs: list[tuple[dict[str, Any], dict[str, Any]]], threshold: float) -> str:
-    """A line: the difference that so few steps can show, whatever the threshold is."""
-    steps, least = least_shown(pairs, threshold)
+def detectable_line(pairs: list[tuple[dict[str, Any], dict[str, Any]]], threshold: float) -> str:
+    """A line with the smallest difference that the compared steps can detect."""
+    steps, least = detectable(pairs, threshold)
     if math.isinf(least):
-        return "shown by 1 step: nothing, as it says nothing of its own noise"
-    shown = f"shown by {steps} steps at {NOISE:.0%} of noise, in {POWER:.0%} of runs: a difference of {least:.1%}"
-    return shown if least <= threshold else f"{shown}, not of {threshold:.0%}"
+        return "1 step cannot detect any difference, because its noise is unknown"
+    line = f"{steps} steps with {NOISE:.0%} noise detect a difference of {least:.1%} in {POWER:.0%} of runs"
+    return line if least <= threshold else f"{line}, but not the threshold of {threshold:.0%}"
 
 
 def _error(values: np.ndarray) -> float:
-    """The standard error of a mean; of a single value nothing is known."""
+    """The standard error of a mean; infinite for a single value."""
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def judge(ratio: float, low: float, high: float, threshold: float, explained: str) -> tuple[str, int]:
-    """A difference counts when the interval leaves out 1, and it is not small."""
+    """Verdict and exit code. A difference counts if its interval excludes 1 and it is not small."""
     if low > 1 and ratio > 1 + SMALL * threshold:
         return "slower", 1
     if high < 1 and 1 / ratio > 1 + SMALL * threshold:
-        return (f"faster, as explained: {explained}", 0) if explained else ("faster, and nobody has said why", 1)
+        return (f"faster, as explained: {explained}", 0) if explained else ("faster, without --explained", 1)
     return "no difference", 0
 
 
 def more_memory(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
-    """A line if the fullest rank holds more than it did."""
+    """A line if the rank with the highest peak memory uses more than in the baseline."""
     ours, theirs = (max(record["summary"].get("peak_gib_by_rank", {}).values(), default=0.0) for record in (head, base))
     if not theirs or ours <= theirs * (1 + MORE_MEMORY) or ours <= theirs + MORE_MEMORY_GIB:
         return []
-    return [f"memory: {ours:.2f} GiB on the fullest rank, the baseline's is {theirs:.2f}: more"]
+    return [f"more memory: {ours:.2f} GiB on the fullest rank, {theirs:.2f} GiB in the baseline"]
 
 
 def later_start(
     head: dict[str, Any], base: dict[str, Any], share: float = LATER_START, seconds: float = LATER_START_S
 ) -> list[str]:
-    """A line if the first step begins later than it did, by more than both."""
+    """A line if the first step starts later than in the baseline, by more than both limits."""
     ours, theirs = (float(record.get("start", {}).get("time_start_s", 0.0)) for record in (head, base))
     if not theirs or ours <= theirs * (1 + share) or ours <= theirs + seconds:
         return []
-    return [f"start: {ours:.1f} s to the first step, the baseline's is {theirs:.1f}: later"]
+    return [f"later start: {ours:.1f} s to the first step, {theirs:.1f} s in the baseline"]
 
 
 def more_requests(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
-    """A line if a trajectory asks the engine more often than it did."""
+    """A line if a trajectory sends more requests to the engine than in the baseline."""
     ours, theirs = ([row[REQUESTS] for row in record["steps"] if REQUESTS in row] for record in (head, base))
     if not ours or not theirs or np.mean(ours) <= np.mean(theirs) * (1 + MORE_REQUESTS):
         return []
-    return [f"requests: {np.mean(ours):.2f} a trajectory, the baseline's are {np.mean(theirs):.2f}: more"]
+    return [f"more requests: {np.mean(ours):.2f} per trajectory, {np.mean(theirs):.2f} in the baseline"]
 
 
 def table(head: dict[str, Any], base: dict[str, Any]) -> Table:

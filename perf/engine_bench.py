@@ -1,11 +1,11 @@
-"""Tokens per second of a bare SGLang server, to compare an RL step's generation with.
+"""Measures tokens per second of a bare SGLang server, as a reference for the generation of RL.
 
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
-Sends waves of requests, each wave at once, of the lengths that perf/scripted.py plans, without
-calls. The requests ask for log-probabilities, as RL does. A warm-up wave comes first.
-``--precision fp8`` gives the server what verl gives it for rollout.precision = "fp8". ``--kernels``
-records some steps of another wave and says where a step's time goes.
+Sends waves of simultaneous requests with the lengths that perf/scripted.py plans, without calls.
+The requests return log-probabilities, as in RL. A warm-up wave comes first. ``--precision fp8``
+starts the server as verl does for rollout.precision = "fp8". ``--kernels`` profiles some steps of
+another wave by kind of kernel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
 
-RECORDED = 20  # steps of the engine
-WARM_UP = (64, 128)  # tokens of a warm-up's request: kernels are compiled, clocks are up
-PREFILL_S = 4.0  # after which all requests of a wave decode
-SEED = 1  # of each request; RL's have one too
-EXTEND = re.compile(r"_fwd_kernel(_unified)?$")  # triton's attention over prompts; decoding has other kernels
+RECORDED = 20  # engine steps to profile
+WARM_UP = (64, 128)  # tokens per warm-up request, which compiles kernels and raises clocks
+PREFILL_S = 4.0  # after this time all requests of a wave decode
+SEED = 1  # of each request, because RL's requests have seeds, too
+EXTEND = re.compile(r"_fwd_kernel(_unified)?$")  # Triton's prefill attention; decode has other kernels
 
 
 @guarded
@@ -44,47 +44,47 @@ def bench(
     model: Annotated[Path, typer.Argument(help="a Hugging Face directory")],
     *,
     platform: Annotated[str, typer.Option()] = "cuda",
-    in_flight: Annotated[int, typer.Option(min=1, help="requests of a wave")] = 64,
-    tokens: Annotated[tuple[int, int], typer.Option(help="sampled for one request, drawn evenly")] = (2048, 4096),
+    in_flight: Annotated[int, typer.Option(min=1, help="requests per wave")] = 64,
+    tokens: Annotated[tuple[int, int], typer.Option(help="range of tokens per request, uniform")] = (2048, 4096),
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0: greedy")] = 1.0,
-    waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
+    waves: Annotated[int, typer.Option(min=1, help="waves to measure")] = 1,
     arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server, or a switch")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",
     precision: Annotated[str, typer.Option(help="model or fp8, as rollout.precision")] = "model",
-    kernels: Annotated[bool, typer.Option(help="record a wave's kernels, too")] = False,
+    kernels: Annotated[bool, typer.Option(help="also profile a wave's kernels")] = False,
 ) -> None:
-    place = get_platform(platform)
-    place.activate()
+    machine = get_platform(platform)
+    machine.activate()
     extra = [part for each in arg or () for part in option(each)]
     if precision == "fp8":
-        extra = [*in_fp8(), *extra]
+        extra = [*fp8_options(), *extra]
     with (
         tempfile.TemporaryDirectory() as folder,
         SglangServer(
-            model, place, dtype=dtype, log_path=Path(folder) / "server.log", max_running_requests=in_flight,
+            model, machine, dtype=dtype, log_path=Path(folder) / "server.log", max_running_requests=in_flight,
             extra_args=["--skip-tokenizer-init", *extra],
         ) as server,
     ):  # fmt: skip
         load = Load(server.url, random.Random(0), in_flight, tokens, prompt_tokens, temperature)
-        found = asyncio.run(measured(load, waves))
-        asked = {
+        found = asyncio.run(measure_waves(load, waves))
+        settings = {
             "in_flight": in_flight, "temperature": temperature, "args": arg or [], "tokens": tokens,
             "prompt_tokens": prompt_tokens, "precision": precision,
         }  # fmt: skip
-        typer.echo(json.dumps({**asked, **found, "when": datetime.now(UTC).isoformat(timespec="seconds")}))
-        if kernels:  # a line of its own: a recording that fails takes no measurement with it
-            typer.echo(json.dumps(asyncio.run(recorded(load))))
+        typer.echo(json.dumps({**settings, **found, "when": datetime.now(UTC).isoformat(timespec="seconds")}))
+        if kernels:  # in a separate line, so that a failed profile does not lose the measurement
+            typer.echo(json.dumps(asyncio.run(profile_wave(load))))
 
 
 def option(text: str) -> list[str]:
-    """``--arg``'s NAME=VALUE, or NAME of a switch, as sglang.launch_server takes it."""
+    """Convert an ``--arg``, NAME=VALUE or a switch's NAME, to arguments of sglang.launch_server."""
     name, given_value, value = text.partition("=")
     return [f"--{name}", value] if given_value else [f"--{name}"]
 
 
-def in_fp8() -> list[str]:
-    """Options of sglang.launch_server for FP8 as verl's rollouts have it, with random weights."""
+def fp8_options() -> list[str]:
+    """Options of sglang.launch_server for FP8 as in verl's rollouts, with random weights."""
     from verl.utils.sglang.sglang_fp8_utils import build_sglang_fp8_quant_config
 
     override = {"quantization_config": build_sglang_fp8_quant_config()}
@@ -93,7 +93,7 @@ def in_fp8() -> list[str]:
 
 @dataclass
 class Load:
-    """The requests of a wave: prompts of random tokens, and lengths drawn evenly."""
+    """The requests of a wave: random prompts and uniformly drawn lengths."""
 
     url: str
     draw: random.Random
@@ -103,7 +103,7 @@ class Load:
     temperature: float
 
     def bodies(self, tokens: tuple[int, int]) -> list[dict[str, Any]]:
-        """A wave's requests for log-probabilities and the planned numbers of tokens."""
+        """The bodies of a wave's requests, with ``tokens`` as the range of sampled tokens."""
         lengths = [self.draw.randint(*tokens) for _ in range(self.in_flight)]
         return [
             {
@@ -119,9 +119,9 @@ class Load:
 
 
 async def wave(load: Load, tokens: tuple[int, int]) -> dict[str, Any]:
-    """Send a wave to empty caches, as a step of RL finds them, and time it to the last answer.
+    """Flush the cache, as before a step of RL, send a wave and time it until the last answer.
 
-    Where ``client_cpu_s``, of this process, is near ``seconds``, the client was the bottleneck.
+    If ``client_cpu_s``, of this process, is close to ``seconds``, the client was the bottleneck.
     """
     bodies = load.bodies(tokens)
     request_s: list[float] = []
@@ -153,12 +153,12 @@ async def wave(load: Load, tokens: tuple[int, int]) -> dict[str, Any]:
 
 
 def session(url: str) -> aiohttp.ClientSession:
-    """A client without limits. httpx looks through all its connections for each request."""
-    connector, never = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-    at = httpx.URL(url)
-    headers = {"Authorization": f"Bearer {at.password}"}
-    address = str(at.copy_with(userinfo=b""))
-    return aiohttp.ClientSession(address, headers=headers, connector=connector, timeout=never, trust_env=False)
+    """A client without limits. It is aiohttp's, because httpx scans its connections per request."""
+    connector, no_timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    parsed = httpx.URL(url)
+    headers = {"Authorization": f"Bearer {parsed.password}"}
+    address = str(parsed.copy_with(userinfo=b""))
+    return aiohttp.ClientSession(address, headers=headers, connector=connector, timeout=no_timeout, trust_env=False)
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -169,26 +169,29 @@ async def post(client: aiohttp.ClientSession, path: str, body: Mapping[str, Any]
         return await answer.json() if answer.content_type == "application/json" else await answer.text()
 
 
-async def measured(load: Load, waves: int) -> dict[str, Any]:
+async def measure_waves(load: Load, waves: int) -> dict[str, Any]:
     warm_up = await wave(load, WARM_UP)
     found = [await wave(load, load.tokens) for _ in range(waves)]
     return {"tokens_per_s": [each["tokens_per_s"] for each in found], "waves": found, "warm_up": warm_up}
 
 
-async def recorded(load: Load) -> dict[str, Any]:
-    """Where the time goes in some steps of another wave in which all requests decode."""
+async def profile_wave(load: Load) -> dict[str, Any]:
+    """Profile some steps of another wave while all requests decode."""
     with tempfile.TemporaryDirectory() as folder:
-        wanted = {"output_dir": folder, "activities": ["GPU"], "with_stack": False, "num_steps": RECORDED}
+        profile = {"output_dir": folder, "activities": ["GPU"], "with_stack": False, "num_steps": RECORDED}
         running = asyncio.create_task(wave(load, load.tokens))
         await asyncio.sleep(PREFILL_S)
         async with session(load.url) as client:
-            await post(client, "/start_profile", wanted)
+            await post(client, "/start_profile", profile)
         await running
-        return where_time_goes(read_trace(min(Path(folder).rglob("*.trace.json.gz"))))
+        return time_shares(read_trace(min(Path(folder).rglob("*.trace.json.gz"))))
 
 
-def where_time_goes(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Shares of the span between the first and the last kernel of a trace of torch's profiler."""
+def time_shares(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Shares of the time from the first to the last kernel, by stage, kind and kernel.
+
+    ``events``: a trace of torch's profiler.
+    """
     from kernels import kernels_of, shares
 
     spans = list(kernels_of(events))
@@ -205,11 +208,11 @@ def where_time_goes(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def by_stage(spans: Sequence[tuple[str, float, float]]) -> dict[str, float]:
-    """Seconds of prefill, of decoding, and between kernels, where the device waits for the host.
+    """Seconds of prefill, of decode, and between kernels, where the device waits for the host.
 
-    ``spans`` are in their order. A kernel is of the stage of the last attention before it: so the
-    head and the sampling are where they belong, and what comes before a pass's first attention is
-    in the stage before. {} where no triton kernel tells the stages apart.
+    ``spans`` are sorted by start. A kernel belongs to the stage of the last attention kernel before
+    it. That is right for head and sampling; kernels before the first attention of a pass count for
+    the previous stage. Returns {} if no Triton kernel distinguishes the stages.
     """
     from kernels import kind_of
 

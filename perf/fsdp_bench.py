@@ -1,11 +1,11 @@
-r"""verl's own FSDP engine on the batches of an SFT case, to compare ours with on the same GPUs.
+r"""Measures verl's own FSDP engine on the batches of an SFT case, for comparison with ours.
 
     torchrun --nproc-per-node 2 perf/fsdp_bench.py sft_7b_h200x2 --model DIR \
         --data DIR/sft.parquet --out fsdp.json
 
 It uses the same sequences in the same order, the same timing of a step and the same count of FLOPs
 as launch/sft_mcore.py. Only the engine differs: verl's FSDP2 on transformers, which needs
-flash-attn. A run whose loss does not fall ends with an error, because it has measured no training.
+flash-attn. A run whose loss does not fall ends with an error, because it did not train.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from retool_mcore.config import SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.verl.sft_engine import start
 
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's own 8: the 1 that our platform sets for Megatron slows FSDP
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's default is 8; our platform sets 1 for Megatron, which slows FSDP
 
 
 def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
-    """verl's training worker on its FSDP engine in place of Megatron's."""
+    """verl's training worker with its FSDP engine instead of Megatron's."""
     from verl.trainer.config import CheckpointConfig
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
@@ -76,12 +76,12 @@ def bench(
     out: Annotated[Path, typer.Option()] = Path("fsdp.json"),
     warmup: Annotated[int, typer.Option(min=1)] = 3,
     steps: Annotated[int, typer.Option(min=1)] = 10,
-    tokens: Annotated[int, typer.Option(help="of one GPU's micro-batch; holds the longest sequence")] = 16384,
+    tokens: Annotated[int, typer.Option(help="per micro-batch and GPU, at least the longest sequence")] = 16384,
     checkpointing: Annotated[bool, typer.Option(help="recompute every layer")] = True,
     liger: Annotated[bool, typer.Option(help="Liger's kernels for norms, RoPE and SwiGLU")] = False,
     fused: Annotated[bool, typer.Option(help="verl's fused output layer and cross-entropy")] = True,
     prefetch: Annotated[bool, typer.Option()] = True,
-    reshard: Annotated[bool, typer.Option(help="gather weights again for the backward pass")] = True,
+    reshard: Annotated[bool, typer.Option(help="all-gather weights again for the backward pass")] = True,
 ) -> None:
     config = config_of(case, model, data, warmup + steps)
     os.environ[CONNECTIONS] = "8"
@@ -116,23 +116,20 @@ def require_training(rows: Sequence[dict[str, float]]) -> None:
 
 
 def require_fast_loss(*, fused: bool) -> None:
-    """Raise ConfigError where verl's loss is not at its fastest.
-
-    The comparison would then flatter ours.
-    """
+    """Raise ConfigError if verl would use a slow loss, which would flatter our result."""
     from verl.utils import torch_functional
 
     if not fused and not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:  # verl's spelling
         raise ConfigError(
-            "--no-fused without flash-attn's cross-entropy kernel: verl then goes through the logits row by row, "
-            "several times slower. Install flash-attn, flash_attn.ops.triton among it."
+            "--no-fused needs flash-attn's cross-entropy kernel. Without it, verl computes the loss row by row, "
+            "several times slower. Install flash-attn with flash_attn.ops.triton."
         )
 
 
 def configurations(
     model: str, tokens: int, *, checkpointing: bool, liger: bool, fused: bool, prefetch: bool, reshard: bool
 ) -> tuple[Any, Any]:
-    """verl's configurations of the model and of the engine."""
+    """verl's configurations of model and engine."""
     from verl.workers.config import FSDPEngineConfig, HFModelConfig
 
     return (

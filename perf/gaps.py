@@ -1,13 +1,13 @@
-"""What a device waited for, gap by gap, told from a trace of torch's profiler.
+"""Finds the causes of a device's idle gaps in a trace of torch's profiler.
 
     python perf/gaps.py trace.json.gz
 
-A gap is time in which nothing runs on the device, on no stream. What ends it is a kernel or a copy,
-whose correlation id leads to the call that launched it. A call that was over before the gap began
-had the kernel queued, and the gap is the device's own. Otherwise the device waited for the host,
-and the cause says where the host was (the phase, a ``record_function`` of the main thread around
-everything else), what it did until the launch, and which call had waited for the device until the
-gap began and so had emptied the queue.
+A gap is time in which nothing runs on any stream of the device. A kernel or a copy ends it, whose
+correlation id leads to the call that launched it. If that call returned before the gap started, the
+kernel was already queued, and the device itself caused the gap. Otherwise the device waited for the
+host. The cause then names the host's phase (the outermost ``record_function`` of the main thread),
+what the host did until the launch, and the call that had emptied the queue by waiting for the
+device.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from typing import Annotated, Any
 
 import typer
 
-Event = dict[str, Any]  # of a Chrome trace: "ts" and "dur" in microseconds
+Event = dict[str, Any]  # an event of a Chrome trace; "ts" and "dur" are in microseconds
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CALL, OP, RANGE = ("cuda_runtime", "cuda_driver"), "cpu_op", "user_annotation"
-GARBAGE = "garbage collection"  # how the name of its range begins
-PROFILER = r"Buffer (Request|Flush)"  # of category "overhead", which names no thread
+GARBAGE = "garbage collection"  # prefix of the name of its range
+PROFILER = r"Buffer (Request|Flush)"  # events of category "overhead", which have no thread
 SEVERAL, UNKNOWN, DEVICE = "several ops", "launch not recorded", "device"
-# Ranges that say nothing of where a step is: torch makes them around single calls.
+# Ranges that are not phases of a step: torch creates them around single calls.
 NO_PHASE = rf"nccl:|gloo:|Optimizer\.|ProfilerStep|{GARBAGE}"
-WAITS = r"Synchronize|Memcpy"  # calls that may return only when the device has come so far
-# Calls that take long for a reason of their own. Others count as the op that makes them, unless
-# they take as long as none does that only adds to a queue.
+WAITS = r"Synchronize|Memcpy"  # calls that may wait for the device
+# Calls that may block. Any other call counts as part of its op, unless it takes longer than
+# SLOW_US, more than adding to a queue takes.
 BLOCKS = rf"{WAITS}|Malloc|Free|MemCreate|MemMap|MemUnmap|MemRelease|HostAlloc|HostRegister|Load"
 SLOW_US = 50.0
 SIZES = {"under 5 us": 5.0, "5 to 50 us": 50.0, "50 us to 1 ms": 1e3, "over 1 ms": float("inf")}
-TOLD = 12  # causes by name; the others are one line
+TOP = 12  # causes to list; the others share one line
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Microseconds of the trace's clock."""
+    """An idle gap. ``start`` and ``end`` are microseconds of the trace's clock."""
 
     start: float
     end: float
     cause: str
-    phase: str  # the host's, and the how manieth of its name; DEVICE where the host was ahead
+    phase: str  # the host's phase and its number; DEVICE if the kernel was already queued
 
 
 @dataclass(frozen=True)
 class Frame:
-    """An event of the host and the one around it."""
+    """An event of the host and the event around it."""
 
     event: Event
     outer: Frame | None
@@ -66,7 +66,7 @@ def read_trace(path: Path) -> list[Event]:
 
 
 def on_device(events: Iterable[Event]) -> list[Event]:
-    """What ran on the device, by its start."""
+    """The events of the device, sorted by start."""
     return sorted((event for event in events if event.get("cat") in ON_DEVICE), key=lambda event: event["ts"])
 
 
@@ -76,7 +76,8 @@ def gaps(events: Sequence[Event]) -> list[Gap]:
     launches: dict[Any, Event] = {}
     for event in events:
         if event.get("cat") in CALL:
-            # A runtime call and the driver's call in it can share an id: the outer one ends later.
+            # A runtime call and the driver call inside it can share an id. Keep the outer one,
+            # which ends later.
             key = event.get("args", {}).get("correlation")
             if key not in launches or end_of(event) > end_of(launches[key]):
                 launches[key] = event
@@ -95,7 +96,7 @@ def gaps(events: Sequence[Event]) -> list[Gap]:
 
 
 def idle(device: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
-    """Of each gap, what ran last before it and what ends it; ``device`` is sorted by start."""
+    """For each gap, the events before and after it. ``device`` is sorted by start."""
     last = device[0] if device else None
     for event in device:
         if last and event["ts"] > end_of(last):
@@ -105,7 +106,7 @@ def idle(device: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
 
 
 def of_device(last: Event, first: Event) -> str:
-    """The cause of a gap whose end, ``first``, was in a queue already; a long one has its name."""
+    """The cause of a gap whose next kernel, ``first``, was already queued. Long gaps name it."""
     follows = "the next kernel of the stream" if stream_of(last) == stream_of(first) else "a kernel of another stream"
     named = f" ({first['name'][:40]})" if first["ts"] - end_of(last) > SLOW_US else ""
     return f"{DEVICE}: {follows}, queued{named}"
@@ -124,7 +125,7 @@ def thread_of(event: Event) -> tuple[Any, Any]:
 
 
 class Host:
-    """What the threads of the process did, and in which phase its main thread was."""
+    """The activities of the process's threads, and the phases of its main thread."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         by_thread: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
@@ -135,7 +136,7 @@ class Host:
             elif event.get("cat") == "overhead" and re.search(PROFILER, event["name"]):
                 profiler.append(event)
         self._profiler = Timeline(spans(profiler))
-        # Without ops, a trace does not say that it was Python that took the time.
+        # Without ops in the trace, it is unknown whether Python took the time.
         self._rest = "python" if any(event["cat"] == OP for own in by_thread.values() for event in own) else "host"
         self._threads, self._phases = defaultdict(Timeline), defaultdict(Timeline)
         for thread, own in by_thread.items():
@@ -143,21 +144,20 @@ class Host:
             self._phases[thread] = Timeline(phases(own))
 
     def cause(self, launch: Event, start: float, end: float, kernel: str) -> tuple[str, str]:
-        """What the launching thread did from ``start`` until ``kernel`` was launched at ``end``.
+        """What the launching thread did from ``start`` until it launched ``kernel`` at ``end``.
 
-        Returns the cause, which has the name of the phase, and the phase with its number.
-
-        While it did nothing that is recorded, the main thread counts: autograd's thread waits for
-        it between two backward passes.
+        Returns the cause, which includes the phase's name, and the phase with its number. While the
+        launching thread has no recorded activity, the main thread's counts: autograd's thread waits
+        for it between two backward passes.
         """
         thread = thread_of(launch)
         main = (thread[0], thread[0])
-        where, doing = defaultdict[tuple[str, int], float](float), defaultdict[tuple[str, str], float](float)
+        in_phase, doing = defaultdict[tuple[str, int], float](float), defaultdict[tuple[str, str], float](float)
         for begins, ends, frame in self._threads[thread].during(start, end):
             for part in [(begins, ends, frame)] if frame else self._threads[main].during(begins, ends):
                 doing[activity(part[2])] += part[1] - part[0]
         for begins, ends, phase in self._phases[main].during(start, end):
-            where[phase or ("", 0)] += ends - begins
+            in_phase[phase or ("", 0)] += ends - begins
         what = most_of(doing)
         if sum(ends - begins for begins, ends, own in self._profiler.during(start, end) if own) > (end - start) / 2:
             what = "the profiler itself"
@@ -165,25 +165,25 @@ class Host:
             what = f"{self._rest} before {op_of(stack_of(self._threads[thread].at(launch['ts']))) or kernel[:40]}"
         waits = (wait_of(self._threads[each].at(start), start) for each in (thread, main))
         before = next((wait for wait in waits if wait), what)
-        phase, number = max(where, key=where.__getitem__, default=("", 0))
+        phase, number = max(in_phase, key=in_phase.__getitem__, default=("", 0))
         cause = (f"{phase}: " if phase else "") + what + (f", after {before}" if before != what else "")
         return cause, f"{phase} {number}" if phase else "no phase"
 
 
 class Timeline:
-    """Spans that follow each other: start, end and what is there."""
+    """Consecutive spans, each with a value: (start, end, value)."""
 
     def __init__(self, parts: Iterable[tuple[float, float, Any]] = ()) -> None:
         self._parts = list(parts)
         self._starts = [start for start, *_ in self._parts]
 
     def at(self, moment: float) -> Any:
-        """What is there; None where nothing is."""
+        """The value at a moment, or None."""
         at = bisect_right(self._starts, moment) - 1
         return self._parts[at][2] if at >= 0 and moment < self._parts[at][1] else None
 
     def during(self, start: float, end: float) -> Iterator[tuple[float, float, Any]]:
-        """The whole of ``start`` to ``end`` in pieces, with None where nothing is."""
+        """Pieces that cover ``start`` to ``end``; the value is None between spans."""
         now, at = start, max(bisect_right(self._starts, start) - 1, 0)
         for begins, ends, what in (self._parts[index] for index in range(at, len(self._parts))):
             if begins >= end:
@@ -198,7 +198,7 @@ class Timeline:
 
 
 def spans(events: Iterable[Event]) -> Iterator[tuple[float, float, Frame]]:
-    """One thread's time in pieces, each with the innermost event."""
+    """Split one thread's time into pieces, each with its innermost event."""
     frame, now = None, 0.0
     for event in [*sorted(events, key=lambda event: (event["ts"], -event["dur"])), None]:
         until = event["ts"] if event else float("inf")
@@ -217,7 +217,7 @@ def spans(events: Iterable[Event]) -> Iterator[tuple[float, float, Frame]]:
 def phases(events: Iterable[Event]) -> Iterator[tuple[float, float, tuple[str, int]]]:
     """The outermost ranges of a thread, and the time before, between and after them.
 
-    Each has a name and a number: the how manieth of its name it is.
+    Each has a name and a number, which counts the ranges of that name.
     """
     ranges = sorted(
         (event for event in events if event["cat"] == RANGE and not re.match(NO_PHASE, event["name"])),
@@ -236,15 +236,15 @@ def phases(events: Iterable[Event]) -> Iterator[tuple[float, float, tuple[str, i
 
 
 def stack_of(frame: Frame | None) -> list[Event]:
-    """From the outermost event to the frame's own."""
+    """The events around the frame, from the outermost to its own."""
     return [*stack_of(frame.outer), frame.event] if frame else []
 
 
 def activity(frame: Frame | None) -> tuple[str, str]:
-    """Kind and name of what a thread does.
+    """Kind and name of a thread's activity.
 
-    Garbage collection, a call that blocks or an op, the first of them that it is within; of neither
-    kind nor name where it is in none.
+    Garbage collection takes precedence, then a blocking call, then an op. ("", "") if there is
+    none.
     """
     stack = stack_of(frame)
     for event in stack:
@@ -258,7 +258,7 @@ def activity(frame: Frame | None) -> tuple[str, str]:
 
 
 def wait_of(frame: Frame | None, start: float) -> str:
-    """The call within which a thread waited for the device at ``start``, when a gap began."""
+    """The call in which a thread waited for the device when a gap began at ``start``, or ""."""
     stack = stack_of(frame)
     for event in stack:
         if event["cat"] in CALL and event["ts"] < start and re.search(WAITS, event["name"]):
@@ -278,7 +278,7 @@ def op_of(stack: Iterable[Event]) -> str:
 
 
 def most_of(doing: Mapping[tuple[str, str], float]) -> str:
-    """The name with the most time, of the kind with the most time."""
+    """The longest name of the kind that took most time."""
     kinds = defaultdict[str, float](float)
     for (kind, _), us in doing.items():
         kinds[kind] += us
@@ -287,8 +287,8 @@ def most_of(doing: Mapping[tuple[str, str], float]) -> str:
     return SEVERAL if most == "op" and doing[name] < us / 2 else name[1]
 
 
-def told(found: Iterable[Gap], top: int = TOLD) -> dict[str, list[dict[str, Any]]]:
-    """Seconds and counts by cause and by phase, largest first, and by size; each list has all."""
+def summarize_gaps(found: Iterable[Gap], top: int = TOP) -> dict[str, list[dict[str, Any]]]:
+    """Seconds and counts by cause, by phase and by size. Each of the lists covers all gaps."""
     causes, by_phase = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     sizes = {name: list[float]() for name in SIZES}
     for gap in found:
@@ -314,11 +314,11 @@ def told(found: Iterable[Gap], top: int = TOLD) -> dict[str, list[dict[str, Any]
 
 
 def main(
-    trace: Annotated[Path, typer.Argument(help="of torch's profiler, .json or .json.gz")],
+    trace: Annotated[Path, typer.Argument(help="a trace of torch's profiler, .json or .json.gz")],
     *,
-    top: Annotated[int, typer.Option(min=1, help="causes to name")] = TOLD,
+    top: Annotated[int, typer.Option(min=1, help="number of causes to list")] = TOP,
 ) -> None:
-    typer.echo(json.dumps(told(gaps(read_trace(trace)), top), indent=1))
+    typer.echo(json.dumps(summarize_gaps(gaps(read_trace(trace)), top), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Prints what was measured and tried before: the records of perf/history.jsonl, oldest first.
+"""Prints the records of past measurements and attempts in perf/history.jsonl, oldest first.
 
-    python perf/history.py --titles                        # a line each
-    python perf/history.py --topic sandbox                 # every figure of one topic
-    python perf/history.py --since 2026-11-24 DeepGEMM     # records of some days that name a word
+    python perf/history.py --titles                        # one line per record
+    python perf/history.py --topic sandbox                 # the records of one topic
+    python perf/history.py --since 2026-11-24 DeepGEMM     # since a day, with a word
 
-A measurement is added as one more line of that file. RESULTS.md has the current figures, and LOG.md
-what was tried, a row each.
+Each line of the file is a record. RESULTS.md has the current figures, and LOG.md a row for each
+attempt.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HISTORY = Path(__file__).with_name("history.jsonl")
 
 
 class Record(BaseModel):
-    """One measurement, or one account of what was tried. ``text`` is Markdown."""
+    """One measurement or one attempt. ``text`` is Markdown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     date: date
     commit: str
-    """One commit or several; empty where the text names none."""
+    """One or several commits; empty if unknown."""
     hardware: str
     topics: list[str]
     kind: Literal["measured", "tried"]
@@ -55,13 +55,13 @@ def read(path: Path = HISTORY) -> list[Record]:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             raise DataError(
-                f"{path}, line {number}, is no record: {field}: {first['msg']}. "
+                f"{path}, line {number} is not a valid record: {field}: {first['msg']}. "
                 f"A record has {', '.join(Record.model_fields)}."
             ) from None
     return records
 
 
-def chosen(records: list[Record], topic: str, since: date, until: date, words: list[str]) -> list[Record]:
+def select(records: list[Record], topic: str, since: date, until: date, words: list[str]) -> list[Record]:
     return [
         record
         for record in records
@@ -73,20 +73,20 @@ def chosen(records: list[Record], topic: str, since: date, until: date, words: l
 
 @guarded
 def history(
-    words: Annotated[list[str] | None, typer.Argument(help="words that a record has", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="words in the record", show_default=False)] = None,
     *,
     topic: Annotated[str, typer.Option(help='"SFT speed", "RL speed", "FP8", "sandbox", ...; all by default')] = "",
-    since: Annotated[str, typer.Option(help="the first day")] = "2026-01-01",
-    until: Annotated[str, typer.Option(help="the last day")] = "2999-12-31",
-    titles: Annotated[bool, typer.Option("--titles", help="a line for each record")] = False,
+    since: Annotated[str, typer.Option(help="first day")] = "2026-01-01",
+    until: Annotated[str, typer.Option(help="last day")] = "2999-12-31",
+    titles: Annotated[bool, typer.Option("--titles", help="print one line per record")] = False,
 ) -> None:
     records = read()
     topics = sorted({name for record in records for name in record.topics})
     if topic and topic not in topics:
-        raise DataError(f"--topic {topic}: no record has it. There are: {', '.join(topics)}.")
-    found = chosen(records, topic, _day("since", since), _day("until", until), words or [])
+        raise DataError(f"Unknown --topic {topic}. Choose one of: {', '.join(topics)}.")
+    found = select(records, topic, _day("since", since), _day("until", until), words or [])
     if not found:
-        raise DataError(f"none of {len(records)} records is chosen by these options. --titles alone lists all.")
+        raise DataError(f"No record of {len(records)} matches these options. Use only --titles to list all.")
     for record in found:
         print(record.line() if titles else record.page())
 
@@ -95,7 +95,7 @@ def _day(option: str, text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise DataError(f"--{option} {text} is no day. Write it as 2026-11-24.") from None
+        raise DataError(f"--{option} {text} is not a date. Write it as 2026-11-24.") from None
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-r"""Where the time of an SFT step goes on a GPU, by kind of kernel, gaps included.
+r"""Divides the GPU time of an SFT step into kinds of kernels and gaps.
 
     torchrun --nproc-per-node 2 perf/kernels.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet
 
-Runs the case's steps as launch/sft_mcore.py does and records the last of them with torch's profiler
-on rank 0. A kernel's kind is told by its name; what no rule knows is "other" and listed. Time in
-which several kernels run counts once, for the first rule in ``KINDS`` that one of them is of, so
-the kinds and the gaps add up to the step. What the device waited for in the gaps is told by
-perf/gaps.py, which also reads a trace that ``--trace`` kept. Recording costs time: the step before,
-not recorded, is the one whose speed counts.
+Runs the case's steps like launch/sft_mcore.py and profiles the last one with torch's profiler on
+rank 0. The kernel's name determines its kind; unknown kernels are "other", and the output lists
+them. If several kernels overlap, the time counts once, for the kind that is first in ``KINDS``, so
+kinds and gaps add up to the step. perf/gaps.py finds the causes of the gaps; it also reads a trace
+that ``--trace`` has kept. Profiling costs time, so read the speed from the steps before.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ import torch
 import torch.distributed as dist
 import typer
 from bench import provenance, summarize
-from gaps import GARBAGE, Event, end_of, gaps, on_device, read_trace, told
+from gaps import GARBAGE, Event, end_of, gaps, on_device, read_trace, summarize_gaps
 from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.sft_engine import Packer, megatron_worker
 
-KINDS = {  # in the order in which overlapping kernels count
+KINDS = {  # kind -> pattern of kernel names; among overlapping kernels the first kind counts
     "attention": r"fmha|flash|attention|cudnn_generated|sdpa|_fwd_(grouped_)?kernel",
     "matrix products": r"gemm|cutlass|nvjet|xmma|cublas|splitK",
     "cross-entropy": r"cross_entropy|softmax|logsumexp",
@@ -51,14 +50,14 @@ GAPS, OTHER = "gaps", "other"
 
 
 def kind_of(kernel: str) -> str:
-    """The first of ``KINDS`` whose rule knows the kernel's name, or OTHER."""
+    """The first of ``KINDS`` whose pattern matches the kernel's name, or OTHER."""
     return next((kind for kind, rule in KINDS.items() if re.search(rule, kernel, re.IGNORECASE)), OTHER)
 
 
 def shares(kernels: Iterable[tuple[str, float, float]], start: float, end: float) -> dict[str, float]:
-    """Time by kind from ``start`` to ``end``; ``kernels``: name, start and end of each, one unit.
+    """Time by kind between ``start`` and ``end``. Of overlapping kernels, the first kind counts.
 
-    Of kernels that run at the same time the kind that is first in KINDS counts.
+    ``kernels``: name, start and end of each, in the same unit as ``start`` and ``end``.
     """
     order = [*KINDS, OTHER]
     edges: list[tuple[float, int, str]] = []
@@ -68,14 +67,14 @@ def shares(kernels: Iterable[tuple[str, float, float]], start: float, end: float
             edges += [(begins, 1, kind_of(name)), (ends, -1, kind_of(name))]
     found, running, now = dict.fromkeys([*order, GAPS], 0.0), Counter[str](), start
     for at, change, kind in sorted(edges):
-        found[_counts(running, order)] += at - now
+        found[_first(running, order)] += at - now
         running[kind] += change
         now = at
     found[GAPS] += end - now
     return found
 
 
-def _counts(running: Counter[str], order: list[str]) -> str:
+def _first(running: Counter[str], order: list[str]) -> str:
     return next((kind for kind in order if running[kind]), GAPS)
 
 
@@ -87,8 +86,8 @@ def main(
     model: Annotated[str, typer.Option()],
     data: Annotated[str, typer.Option()],
     out: Annotated[Path, typer.Option()] = Path("kernels.json"),
-    steps: Annotated[int, typer.Option(min=3, help="the last is recorded")] = 6,
-    trace: Annotated[Path | None, typer.Option(help="keep the recorded step here, .json or .json.gz")] = None,
+    steps: Annotated[int, typer.Option(min=3, help="steps to run; the last is profiled")] = 6,
+    trace: Annotated[Path | None, typer.Option(help="file for the trace, .json or .json.gz")] = None,
 ) -> None:
     config = config_of(case, model, data, steps, overrides or ())
     platform = join_group(config.run.platform)
@@ -116,10 +115,11 @@ def main(
 
 
 class Recorder:
-    """Records what runs within it.
+    """A context manager that profiles the code within it.
 
-    ``found`` then has the kernels' shares and ``waits`` the gaps; ``trace`` is where the trace is
-    kept, if it is. ``names`` gives what names ranges of the host while recording.
+    Afterwards ``found`` has the seconds by kind of kernel, and ``waits`` the gaps. ``trace``: the
+    file for the trace, if it is to be kept. ``names()``: a context manager that names ranges of the
+    host.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Recorder:
         self._profiler.__exit__(None, None, None)
         if error is None:
             events = self._events()
-            self.found, self.waits = report(list(kernels_of(events))), told(gaps(events))
+            self.found, self.waits = report(list(kernels_of(events))), summarize_gaps(gaps(events))
 
     def _events(self) -> list[Event]:
         with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +158,7 @@ class Recorder:
 
 @contextmanager
 def named_phases(engine: Any) -> Iterator[None]:
-    """Within it, the phases of an SFT step on verl's ``engine`` are ranges of the profiler."""
+    """Record the phases of an SFT step on verl's ``engine`` as ranges of the profiler."""
     from megatron.core.pipeline_parallel import schedules
     from verl.workers.engine.megatron import transformer_impl
 
@@ -172,12 +172,12 @@ def named_phases(engine: Any) -> Iterator[None]:
     )
     with ExitStack() as stack:
         for owner, attribute, name in phases:
-            stack.enter_context(mock.patch.object(owner, attribute, ranged(name, getattr(owner, attribute))))
+            stack.enter_context(mock.patch.object(owner, attribute, as_range(name, getattr(owner, attribute))))
         stack.enter_context(named_garbage())
         yield
 
 
-def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def as_range(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
         with torch.profiler.record_function(name):
@@ -188,14 +188,14 @@ def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def named_garbage() -> Iterator[None]:
-    """Within it, Python's garbage collections are ranges of the profiler."""
+    """Record Python's garbage collections as ranges of the profiler."""
     running: list[Any] = []
 
     def collection(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             running.append(torch.profiler.record_function(f"{GARBAGE}, generation {info['generation']}"))
             running[-1].__enter__()
-        elif running:  # else it had started before this did
+        elif running:  # otherwise the collection started before this block
             running.pop().__exit__(None, None, None)
 
     gc.callbacks.append(collection)
@@ -208,14 +208,14 @@ def named_garbage() -> Iterator[None]:
 def kernels_of(events: Iterable[Event]) -> Iterator[tuple[str, float, float]]:
     """Name, start and end in seconds of everything that ran on the device.
 
-    Ranges of the host, which torch projects onto the device's time, are not among it.
+    Skips the host's ranges, which torch projects onto the device's timeline.
     """
     for event in on_device(events):
         yield event["name"], event["ts"] / 1e6, end_of(event) / 1e6
 
 
 def report(kernels: list[tuple[str, float, float]]) -> dict[str, Any]:
-    """Seconds by kind from the first kernel to the last, and the longest of unknown names."""
+    """Seconds by kind from the first kernel to the last, and the longest unknown kernels."""
     if not kernels:
         return {}
     by_kind = shares(kernels, min(start for _, start, _ in kernels), max(end for _, _, end in kernels))

@@ -1,12 +1,11 @@
-"""Checks that RL learns: the quickstart's task on real devices, in every mode and layout.
+"""Checks that RL learns the quickstart's task on real devices, in every mode and layout.
 
     python perf/learning.py OUT [--case sync --case tp2 ...] [--platform cuda]
 
-It runs the quickstart's task with its numbers of steps: SFT, then RL from it, in bfloat16 on GPUs.
-It reports the accuracy in RL's first step, in its last five steps, and on held-out problems at its
-end. Cases run side by side, each on devices of its own. Two pipeline stages need an even number of
-layers and experts another architecture, so `pp2` and `moe_*` have a model (and an SFT) of their
-own; `fp8` has one, too, because its SFT is in FP8 already, and `fp8_engine` for the sizes of its
+Runs SFT and then RL on the quickstart's task with its numbers of steps, in bfloat16 on GPUs.
+Reports the accuracy in RL's first step, in its last five steps, and on held-out problems at the
+end. Cases run in parallel on different devices. Some cases need another model, with its own SFT:
+`pp2` an even number of layers, `moe_*` experts, `fp8` an SFT in FP8, and `fp8_engine` larger
 matrices. OUT/learning.json has the figures, OUT/<case>/ the runs.
 """
 
@@ -29,14 +28,14 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# A small cache: engines that start side by side on one device then leave each other room.
+# A small cache, so that several engines fit on one device.
 ENGINE = 'rollout.engine_args={attention_backend = "triton", sampling_backend = "pytorch", max_total_tokens = 65536}'
 REPLAY = "algorithm.router_replay=R3"
 
 
 @dataclass(frozen=True)
 class Case:
-    """``model``: its start, of MODELS; ``devices``: how many; ``settings``: of its RL run."""
+    """``model``: a name in MODELS. ``devices``: their number. ``settings``: of the RL run."""
 
     model: str
     devices: int
@@ -49,31 +48,31 @@ CASES = {
     "partial_rollout": Case("dense", 1, ("train.mode=partial_rollout",)),
     "async": Case("dense", 2, ("train.mode=async", "rollout.gpus=1")),
     "tp2": Case("dense", 2, ("parallel.tp=2",)),
-    "four_layers": Case("four_layers", 1),  # beside pp2: separates the model's effect from the pipeline's
+    "four_layers": Case("four_layers", 1),  # control for pp2: the same model without a pipeline
     "pp2": Case("four_layers", 2, ("parallel.pp=2",)),
     "moe_ep2": Case("experts", 2, ("parallel.ep=2",)),
     "moe_r3": Case("experts", 2, ("parallel.ep=2", REPLAY)),
     "moe_r3_async": Case("experts", 2, ("train.mode=async", "rollout.gpus=1", REPLAY)),
     "fp8": Case("fp8", 1, ("model.fp8=tensorwise", "algorithm.importance_sampling=token")),
-    "blocks": Case("blocks", 1),  # beside the next: separates the model's effect from the engine's
+    "blocks": Case("blocks", 1),  # control for fp8_engine: the same model without FP8
     "fp8_engine": Case("blocks", 1, ("rollout.precision=fp8", "algorithm.importance_sampling=token")),
 }
 MODELS: dict[str, Mapping[str, Any]] = {
     "dense": {},
     "four_layers": {"num_hidden_layers": 4},
     "fp8": {},
-    # An engine's FP8 is for matrices of whole blocks of 128.
+    # FP8 in the engine needs matrices whose sizes are multiples of 128.
     "blocks": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
     "experts": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "norm_topk_prob": True},
 }
-# Four layers need twice the steps to learn to copy digits, without which RL stays near 0.6.
+# Four layers need twice the steps to learn to copy digits. Otherwise RL stays near 0.6.
 SFT_SETTINGS: dict[str, tuple[str, ...]] = {"four_layers": ("train.steps=400",), "fp8": ("model.fp8=tensorwise",)}
 
 
 class Devices:
-    """Places on devices, several on each because a tiny model does not fill one.
+    """Allocates slots on devices. Each device has several slots, because a tiny model is small.
 
-    ``take`` waits for places on different devices.
+    ``take`` waits until the requested number of different devices has a free slot.
     """
 
     def __init__(self, devices: int, places: int) -> None:
@@ -93,14 +92,14 @@ class Devices:
 
 
 def main(
-    out: Annotated[Path, typer.Argument(help="the runs and learning.json")],
+    out: Annotated[Path, typer.Argument(help="folder for the runs and learning.json")],
     *,
-    case: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}; all by default")] = None,
+    case: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(CASES)}; all by default")] = None,
     platform: Annotated[str, typer.Option(help="cuda, or cpu to try the script")] = "cuda",
-    devices: Annotated[int, typer.Option(min=1, help="of the machine")] = 4,
+    devices: Annotated[int, typer.Option(min=1, help="devices of the machine")] = 4,
     places: Annotated[int, typer.Option(min=1, help="processes that share a device")] = 3,
-    seed: Annotated[int, typer.Option(help="of the task, the first weights and the runs")] = 0,
-    setting: Annotated[list[str] | None, typer.Option(help="section.key=value of every RL run")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the task, the initial weights and the runs")] = 0,
+    setting: Annotated[list[str] | None, typer.Option(help="section.key=value for every RL run")] = None,
 ) -> None:
     chosen = {name: CASES[name] for name in case or CASES}
     out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +200,7 @@ def run(command: list[str], log: Path, devices: list[int]) -> None:
 
 
 def write_model(task_model: Path, folder: Path, name: str, platform: str, seed: str) -> None:
-    """Write a random model: tokenizer and shape of ``task_model``, changed by MODELS[name]."""
+    """Write a random model with the tokenizer and config of ``task_model`` and MODELS[name]."""
     from retool_mcore.platforms import get_platform
 
     get_platform(platform).activate()

@@ -1,20 +1,20 @@
-"""How many responses per second the reward judges: `python perf/reward_bench.py`; prints JSON.
+"""Measures how many responses per second the judge scores: `python perf/reward_bench.py`.
 
-Cases, each with half of the answers wrong:
+Prints JSON. Half of the answers in each case are wrong:
 
-- aime: integers as AIME asks for, in a response of 2,000 characters; the fast path.
-- symbolic: twelve kinds of answers that are not plain numbers, every row with a truth of its own.
-- symbolic_groups: the same, with 16 responses per truth, as in RL.
+- aime: AIME's integers, in responses of 2,000 characters; the fast path.
+- symbolic: twelve kinds of answers that are not plain numbers, each row with a different truth.
+- symbolic_groups: the same with 16 responses per truth, as in RL.
 
-``--answers FILE`` (JSON lines with gzip: answer, truth, right, rows) measures the answers of
-real models instead, by our judge and by math-verify alone. ``lost`` are right rows that a judge
-misses, ``passed`` wrong rows that it takes; ``rows_per_cpu_s`` counts a pair as often as it occurs.
-``--every 10`` takes each tenth pair.
+``--answers FILE`` (gzipped JSON lines: answer, truth, right, rows) measures answers of real models
+instead, with our judge and with math-verify. ``lost`` counts right rows that a judge rejects, and
+``passed`` wrong rows that it accepts. ``rows_per_cpu_s`` counts a pair as often as it occurs.
+``--every 10`` uses every tenth pair.
 
-Symbolic responses go through compute_score from as many threads as `retool score` uses, because a
-thread waits for its checker process. AIME-like ones need no checker, so one thread judges them.
-``cpu_ms`` is the CPU time of this process and its checkers per row. Compare it rather than the rate
-where other jobs share the machine. ``misjudged`` must be 0.
+As many threads as in `retool score` judge symbolic responses, because a thread waits for its
+checker process. AIME-like responses need no checker, so one thread judges them. ``cpu_ms`` is the
+CPU time per row of this process and its checkers; on a shared machine, trust it more than the rate.
+``misjudged`` must be 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GROUP = 16
 REWARD = Reward(timeout_s=30.0)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-Write = Callable[[int, int, int], tuple[str, str]]  # three numbers -> two ways to write one value
+Write = Callable[[int, int, int], tuple[str, str]]  # three numbers -> two spellings of one value
 KINDS: dict[str, Write] = {
     "root": lambda a, b, c: (rf"\frac{{{a}\sqrt{{{b}}}}}{{{c}}}", rf"\frac{{{a}}}{{{c}}}\sqrt{{{b}}}"),
     "pi": lambda a, b, c: (rf"{a}\pi+{b}", rf"{b}+{a}\pi"),
@@ -63,11 +63,11 @@ KINDS: dict[str, Write] = {
 }
 
 
-Row = tuple[str, str, bool]  # response, truth, is it right
+Row = tuple[str, str, bool]  # response, truth, whether the response is right
 
 
 def aime(count: int, draw: random.Random) -> Iterator[Row]:
-    """A three-digit number at the end of two thousand characters."""
+    """Responses of 2,000 characters that end in a three-digit number."""
     thinking = "Let us compute the remainder step by step, and check it. " * 35
     for _ in range(count):
         truth = draw.randrange(1000)
@@ -87,7 +87,7 @@ def symbolic(count: int, draw: random.Random, group: int = 1) -> Iterator[Row]:
 
 
 def tree_cpu_s() -> float:
-    """User and system time of this process, its living children and all that they have reaped."""
+    """User and system time of this process, its descendants and the processes that they reaped."""
     total, waiting = 0, [os.getpid()]
     while waiting:
         pid = waiting.pop()
@@ -126,9 +126,9 @@ def math_verify(answer: str, truth: str) -> bool:
     return verify(gold, target, timeout_seconds=None)
 
 
-def on_answers(pairs: list[dict[str, Any]], judge: Callable[[str, str], bool]) -> dict[str, float]:
-    """Rows per CPU second of one process, and how often a judge differs from the file."""
-    judge(r"\sqrt{8}", r"2\sqrt{2}")  # imports and fills caches
+def measure_answers(pairs: list[dict[str, Any]], judge: Callable[[str, str], bool]) -> dict[str, float]:
+    """Rows per CPU second of one process, and how often the judge differs from the file."""
+    judge(r"\sqrt{8}", r"2\sqrt{2}")  # warm-up: imports and caches
     started = time.process_time()
     found = [judge(pair["answer"], pair["truth"]) for pair in pairs]
     cpu_s, rows = time.process_time() - started, sum(pair["rows"] for pair in pairs)
@@ -141,16 +141,16 @@ def on_answers(pairs: list[dict[str, Any]], judge: Callable[[str, str], bool]) -
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2400, help="symbolic rows; ten times as many AIME-like ones")
+    parser.add_argument("--rows", type=int, default=2400, help="symbolic rows; case aime has ten times as many")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--answers", type=Path, help="answers of real models")
-    parser.add_argument("--every", type=int, default=1, help="take each so-many-th pair of --answers")
+    parser.add_argument("--answers", type=Path, help="file with answers of real models")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="use every Nth pair of --answers")
     options = parser.parse_args()
     if options.answers:
         lines = gzip.decompress(options.answers.read_bytes()).splitlines()[:: options.every]
         pairs = [json.loads(line) for line in lines]
         judges = {"ours": equivalent, "math_verify": math_verify}
-        print(json.dumps({name: on_answers(pairs, judge) for name, judge in judges.items()}, indent=1))
+        print(json.dumps({name: measure_answers(pairs, judge) for name, judge in judges.items()}, indent=1))
         return
     draw = random.Random(options.seed)
     several = 2 * NUM_CHECKERS

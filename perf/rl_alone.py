@@ -1,11 +1,11 @@
-"""Steps of RL in one process, for `make perf`: what of a step is this package's own work.
+"""Runs steps of RL in one process, for `make perf`, to measure this package's own share of a step.
 
     python perf/bench.py rl_alone_cpu --model runs/task/model --data runs/task/rl_train.parquet
 
-Real are the agent loop with its protocol and ledger, the sandbox, the judge, the pass for old
-log-probabilities and Megatron's updates under verl's loss. Turns have planned lengths
-(perf/scripted.py), and their tokens are drawn. Left out are the engine, Ray with verl's queue, the
-dealing of rows, verl's advantages and the transport of weights: case rl_tiny_cpu has them.
+The agent loop with its protocol and ledger, the sandbox, the judge, the pass for old
+log-probabilities and Megatron's updates with verl's loss are real. Turns have planned lengths
+(perf/scripted.py) and random tokens. Without engine, Ray, verl's queue, the assignment of rows,
+verl's advantages and weight sync; case rl_tiny_cpu includes them.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from retool_mcore.data.rl_prompts import messages_of, truth_of
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, memory_by_rank, token_rates
 
-# As torchrun tells a process. verl's worker reads the address, and nothing listens there.
-ALONE = {
+# The variables that torchrun sets. verl's worker reads the address, but nothing listens there.
+TORCHRUN_ENV = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }  # fmt: skip
 
 
-class DrawnTokens:
-    """verl's client of its servers: as many tokens as are asked for, at no cost.
+class RandomTokens:
+    """Replaces verl's client of its servers: returns random tokens at once.
 
-    ``ids``: those that stand for themselves, no mark of a turn or of a call. ``asked``: requests.
+    ``ids``: the tokens to choose from, without special tokens. ``requests``: their number so far.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.ids, self.asked = ids, 0
+        self.ids, self.requests = ids, 0
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
-        self.asked += 1
+        self.requests += 1
         count = sampling_params["max_new_tokens"]
-        drawn = random.Random(len(prompt_ids)).choices(self.ids, k=count)
-        return TokenOutput(token_ids=drawn, log_probs=[-5.0] * count, stop_reason="length", extra_fields={})
+        token_ids = random.Random(len(prompt_ids)).choices(self.ids, k=count)
+        return TokenOutput(token_ids=token_ids, log_probs=[-5.0] * count, stop_reason="length", extra_fields={})
 
 
 class Rollout:
-    """The trajectories of a step's prompts, and the rewards that verl would ask for."""
+    """Samples the trajectories of a step's prompts and computes their rewards."""
 
     def __init__(self, config: RlConfig, tree: Any, tokenizer: Any) -> None:
         self.config, self.tree, self.tokenizer = config, tree, tokenizer
-        self.runner = asyncio.Runner()  # one loop for all steps, as the sandbox's semaphores want
+        self.runner = asyncio.Runner()  # one loop for all steps, because the sandbox's semaphores belong to it
         self.rows = [row for _, row in read_rows(Path(config.data.train_file), ("prompt", "reward_model"))]
         special = set(tokenizer.all_special_ids)
-        self.client = DrawnTokens([each for each in range(len(tokenizer)) if each not in special])
+        self.client = RandomTokens([each for each in range(len(tokenizer)) if each not in special])
 
     def sample(self, step: int) -> list[Any]:
-        """What verl would store of each response; the responses of a prompt stand together."""
+        """The outputs that verl would store, grouped by prompt."""
         prompts = self.config.train.prompts_per_step
         chosen = [at % len(self.rows) for at in range((step - 1) * prompts, step * prompts)]
         return self.runner.run(self._all([(row, sample) for row in chosen for sample in range(self.group_size)]))
@@ -88,14 +88,14 @@ class Rollout:
             tools=ToolListWrap([]),
         )  # fmt: skip
         raw, sampling = self.rows[row], {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-        told = {"row": row, "session_id": sample, "global_steps": 1, "held_out": False, "uid": f"{row}"}
+        columns = {"row": row, "session_id": sample, "global_steps": 1, "held_out": False, "uid": f"{row}"}
         truth = {"ground_truth": truth_of(raw["reward_model"])}
-        done = await loop.run(sampling, **told, raw_prompt=messages_of(raw["prompt"]), reward_model=truth)
+        done = await loop.run(sampling, **columns, raw_prompt=messages_of(raw["prompt"]), reward_model=truth)
         assert not isinstance(done, list), "the sandbox dropped a trajectory"
         return done
 
     def advantages(self, outputs: Sequence[Any]) -> list[float]:
-        """Of each response: its reward less its group's mean."""
+        """The reward of each response minus the mean of its group."""
         from retool_mcore.verl.reward import compute_score
 
         rewards = torch.tensor(
@@ -111,7 +111,7 @@ class Rollout:
 
 
 def actor_of(config: RlConfig, tree: Any) -> Any:
-    """The run's Ray worker of the actor, in this process, with its model and without an engine."""
+    """The actor's worker, which is a Ray actor in a run, in this process and without an engine."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from retool_mcore.verl.workers import worker_class
@@ -122,7 +122,7 @@ def actor_of(config: RlConfig, tree: Any) -> Any:
 
 
 def batch_of(outputs: Sequence[Any], advantages: Sequence[float]) -> Any:
-    """The columns that verl's trainer hands to its actor; old log-probabilities come later."""
+    """The columns that verl's trainer passes to its actor, still without old log-probabilities."""
     from tensordict.tensorclass import NonTensorData
     from verl.utils import tensordict_utils as tu
 
@@ -148,14 +148,14 @@ def batch_of(outputs: Sequence[Any], advantages: Sequence[float]) -> Any:
 
 
 def learn(worker: Any, data: Any, config: RlConfig, timer: PhaseTimer, step: int) -> dict[str, float]:
-    """Old log-probabilities and the step's updates, as verl's trainer asks for them."""
+    """Compute old log-probabilities and run the step's updates, as verl's trainer does."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 
     with timer.span("old_log_prob"):
-        asked = data.clone(recurse=False)
-        tu.assign_non_tensor(asked, compute_loss=False, calculate_entropy=True)
-        found = worker.compute_log_prob(asked)
+        inputs = data.clone(recurse=False)
+        tu.assign_non_tensor(inputs, compute_loss=False, calculate_entropy=True)
+        found = worker.compute_log_prob(inputs)
         data["old_log_probs"] = response_from_nested(found["log_probs"], data["response_mask"])
     size = config.train.mini_batch_prompts * config.rollout.group_size
     update = {"mini_batch_size": size, "global_batch_size": size, "epochs": 1, "seed": 0}
@@ -173,13 +173,13 @@ def train(config: RlConfig, tree: Any) -> None:
     timer.flush()
     for step in range(1, config.train.steps + 1):
         with timer.span("generate"):
-            asked, outputs = rollout.client.asked, rollout.sample(step)
+            requests, outputs = rollout.client.requests, rollout.sample(step)
         with timer.span("reward"):
             advantages = rollout.advantages(outputs)
         data = batch_of(outputs, advantages)
         metrics = learn(worker, data, config, timer, step)
         times, tokens = timer.flush(), float(data["input_ids"].offsets()[-1])
-        metrics["behavior/requests"] = (rollout.client.asked - asked) / len(outputs)
+        metrics["behavior/requests"] = (rollout.client.requests - requests) / len(outputs)
         row = {"tokens": tokens, **metrics, **memory_by_rank([platform.peak_memory_gib()]), **times}
         writer.write(step, row | token_rates(tokens, times, 1))
     writer.close()
@@ -189,7 +189,7 @@ def main(file: str, words: Sequence[str]) -> None:
     config = load_config(RlConfig, file, words)
     platform = get_platform(config.run.platform)
     platform.activate()
-    os.environ |= {**ALONE, PLATFORM_ENV: platform.name}
+    os.environ |= {**TORCHRUN_ENV, PLATFORM_ENV: platform.name}
     from retool_mcore.verl.keys.ppo import ppo_tree
     from retool_mcore.verl.keys.rollout import write_settings
     from retool_mcore.verl.plugin import assert_loaded
@@ -199,8 +199,8 @@ def main(file: str, words: Sequence[str]) -> None:
     config.run.dir.mkdir(parents=True)
     write_settings(config)
     with tempfile.TemporaryDirectory(prefix="rl_alone_") as folder:
-        meeting = f"file://{folder}/meeting"
-        dist.init_process_group(platform.device.comm_backend, init_method=meeting, rank=0, world_size=1)
+        rendezvous = f"file://{folder}/rendezvous"
+        dist.init_process_group(platform.device.comm_backend, init_method=rendezvous, rank=0, world_size=1)
         train(config, ppo_tree(config, platform))
         dist.destroy_process_group()
 

@@ -1,18 +1,18 @@
-"""Measures the rollout loop, with the real SGLang server or alone: one case, one JSON object.
+"""Measures the rollout loop, with or without an SGLang server. Prints one JSON object per case.
 
     python perf/rollout_bench.py overshoot --protocol hermes
     python perf/rollout_bench.py drift --turns 10000
     python perf/rollout_bench.py overhead
     python perf/rollout_bench.py throughput
 
-- overshoot: tokens sampled past the one that completes a call; expected: 0. And requests for each
-  turn, which is 1 where the engine decides at which tokens a call ends.
-- drift: turns whose context the server saw with other token ids than were sent; expected: 0.
-- overhead: CPU ms per turn that are neither engine nor sandbox.
-- throughput: tokens/s with a 50 ms tool, and without any.
+- overshoot: tokens sampled after the end of a call; expected: 0. Also the requests per turn: 1 if
+  the engine stops at the end of a call.
+- drift: turns whose context the server saw with other token ids than the loop sent; expected: 0.
+- overhead: CPU ms per turn outside of engine and sandbox.
+- throughput: tokens/s with a tool that takes 50 ms, and without a tool.
 
-The result goes to standard output. The model is the quickstart's architecture with random weights.
-Run it on a quiet machine: the record includes the load.
+The model has the quickstart's architecture and random weights. Run it on a quiet machine: the
+record includes the load.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from retool_mcore.sandbox.base import ExecResult
 
 app = typer.Typer(pretty_exceptions_enable=False)
 ROOT = Path(__file__).parents[1]
-CONTEXT_TOKENS = 4096  # context of the server's model; the quickstart's own needs fewer
+CONTEXT_TOKENS = 4096  # context of the server's model, longer than the quickstart's
 QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
 
 
 def limits_for(*, max_response_tokens: int, **budgets: Any) -> Limits:
-    """A run's limits, but that a scripted tool may take its time."""
-    of_a_run = Limits.of(ToolLoop(max_response_tokens=max_response_tokens), SandboxSettings())
-    return replace(of_a_run, max_tool_s=math.inf, **budgets)
+    """A run's default limits without a time limit for tools. ``budgets`` replace other limits."""
+    defaults = Limits.of(ToolLoop(max_response_tokens=max_response_tokens), SandboxSettings())
+    return replace(defaults, max_tool_s=math.inf, **budgets)
 
 
 class Tool:
@@ -73,7 +73,7 @@ class Tool:
 
 
 class EveryTurnCalls(Hermes):
-    """Reads a call in each turn, whatever it says: the turn limit then sets the number of turns."""
+    """Reads a call in each turn, whatever its text is, so the limit sets the number of turns."""
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         return Parsed(kind="tool_call", calls=code_calls("pass"))
@@ -81,7 +81,7 @@ class EveryTurnCalls(Hermes):
 
 @dataclass
 class Seen:
-    """The contexts that the server reports to have continued, compared with those sent."""
+    """Counts of contexts whose token ids on the server differ from those sent."""
 
     turns: int = 0
     other_ids: int = 0
@@ -89,9 +89,9 @@ class Seen:
 
 
 class BenchEngine(SglangEngine):
-    """SGLang with more sampling options, and turns of exactly ``turn_tokens`` where given."""
+    """SGLang with more sampling options, and turns of exactly ``turn_tokens`` if it is not 0."""
 
-    decides = True  # the engine is told how the end of a call is found
+    engine_stops = True  # the engine stops at the end of a call
 
     def __init__(self, url: str, *, turn_tokens: int = 0, options: dict[str, Any] | None = None) -> None:
         super().__init__(url)
@@ -99,11 +99,11 @@ class BenchEngine(SglangEngine):
         self.options = (options or {}) | ({"ignore_eos": True, "stop_token_ids": []} if turn_tokens else {})
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
-        body = super().body(request if self.decides else replace(request, call_end=None))
+        body = super().body(request if self.engine_stops else replace(request, call_end=None))
         body["sampling_params"] |= self.options
         if self.turn_tokens:
             body["sampling_params"]["max_new_tokens"] = self.turn_tokens
-            # Forbid stop tokens in the middle of a turn: the loop would raise an error for them.
+            # Forbid stop tokens within a turn, because the loop raises an error for them.
             never = {str(token_id): -1e4 for token_id in request.stop_token_ids}
             body["sampling_params"]["logit_bias"] = never
         return body
@@ -117,7 +117,7 @@ class BenchEngine(SglangEngine):
 
 
 class EchoEngine(BenchEngine):
-    """Asks the server for the ids of the context that it continued, and compares them."""
+    """Gets the token ids of each context from the server and compares them with those sent."""
 
     def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, seen: Seen, *, turn_tokens: int) -> None:
         super().__init__(url, turn_tokens=turn_tokens)
@@ -125,8 +125,8 @@ class EchoEngine(BenchEngine):
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
         body = super().body(request)
-        # SGLang reports the last id of the vocabulary as 0 (scheduler_output_processor_mixin.py
-        # clips it). Here that is one of the padding ids, which only a random model samples.
+        # SGLang reports the vocabulary's last id as 0 (scheduler_output_processor_mixin.py clips
+        # it). Here it is a padding id, which only a random model samples.
         padding = range(len(self.tokenizer), -(-len(self.tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)
         body["sampling_params"]["logit_bias"] |= {str(token_id): -1e4 for token_id in padding}
         return body | {"logprob_start_len": 0}
@@ -143,8 +143,8 @@ class EchoEngine(BenchEngine):
 
 
 @dataclass
-class Says:
-    """An engine that takes no time and makes a call in each turn."""
+class InstantEngine:
+    """An engine that answers at once with a call in each turn."""
 
     call_ids: list[int]
 
@@ -153,7 +153,7 @@ class Says:
         return EngineTurn(token_ids=self.call_ids, logprobs=[-0.5] * len(self.call_ids), stop="stop")
 
 
-async def roll(
+async def run_trajectories(
     engine: Any, protocol: ToolProtocol, limits: Limits, *, tool: Tool, count: int, in_flight: int, seeded: bool = True
 ) -> list[Trajectory]:
     """Run ``count`` trajectories, ``in_flight`` at a time."""
@@ -179,8 +179,8 @@ async def roll(
 
 
 @contextlib.asynccontextmanager
-async def served(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase]]:
-    """URL and tokenizer of a server with a random model, started as verl starts it."""
+async def serve(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase]]:
+    """Start a server with a random model, as verl starts it; yields its URL and the tokenizer."""
     tokenizer = build_tokenizer(tokenizer_rows())
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "model", tokenizer, seed=0)
@@ -199,25 +199,24 @@ async def served(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTra
 
 @app.command()
 def overshoot(
-    protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="a tag of one token; of several")],
+    protocol: Annotated[
+        Literal["hermes", "retool"], typer.Option(help="end tag of one token (hermes) or several (retool)")
+    ],
     trajectories: Annotated[int, typer.Option(min=1)] = 256,
-    decides: Annotated[bool, typer.Option(help="the engine decides where a call ends, not the loop")] = True,
+    engine_stops: Annotated[bool, typer.Option(help="the engine, not the loop, stops at the end of a call")] = True,
 ) -> None:
-    """Count tokens past the one that completes a call, with a random model.
-
-    The model is biased towards the tag's tokens.
-    """
+    """Count tokens after the end of a call, with a random model biased towards the end tag."""
 
     async def measure() -> dict[str, Any]:
-        async with served(slots=64) as (url, tokenizer):
+        async with serve(slots=64) as (url, tokenizer):
             rules = open_protocol(protocol, tokenizer)
             tag = CALL_END if protocol == "hermes" else CODE_END
             ids = set(tokenizer.encode(tag, add_special_tokens=False))
             bias = {str(token_id): 4.0 if protocol == "hermes" else 7.0 for token_id in ids}
             limits = limits_for(max_response_tokens=400, max_turns=1000, max_malformed_calls=1000)
             async with BenchEngine(url, options={"logit_bias": bias}) as engine:
-                engine.decides, started = decides, time.perf_counter()
-                done = await roll(engine, rules, limits, tool=Tool(), count=trajectories, in_flight=64)
+                engine.engine_stops, started = engine_stops, time.perf_counter()
+                done = await run_trajectories(engine, rules, limits, tool=Tool(), count=trajectories, in_flight=64)
                 wall_s = time.perf_counter() - started
         turns = [
             each.ledger.response_ids[turn.start : turn.start + turn.tokens] for each in done for turn in each.turns
@@ -235,11 +234,11 @@ def overshoot(
             "overshoot_tokens": sum(called),
         }
 
-    _report("overshoot", {"protocol": protocol, "trajectories": trajectories, "decides": decides}, measure())
+    _report("overshoot", {"protocol": protocol, "trajectories": trajectories, "engine_stops": engine_stops}, measure())
 
 
 def _tokens_past(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tag: str) -> int | None:
-    """Tokens of a turn after the first one that completes ``tag``; None if the tag is not there."""
+    """The number of tokens after the one that completes ``tag``; None if the turn has no tag."""
     text = ""
     for position, token_id in enumerate(turn):
         text = (
@@ -252,21 +251,21 @@ def _tokens_past(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tag: s
 
 @app.command()
 def drift(
-    turns: Annotated[int, typer.Option(min=1, help="model turns in all")] = 10_000,
+    turns: Annotated[int, typer.Option(min=1, help="total number of model turns")] = 10_000,
     turn_tokens: Annotated[int, typer.Option(min=1)] = 8,
 ) -> None:
-    """Count turns whose context the server continued with other token ids than the ledger's."""
+    """Count turns whose context on the server has other token ids than in the ledger."""
     per_trajectory = 10
 
     async def measure() -> dict[str, Any]:
         seen = Seen()
-        async with served(slots=64) as (url, tokenizer):
+        async with serve(slots=64) as (url, tokenizer):
             protocol = EveryTurnCalls(tokenizer)
             limits = limits_for(max_response_tokens=800, max_turns=per_trajectory)
             count = -(-turns // per_trajectory)
             async with EchoEngine(url, tokenizer, seen, turn_tokens=turn_tokens) as engine:
-                done = await roll(engine, protocol, limits, tool=Tool(), count=count, in_flight=64)
-        for each in done:  # the ledger asserts that lengths of sent and recorded contexts agree; this compares ids
+                done = await run_trajectories(engine, protocol, limits, tool=Tool(), count=count, in_flight=64)
+        for each in done:  # the ledger checks the contexts' lengths, EchoEngine their ids
             assert len(each.turns) == per_trajectory, f"a trajectory ended with {each.stop_reason}"
         return {
             "turns": seen.turns,
@@ -281,11 +280,11 @@ def drift(
 def overhead(
     in_flight: Annotated[int, typer.Option(min=1)] = 512,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
-    turns: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 8,
+    turns: Annotated[int, typer.Option(min=1, help="turns per trajectory")] = 8,
 ) -> None:
-    """CPU time per turn of this process when engine and sandbox answer at once.
+    """Measure CPU time per turn while engine and sandbox answer at once.
 
-    That is the cost of the loop itself, and of asyncio.
+    This is the cost of the loop and of asyncio.
     """
 
     async def measure() -> dict[str, Any]:
@@ -298,12 +297,12 @@ def overhead(
         ms: list[float] = []
         for _ in range(repeats + 1):
             started = time.process_time()
-            done = await roll(
-                Says(call_ids), protocol, limits, tool=tool, count=in_flight, in_flight=in_flight, seeded=False
+            done = await run_trajectories(
+                InstantEngine(call_ids), protocol, limits, tool=tool, count=in_flight, in_flight=in_flight, seeded=False
             )
             ms.append(1000 * (time.process_time() - started) / sum(len(each.turns) for each in done))
         return {
-            "cpu_ms_per_turn": round(statistics.median(ms[1:]), 3),  # the first run warms up caches
+            "cpu_ms_per_turn": round(statistics.median(ms[1:]), 3),  # the first repeat is a warm-up
             "cpu_ms_per_turn_each": [round(value, 3) for value in ms],
             "tokens_per_turn": len(call_ids),
         }
@@ -314,18 +313,18 @@ def overhead(
 @app.command()
 def throughput(
     *,
-    in_flight: Annotated[int, typer.Option(min=1, help="trajectories at a time, and slots of the server")] = 16,
+    in_flight: Annotated[int, typer.Option(min=1, help="concurrent trajectories, and the server's slots")] = 16,
     batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 1,
     turn_tokens: Annotated[int, typer.Option(min=1)] = 350,
     tool_s: Annotated[float, typer.Option(min=0.0)] = 0.05,
-    calls: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="of the pair; the median ratio is reported")] = 3,
-    mixed: Annotated[bool, typer.Option(help="enable_mixed_chunk: a new turn joins the batch that decodes")] = True,
+    calls: Annotated[int, typer.Option(min=1, help="calls per trajectory")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; the result is the median ratio")] = 3,
+    mixed: Annotated[bool, typer.Option(help="enable_mixed_chunk: prefill and decode share a batch")] = True,
 ) -> None:
-    """Sampled tokens per second with the tool, and of as many tokens in one turn without it."""
+    """Measure sampled tokens/s with the tool, and for as many tokens in one turn without it."""
 
     async def measure() -> dict[str, Any]:
-        async with served(in_flight, *(["--enable-mixed-chunk"] if mixed else [])) as (url, tokenizer):
+        async with serve(in_flight, *(["--enable-mixed-chunk"] if mixed else [])) as (url, tokenizer):
             tokens = (calls + 1) * turn_tokens
             cases = {
                 "with_tool": (EveryTurnCalls(tokenizer), turn_tokens, calls + 1),
@@ -337,20 +336,20 @@ def throughput(
                     limits = limits_for(max_response_tokens=tokens + 100 * calls, max_turns=max_turns)
                     async with BenchEngine(url, turn_tokens=length) as engine:
                         started = time.perf_counter()
-                        done = await roll(
+                        done = await run_trajectories(
                             engine,
                             protocol,
                             limits,
                             tool=Tool(tool_s),
                             count=batches * in_flight,
                             in_flight=in_flight,
-                            seeded=False,  # with a seed the same tokens would come again, from the server's cache
+                            seeded=False,  # with seeds, the server's cache would have the same tokens
                         )
                         wall_s = time.perf_counter() - started
                     sampled = sum(each.ledger.model_tokens for each in done)
-                    assert sampled == batches * in_flight * tokens, f"{sampled} tokens instead of as many as planned"
+                    assert sampled == batches * in_flight * tokens, f"{sampled} tokens instead of the planned number"
                     rates[name].append(sampled / wall_s)
-        pairs = list(zip(rates["with_tool"][1:], rates["without_tool"][1:], strict=True))  # the first pair warms up
+        pairs = list(zip(rates["with_tool"][1:], rates["without_tool"][1:], strict=True))  # the first pair is a warm-up
         return {
             "with_tool_tokens_per_s": round(statistics.median(a for a, _ in pairs), 1),
             "without_tool_tokens_per_s": round(statistics.median(b for _, b in pairs), 1),

@@ -1,15 +1,15 @@
-r"""Measures the speed of our sandbox and of SandboxFusion-compatible servers, on one machine.
+r"""Measures the speed of our sandbox and of SandboxFusion-compatible servers on one machine.
 
-    python perf/sandbox_bench.py            # ours: in process, and over HTTP
-    python perf/sandbox_bench.py --beside sandboxfusion=http://127.0.0.1:8080 \
-        --beside-pid sandboxfusion=4711
-    python perf/sandbox_bench.py --fresh    # beside a fresh interpreter per call, as a yardstick
+    python perf/sandbox_bench.py            # ours, in process and over HTTP
+    python perf/sandbox_bench.py --peer sandboxfusion=http://127.0.0.1:8080 \
+        --peer-pid sandboxfusion=4711
+    python perf/sandbox_bench.py --fresh    # also a fresh interpreter per call, for comparison
     python perf/sandbox_bench.py --imports pandas --python /opt/sandbox/bin/python
-        # calls that import it, without and with sandbox.preload
+        # calls that import pandas, without and with sandbox.preload
 
-CPU per execution is that of the server's whole process tree (for the in-process sandbox: of this
-process and its children), divided by the executions. Run it on a quiet machine: the record includes
-how busy it was.
+CPU per execution is the CPU time of the server's process tree divided by the number of executions.
+For the in-process sandbox, the tree is this process and its children. Run it on a quiet machine:
+the record includes the load.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Row:
 
 
 def tree_cpu_s(root: int) -> float:
-    """User and system time of a process, its live descendants, and all that these have reaped."""
+    """User and system time of a process, its live descendants, and processes that they reaped."""
     total_ticks = 0
     waiting = [root]
     while waiting:
@@ -75,7 +75,7 @@ def tree_cpu_s(root: int) -> float:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
         except OSError:
-            continue  # it has ended, and its time counts for its parent
+            continue  # it has ended, and its parent has its time
         total_ticks += sum(map(int, fields[11:15]))
     return total_ticks / _TICKS_PER_S
 
@@ -93,14 +93,14 @@ class Subject:
     num_errors: int = 0
 
     async def one(self) -> float:
-        """Milliseconds of one execution."""
+        """Execute once; returns milliseconds."""
         started = time.perf_counter()
         result = await self.sandbox.execute(self.code, run_timeout_s=60, memory_limit_mb=MEMORY_LIMIT_MB)
         self.num_errors += result.stdout != self.expected
         return (time.perf_counter() - started) * 1e3
 
     async def latencies_ms(self, count: int) -> list[float]:
-        """Milliseconds of each of ``count`` executions, one after another, in ascending order."""
+        """Execute ``count`` times in sequence; returns the milliseconds in ascending order."""
         for _ in range(5):
             await self.one()
         return sorted([await self.one() for _ in range(count)])
@@ -124,11 +124,11 @@ async def measure(
     counts: dict[str, tuple[int, int]],
     cases: dict[str, tuple[str, str]] = CASES,
 ) -> list[Row]:
-    """All cases on one server: code and what it prints.
+    """Measure all cases on one server. ``cases``: name -> (code, expected output).
 
-    ``counts``: for each case the number of executions one after another, and the number at each
-    concurrency. Latencies of all cases come first: for seconds after a burst the kernel still takes
-    its namespaces apart.
+    ``counts``: name -> (number of executions in sequence, number at each concurrency). Measures the
+    latencies of all cases first, because the kernel needs seconds after a burst to remove
+    namespaces.
     """
     subjects = {case: Subject(sandbox, code, expected) for case, (code, expected) in cases.items()}
     latencies_ms = {case: await subject.latencies_ms(counts[case][0]) for case, subject in subjects.items()}
@@ -156,10 +156,10 @@ async def in_process(
 
 @asynccontextmanager
 async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | None]]:
-    """Start our server or the yardstick; the first line that it prints is its URL."""
-    end = partial(die_with_parent, signal.SIGTERM)  # also when this process is killed
+    """Start our server or the fresh-interpreter server, whose first line of output is its URL."""
+    end = partial(die_with_parent, signal.SIGTERM)  # even if this process is killed
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end)  # noqa: PLW1509
-    assert server.stdout is not None, "asked for a pipe"
+    assert server.stdout is not None, "Popen was called with a pipe"
     try:
         url = (await asyncio.to_thread(server.stdout.readline)).strip()
         async with RemoteSandbox([url], workers_per_url=256) as sandbox:
@@ -170,19 +170,16 @@ async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | No
 
 
 @asynccontextmanager
-async def beside(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int | None]]:
+async def peer(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int | None]]:
     async with RemoteSandbox([url], workers_per_url=256) as sandbox:
         yield sandbox, pid
 
 
-# -------------------------------------------------- the yardstick: fresh interpreters
+# -------------------------------------------------- for comparison: fresh interpreters
 
 
 def serve_fresh(workers: int) -> None:
-    """A server in SandboxFusion's form that starts an unconfined interpreter per call.
-
-    Only for this benchmark.
-    """
+    """Serve SandboxFusion's protocol, with an unconfined interpreter per call."""
     import uvicorn
     from fastapi import FastAPI, Request
 
@@ -222,7 +219,7 @@ def serve_fresh(workers: int) -> None:
 
 
 def provenance(workers: int) -> dict[str, object]:
-    """What was measured, and on which machine."""
+    """Commit, machine and settings of the measurement."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
@@ -255,14 +252,14 @@ def table(rows: list[Row]) -> str:
 async def run(options: argparse.Namespace) -> list[Row]:
     level, serve = Level(options.level), [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0"]
     workers = ["--workers", str(options.workers)]
-    pids = dict(pair.split("=", 1) for pair in options.beside_pid)
+    pids = dict(pair.split("=", 1) for pair in options.peer_pid)
     subjects: list[tuple[str, Callable[[], object]]] = [
         (f"ours in process, {level}", lambda: in_process(level, options.workers)),
         ("ours over HTTP", lambda: over_http([*serve, *workers, "--min-level", level])),
     ]
-    for name, url in (pair.split("=", 1) for pair in options.beside):
+    for name, url in (pair.split("=", 1) for pair in options.peer):
         pid = int(pids[name]) if name in pids else None
-        subjects.append((name, lambda url=url, pid=pid: beside(url, pid)))
+        subjects.append((name, lambda url=url, pid=pid: peer(url, pid)))
     if options.fresh:
         fresh = [sys.executable, __file__, "--serve-fresh", *workers]
         subjects.append(("fresh interpreter per call", lambda: over_http(fresh)))
@@ -276,13 +273,13 @@ async def run(options: argparse.Namespace) -> list[Row]:
 
 
 async def run_imports(options: argparse.Namespace) -> list[Row]:
-    """One call imports one module: with a warm image that has it not, then with one that has it."""
+    """Measure calls that import a module, without and with the module in sandbox.preload."""
     cases = {name: (f"import {name}\nprint(6 * 7)", "42\n") for name in options.imports}
     rows: list[Row] = []
-    for words, preload in (("as code imports it", ()), ("in sandbox.preload", tuple(cases))):
+    for label, preload in (("not preloaded", ()), ("in sandbox.preload", tuple(cases))):
         interpreter = Interpreter(options.python, preload)
         async with in_process(Level(options.level), options.workers, interpreter) as (sandbox, pid):
-            rows += await measure(words, sandbox, pid, dict.fromkeys(cases, (20, 40)), cases)
+            rows += await measure(label, sandbox, pid, dict.fromkeys(cases, (20, 40)), cases)
     return rows
 
 
@@ -291,12 +288,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", default="namespaces", choices=[*Level][1:])
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--beside", action="append", default=[], metavar="NAME=URL")
-    parser.add_argument("--beside-pid", action="append", default=[], metavar="NAME=PID", help="for its CPU time")
-    parser.add_argument("--fresh", action="store_true", help="a fresh interpreter per call beside it")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="also measure this server")
+    parser.add_argument("--peer-pid", action="append", default=[], metavar="NAME=PID", help="measure its CPU time, too")
+    parser.add_argument("--fresh", action="store_true", help="also measure a fresh interpreter per call")
     parser.add_argument("--imports", action="append", default=[], metavar="MODULE", help="measure calls that import it")
     parser.add_argument("--python", default="", help="for --imports: the interpreter that runs the code")
-    parser.add_argument("--json", type=Path, help="write the record here")
+    parser.add_argument("--json", type=Path, help="file for the record")
     parser.add_argument("--serve-fresh", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve_fresh:

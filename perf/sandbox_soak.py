@@ -1,12 +1,12 @@
-"""Runs many executions in a row, some of them hostile: nothing may leak or get lost.
+"""Soak test of the sandbox: runs many executions, some of them hostile, and checks for leaks.
 
     python perf/sandbox_soak.py                 # 50,000 executions, 5 % of them hostile
     python perf/sandbox_soak.py --count 2000
 
 The first command takes about 15 minutes on 2 cores. Before and after, the script counts this
-process' children, fds and threads, the sandbox's processes on the machine, mounts, cgroups and
-temporary files. It also follows the memory of supervisor and zygotes. Exits with 1 when something
-grew.
+process's children and open files, the sandbox's processes, mounts, cgroups and temporary files. It
+also reports the memory of supervisor and zygotes. It exits with 1 if a count grew, or if an
+execution was lost or had a wrong outcome.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ORDINARY = {
     "import sympy as sp\nx = sp.Symbol('x')\nprint(sp.expand((x + {n})**2))": None,
     "undefined_{n}": None,
 }
-# code -> the (status, return code) that it must end with; None where either may happen
+# code -> required (status, return code); None: any outcome is allowed
 HOSTILE: dict[str, tuple[str, int | None] | None] = {
     "while True: pass": ("time_limit", None),
     "import time; time.sleep(60)": ("time_limit", None),
@@ -59,12 +59,12 @@ HOSTILE: dict[str, tuple[str, int | None] | None] = {
     "def f(): f()\nimport sys; sys.setrecursionlimit(10**9); f()": None,
 }
 RUN_TIMEOUT_S = 0.3
-SEEN: set[str] = set()  # names of state directories; the cgroups have the same names
+SEEN: set[str] = set()  # names of state directories, which are also names of cgroups
 
 
 @dataclass(frozen=True)
 class State:
-    """What must not grow."""
+    """Counts that must not grow."""
 
     fds: int
     children: int
@@ -75,7 +75,7 @@ class State:
 
 
 def observe() -> State:
-    """Count what belongs to the sandboxes of this process now, anywhere in the process tree."""
+    """Count what belongs to the sandboxes of this process and its descendants."""
     temporary, sandbox_processes = tempfile.gettempdir(), 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -98,7 +98,7 @@ def observe() -> State:
 
 
 def memory_mb() -> dict[str, float]:
-    """PSS (private and shared memory) of this process and of its zygotes."""
+    """PSS (private memory and a share of shared memory) of this process and its zygotes, in MB."""
 
     def pss_mb(pid: int | str) -> float:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -109,8 +109,8 @@ def memory_mb() -> dict[str, float]:
     return {"supervisor": round(pss_mb("self"), 1), "zygotes": round(sum(map(pss_mb, [*pids, *inner])), 1)}
 
 
-async def settled() -> State:
-    """The state once two looks a second apart agree."""
+async def settled_state() -> State:
+    """The state once two observations a second apart agree."""
     state = observe()
     for _ in range(20):
         await asyncio.sleep(1)
@@ -121,7 +121,7 @@ async def settled() -> State:
 
 
 async def soak(count: int, hostile_share: float, level: Level, workers: int) -> dict[str, object]:
-    """Run the executions; returns a report of what happened."""
+    """Run the executions and return a report."""
     rng = random.Random(0)
     outcomes: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
@@ -150,7 +150,7 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
         warm_up = min(200, count)
         await batch(range(warm_up))
         gc.collect()
-        before, memory_before, started = await settled(), memory_mb(), time.monotonic()
+        before, memory_before, started = await settled_state(), memory_mb(), time.monotonic()
         step = max(1, count // 10)
         history: list[dict[str, float]] = []
         for first in range(0, count, step):
@@ -159,7 +159,7 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
             print(f"{first + step:6d} {time.monotonic() - started:7.1f} s  {history[-1]}  {dict(outcomes)}", flush=True)
         seconds = time.monotonic() - started
         gc.collect()
-        after = await settled()
+        after = await settled_state()
         report: dict[str, object] = {
             "level": str(sandbox.level),
             "executions": count,
@@ -180,7 +180,7 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
 
 
 def judge(code: str, hostile: bool, number: int, result: ExecResult) -> str | None:
-    """What is wrong with the outcome, or None."""
+    """Why the outcome is wrong, or None."""
     if hostile:
         expected = HOSTILE[code]
         if expected is None or (result.status, result.return_code) == expected:
@@ -204,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
         os.chmod(own, 0o711)
-        tempfile.tempdir = own  # so that other sandboxes of the machine are not counted
+        tempfile.tempdir = own  # otherwise other sandboxes of the machine would count
         report = asyncio.run(soak(options.count, options.hostile, Level(options.level), options.workers))
     print(json.dumps(report, indent=1))
     bad = report["before"] != report["after"] or report["lost"] or report["wrong"] or report["left_after_close"]

@@ -1,6 +1,7 @@
-"""An SFT case's steps within a torchrun, on whatever engine a benchmark gives them.
+"""Runs the steps of an SFT case under torchrun, on the engine of a benchmark.
 
-The same sequences in the same order, timing of a step and count of FLOPs as launch/sft_mcore.py.
+Sequences, their order, the timing of a step and the count of FLOPs are those of
+launch/sft_mcore.py.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def train(
     platform: Platform,
     around: Callable[[int], AbstractContextManager[Any]] = lambda step: nullcontext(),
 ) -> list[dict[str, float]]:
-    """Train verl's ``worker`` for train.steps; a row of metrics for each.
+    """Train verl's ``worker`` for train.steps steps; returns a row of metrics for each.
 
-    ``around`` gives what a step's update runs within; what that takes is in time_other_s.
+    ``around(step)`` is a context manager around the step's update; its own time counts as
+    time_other_s.
     """
     timer = PhaseTimer()
     time_optimizer(worker.engine, platform, timer)

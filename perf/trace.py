@@ -1,10 +1,10 @@
-"""One RL step as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""Writes one RL step as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     python perf/trace.py runs/NAME --step 12 --out step12.json
 
-The trainer's phases are on top; below them, each recorded trajectory has a row with its model turns
-and tool calls. The trace is made from files that every run writes: metrics.jsonl and trajectories/.
-Only a sample of the trajectories is recorded.
+The trace shows the trainer's phases, and below them a row for each recorded trajectory with its
+model turns and tool calls. It needs only files that every run writes: metrics.jsonl and
+trajectories/. Runs record only some of their trajectories.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import typer
 from retool_mcore.cli.common import guarded
 from retool_mcore.errors import DataError
 
-ORDER = (  # of the phases within a step of verl's trainer
+ORDER = (  # phases of a step in verl's trainer
     *("generation", "tool_wait", "engine_sleep", "reward", "old_log_prob", "reference", "values", "advantage"),
     *("update_critic", "update_actor", "checkpoint", "weight_sync", "other"),
 )
-AFTER = ("validate_after", "metrics")  # the step, before its row is written
+AFTER = ("validate_after", "metrics")  # phases between the step and its row of metrics
 TRAINER, ROLLOUT = 1, 2  # process numbers of the trace
 
 
@@ -31,13 +31,14 @@ TRAINER, ROLLOUT = 1, 2  # process numbers of the trace
 def trace(
     run: Annotated[Path, typer.Argument(help="a run's folder")],
     *,
-    step: Annotated[int, typer.Option(min=1, help="which step")],
-    out: Annotated[Path, typer.Option(help="where the trace is written")] = Path("trace.json"),
+    step: Annotated[int, typer.Option(min=1, help="number of the step")],
+    out: Annotated[Path, typer.Option(help="file for the trace")] = Path("trace.json"),
 ) -> None:
     rows = {row["step"]: row for row in _lines(run / "metrics.jsonl")}
     if step not in rows:
         raise DataError(
-            f"{run / 'metrics.jsonl'} has no step {step}; it has {min(rows, default=0)} to {max(rows, default=0)}"
+            f"{run / 'metrics.jsonl'} has no step {step}. Choose one from {min(rows, default=0)} to "
+            f"{max(rows, default=0)}."
         )
     files = sorted((run / "trajectories").glob("*.jsonl"))
     recorded = [row for path in files for row in _lines(path) if row["step"] == step and row["partition"] == "train"]
@@ -49,7 +50,7 @@ def trace(
 
 
 def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """The step's phases one after another, until its metrics were written."""
+    """The step's phases in order, up to the row of metrics."""
     start_s = row["unix_s"] - row["time_step_s"] - sum(row.get(f"time_{name}_s", 0.0) for name in AFTER)
     for name in (*ORDER, *AFTER):
         length_s = row.get(f"time_{name}_s", 0.0)
@@ -58,7 +59,7 @@ def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def turns(trajectory: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Model turns and tool calls of one trajectory; the gaps are too short to draw."""
+    """Model turns and tool calls of one trajectory, without the short gaps between them."""
     start_s = trajectory["started_unix_s"]
     for turn in trajectory["turns"]:
         yield _slice("model", start_s, turn["engine_s"], ROLLOUT, number, tokens=turn["tokens"], kind=turn["kind"])
@@ -80,7 +81,7 @@ def _names() -> Iterator[dict[str, Any]]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise DataError(f"{path} is not there: is {path.parent} a run's folder?")
+        raise DataError(f"{path} does not exist. Give the folder of a run.")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

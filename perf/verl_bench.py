@@ -1,13 +1,12 @@
-r"""verl's own RL of an RL case, to compare ours with on the same GPUs.
+r"""Measures verl's own RL on an RL case, for comparison with ours on the same GPUs.
 
     python perf/verl_bench.py rl_7b_h200x2 --model DIR --data DIR/rl.parquet --warmup 1 --steps 3 \
         --out verl.json [--set section.key=value] [-- verl.key=value ...]
 
-It starts verl.trainer.main_ppo as it was released: FSDP2 trains, SGLang samples on the same GPUs,
-verl's ToolAgentLoop calls a sandbox server over HTTP. Nothing of ours is loaded or patched but
-perf/verl_parts.py, through verl's own keys. Prompts, lengths, calls, loss and the arguments of
-SGLang are the case's; the rest is what suits two H200. Steps and seconds are verl's own, from its
-log.
+It starts verl.trainer.main_ppo as released: FSDP2 trains, SGLang samples on the same GPUs, and
+verl's ToolAgentLoop calls a sandbox server over HTTP. It loads nothing of ours except
+perf/verl_parts.py, through verl's own keys. Prompts, lengths, calls, loss and SGLang's arguments
+come from the case; other settings are tuned for two H200. Steps and seconds come from verl's log.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from retool_mcore.verl.keys.algorithm import algorithm_keys
 from retool_mcore.verl.keys.rollout import engine_args
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-TRAINING_TOKENS = 7168  # of one GPU's micro-batch, at most: a 7B without recomputation keeps about 8 MB of each
-SCORING_TOKENS = 16384  # the same where nothing is kept for a backward pass
+TRAINING_TOKENS = 7168  # per micro-batch and GPU: a 7B keeps about 8 MB per token without recomputation
+SCORING_TOKENS = 16384  # the same for passes without backward
 ENGINE_MEMORY = 0.5
 AGENT = "scripted_tool_agent"
 LOSS = "flash_attn.ops.triton.cross_entropy"
 NOT_OURS = (PLATFORM_ENV, "VERL_PLATFORM", "CUDA_DEVICE_MAX_CONNECTIONS")  # the last one is for Megatron and slows FSDP
-PHASES = {  # verl's timers; names of retool_mcore/verl/trainer.py. verl's generation includes the engines' sleep
+PHASES = {  # verl's timers -> our names (retool_mcore/verl/trainer.py). verl's "gen" includes the engines' sleep
     "gen": "generation",
     "old_log_prob": "old_log_prob",
     "adv": "advantage",
@@ -76,10 +75,10 @@ def bench(
     data: Annotated[str, typer.Option()],
     out: Annotated[Path, typer.Option()] = Path("verl.json"),
     changed: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value of the case, several times", show_default=False)
+        list[str] | None, typer.Option("--set", help="section.key=value for the case; repeatable", show_default=False)
     ] = None,
-    warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 3,
+    warmup: Annotated[int, typer.Option(min=1, help="steps to discard")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="steps to measure")] = 3,
 ) -> None:
     config = config_of(case, model, data, warmup + steps, changed or ())
     require_flash_attention(overrides or ())
@@ -111,10 +110,12 @@ def bench(
 
 
 def config_of(case: str, model: str, data: str, steps: int, changed: Sequence[str] = ()) -> RlConfig:
-    """Our configuration of the case. Raises ConfigError for a case that is not of kind "rl"."""
+    """Our configuration of the case. Raises ConfigError if the case's kind is not "rl"."""
     settings = read_case(case)
     if settings["kind"] != "rl":
-        raise ConfigError(f"{case!r} of perf/cases.toml is of kind {settings['kind']!r}; this runs kind 'rl'.")
+        raise ConfigError(
+            f"Case {case!r} of perf/cases.toml has kind {settings['kind']!r}. Choose a case of kind 'rl'."
+        )
     files = [f"data.train_file={data}", f"validation.files=[{json.dumps(data)}]", "data.allow_overlap=true"]
     words = [f"model.path={model}", *files, f"train.steps={steps}", "validation.every=0"]
     words += ["checkpoint.every_steps=0", "checkpoint.export=false"]
@@ -122,12 +123,12 @@ def config_of(case: str, model: str, data: str, steps: int, changed: Sequence[st
 
 
 def require_flash_attention(overrides: Sequence[str]) -> None:
-    """Raise ConfigError where verl would fall back to loops in Python: not verl at its best."""
-    told = any("attn_implementation" in word for word in overrides)
-    if not told and (importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec(LOSS) is None):
+    """Raise ConfigError if verl would use slow Python loops, which would be unfair to verl."""
+    overridden = any("attn_implementation" in word for word in overrides)
+    if not overridden and (importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec(LOSS) is None):
         raise ConfigError(
-            f"{LOSS} cannot be imported, which verl's FSDP engine wants beside flash_attn for packed sequences. "
-            "Install flash-attn. Much slower, so that nothing is compared: "
+            f"flash_attn or {LOSS} is missing, and verl's FSDP engine needs both for packed sequences. Install "
+            "flash-attn. To run without it, but too slowly for a comparison, add: "
             "-- ++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
         )
 
@@ -143,16 +144,14 @@ def sandbox_server(config: RlConfig) -> Generator[str]:
             assert server.stdout is not None
             url = server.stdout.readline().strip()
             if not url:
-                raise SandboxUnavailable(
-                    f"{' '.join(command)} ended with status {server.wait()}; it has said why above."
-                )
+                raise SandboxUnavailable(f"{' '.join(command)} failed with status {server.wait()}. Its error is above.")
             yield url
         finally:
             server.terminate()
 
 
 def write_parts(config: RlConfig, folder: Path, url: str) -> None:
-    """The files through which verl finds the agent loop and the tool of perf/verl_parts.py."""
+    """Write the files through which verl finds agent loop and tool of perf/verl_parts.py."""
     loops = [{"name": AGENT, "_target_": "verl_parts.ScriptedToolAgentLoop"}]
     (folder / "loops.yaml").write_text(yaml.safe_dump(loops), encoding="utf-8")
     s = config.sandbox
@@ -162,7 +161,7 @@ def write_parts(config: RlConfig, folder: Path, url: str) -> None:
 
 
 def verl_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
-    """What is changed in verl's own tree of defaults, by verl's keys."""
+    """Changes to verl's default configuration, by verl's keys."""
     return {
         **algorithm_keys(config),
         **_actor_keys(config),
@@ -216,7 +215,7 @@ def _rollout_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
         "multi_turn.tool_config_path": str(folder / "tools.yaml"),
     }
     args = engine_args(config, get_platform(config.run.platform))
-    del args["random_seed"]  # ours is another for each engine; verl's engines draw theirs
+    del args["random_seed"]  # we set a different seed per engine; verl's engines draw their own
     keys |= {f"engine_kwargs.sglang.{name}": value for name, value in args.items()}
     return {ROLLOUT + name: value for name, value in keys.items()}
 
@@ -237,7 +236,7 @@ def _trainer_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
         "trainer.nnodes": config.cluster.nodes,
         "trainer.n_gpus_per_node": config.cluster.gpus_per_node,
         "trainer.total_training_steps": config.train.steps,
-        "trainer.total_epochs": 1_000_000,  # steps decide, not epochs
+        "trainer.total_epochs": 1_000_000,  # total_training_steps ends the run
         "trainer.project_name": "retool",
         "trainer.experiment_name": "verl_bench",
         "trainer.logger": ["console", "file"],
@@ -250,9 +249,9 @@ def _trainer_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
 
 
 def hydra_words(keys: Mapping[str, Any]) -> list[str]:
-    """Hydra's words for a command line; its texts, lists, numbers and null are JSON's.
+    """Command-line overrides for Hydra. Strings, lists, numbers and null are written as JSON.
 
-    A table is a word for each of its keys: Hydra's own form of one has no quoted keys.
+    A table becomes one override per key, because Hydra's tables cannot have quoted keys.
     """
     words: list[str] = []
     for name, value in keys.items():
@@ -264,11 +263,11 @@ def hydra_words(keys: Mapping[str, Any]) -> list[str]:
 
 
 def read_steps(path: Path, num_gpus: int) -> list[dict[str, float]]:
-    """Rows of verl's log with, beside verl's names, those of run/metric_table.py."""
+    """Rows of verl's log, under verl's names and under those of run/metric_table.py."""
     lines = read_metrics(path) if path.exists() else []
-    told: list[dict[str, Any]] = [{"step": line["step"], **line["data"]} for line in lines]  # type: ignore[dict-item]
+    logged: list[dict[str, Any]] = [{"step": line["step"], **line["data"]} for line in lines]  # type: ignore[dict-item]
     rows: list[dict[str, float]] = []
-    for row in told:
+    for row in logged:
         if "timing_s/step" not in row:
             continue
         times = {f"time_{ours}_s": row[f"timing_s/{theirs}"] for theirs, ours in PHASES.items()}

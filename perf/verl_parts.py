@@ -1,7 +1,7 @@
-"""What verl's own run of perf/verl_bench.py is given: planned turns, a tool, a reward.
+"""The agent loop, tool and reward of verl's own run in perf/verl_bench.py.
 
-verl's processes load it by verl's own keys. Its agent loop, its tokens, its tools and its scorer do
-the work; only the length of a turn and the call in it are planned, as perf/scripted.py plans ours.
+verl's processes load this module through verl's own keys. verl's agent loop, tool calls and scorer
+do the work. Only the turns' lengths and calls are planned, as in perf/scripted.py.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from verl.tools.schemas import ToolResponse
 from verl.utils.reward_score import math_dapo
 from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
 
-TOOL = "code_interpreter"  # as perf/verl_bench.py describes it to the model
-RIGHT = 0.5  # share of the responses that get the right answer, as in perf/scripted.py
-_calls = ThreadPoolExecutor(64)  # verl's client blocks; an agent worker has fewer trajectories than this
+TOOL = "code_interpreter"  # the name in perf/verl_bench.py's schema
+RIGHT = 0.5  # share of responses that get the right answer, as in perf/scripted.py
+_calls = ThreadPoolExecutor(64)  # because verl's client blocks; an agent worker has fewer trajectories
 
 
 class CodeTool(BaseTool):
-    """Runs code in a SandboxFusion server, through verl's own client of one."""
+    """Runs code on a SandboxFusion server, through verl's own client."""
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         run_s, limit_mb = self.config["run_timeout_s"], self.config["memory_limit_mb"]
-        asked = (self.config["url"], parameters["code"], None, run_s, run_s, limit_mb, "python")
+        arguments = (self.config["url"], parameters["code"], None, run_s, run_s, limit_mb, "python")
         loop = asyncio.get_running_loop()
-        answer, error = await loop.run_in_executor(_calls, call_sandbox_api, *asked)
+        answer, error = await loop.run_in_executor(_calls, call_sandbox_api, *arguments)
         if answer is None:
             return ToolResponse(text=f"Error: {error}"), 0.0, {}
         result = answer["run_result"]
@@ -42,7 +42,7 @@ class CodeTool(BaseTool):
 
 
 class PlannedCalls:
-    """Reads a turn as verl's parser does, and puts the planned call in place of what it found."""
+    """Runs verl's parser on a turn and replaces its result with the planned call."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
@@ -54,7 +54,7 @@ class PlannedCalls:
 
 
 class ScriptedToolAgentLoop(ToolAgentLoop):
-    """verl's tool agent with planned turns. verl makes one for each trajectory."""
+    """verl's tool agent loop with planned turns. verl creates one per trajectory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,7 +70,7 @@ class ScriptedToolAgentLoop(ToolAgentLoop):
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
-    """verl's score of a mathematical answer; a random half of the responses get the right one."""
+    """verl's score. A random half of the responses gets the right answer first."""
     if random.random() < RIGHT:
         solution_str += f"\nAnswer: {ground_truth}"
     judged: Any = math_dapo.compute_score(solution_str, ground_truth)

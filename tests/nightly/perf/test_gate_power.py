@@ -29,7 +29,7 @@ def test_a_step_is_compared_where_a_file_that_it_is_made_of_differs(tmp_path: Pa
     git("add", ".")
     git("commit", "--quiet", "-m", "first")
     (tmp_path / changed).write_text("other\n")
-    assert interleave.is_made_alike(tmp_path, "HEAD") == alike
+    assert interleave.has_same_step(tmp_path, "HEAD") == alike
     git("commit", "--quiet", "-a", "-m", "second")
-    assert interleave.is_made_alike(tmp_path, "HEAD~1") == alike
-    assert not interleave.is_made_alike(tmp_path, "HEAD~2"), "what is no commit is told by what comes next"
+    assert interleave.has_same_step(tmp_path, "HEAD~1") == alike
+    assert not interleave.has_same_step(tmp_path, "HEAD~2"), "what is no commit is told by what comes next"

@@ -22,4 +22,4 @@ def test_a_record_is_printed_with_its_origin_and_its_figures():
 def test_a_topic_without_records_is_an_error_that_lists_the_topics():
     done = run("--topic", "sandbx")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --topic sandbx: no record has it. There are: ") and "sandbox" in done.stderr
+    assert done.stderr.startswith("error: Unknown --topic sandbx. Choose one of: ") and "sandbox" in done.stderr

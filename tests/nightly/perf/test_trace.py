@@ -53,4 +53,4 @@ def test_phases_and_turns_stand_where_they_happened(tmp_path: Path):
 
 def test_a_step_that_is_not_there_is_told(tmp_path: Path):
     done = trace(str(run_folder(tmp_path)), "--step", "9")
-    assert done.returncode == 2 and "has no step 9; it has 3 to 3" in done.stderr.replace("\n", " ")
+    assert done.returncode == 2 and "has no step 9. Choose one from 3 to 3" in done.stderr.replace("\n", " ")

@@ -86,8 +86,8 @@ def test_about_half_of_the_responses_are_right(found: dict[str, Any]):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("sft_7b_h200x2", "is of kind 'sft'; this runs kind 'rl'"),
-        ("rl_7b_h200x2", "Install flash-attn. Much slower"),
+        ("sft_7b_h200x2", "has kind 'sft'. Choose a case of kind 'rl'"),
+        ("rl_7b_h200x2", "Install flash-attn. To run without it"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(case: str, said: str, tmp_path: Path):

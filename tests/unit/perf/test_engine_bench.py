@@ -37,7 +37,7 @@ def test_a_trace_is_told_by_kind_and_by_kernel(bench: Any):
         event("aten::mm", 0.0, 500.0, "cpu_op"),
         {"ph": "M", "name": "process_name"},
     ]
-    found = bench.where_time_goes(events)
+    found = bench.time_shares(events)
     assert found["recorded_ms"] == 0.1
     told = {kind: share for kind, share in found["kinds"].items() if share}
     assert told == {"matrix products": 0.6, "attention": 0.2, "copies, sums": 0.1, "gaps": 0.1}
@@ -46,7 +46,7 @@ def test_a_trace_is_told_by_kind_and_by_kernel(bench: Any):
 
 def test_an_engine_in_fp8_gets_what_verl_gives_it(bench: Any):
     get_platform("cpu").activate()  # verl imports there
-    options = bench.in_fp8()
+    options = bench.fp8_options()
     given = dict(zip(options[::2], options[1::2], strict=True))
     assert given["--quantization"] == "fp8"
     [(name, quantization)] = json.loads(given["--json-model-override-args"]).items()
@@ -78,7 +78,7 @@ def test_each_wave_finds_the_caches_empty_and_counts_its_tokens(bench: Any):
         async with TestServer(app) as server:
             url = str(server.make_url("")).rstrip("/")
             load = bench.Load(url, random.Random(0), 3, (5, 9), 7, 0.5)
-            return await bench.measured(load, 2)
+            return await bench.measure_waves(load, 2)
 
     found = asyncio.run(served())
     assert [place for place, call in enumerate(calls) if call == "flush"] == [0, 4, 8]

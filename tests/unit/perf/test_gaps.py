@@ -222,7 +222,7 @@ def test_causes_and_sizes_are_told_largest_first(gaps: Any):
         *(gaps.Gap(0, 4, "a", "p 1"), gaps.Gap(10, 15, "b", "p 2")),
         *(gaps.Gap(20, 1020, "c", "device"), gaps.Gap(2000, 2049, "a", "p 2")),
     ]
-    assert gaps.told(found) == {
+    assert gaps.summarize_gaps(found) == {
         "gaps": [
             {"cause": "c", "seconds": 0.001, "count": 1},
             {"cause": "a", "seconds": 0.000053, "count": 2},
@@ -253,14 +253,14 @@ def test_causes_and_sizes_add_up_to_the_gaps(gaps: Any, kernels: Any, launched: 
         events.append(call("cudaLaunchKernel", at, at + lasts, number, thread))
     ran = list(kernels.kernels_of(events))
     expected = kernels.shares(ran, min(start for _, start, _ in ran), max(end for *_, end in ran))["gaps"]
-    found = gaps.told(gaps.gaps(events))
+    found = gaps.summarize_gaps(gaps.gaps(events))
     for table in found.values():
         assert sum(row["seconds"] for row in table) == pytest.approx(expected, abs=1e-5)
 
 
 def test_causes_past_the_first_twelve_are_one_line(gaps: Any):
-    table = gaps.told([gaps.Gap(0, 100 - index, f"cause {index}", "") for index in range(15)])["gaps"]
-    assert len(gaps.told([gaps.Gap(0, 9, f"cause {index}", "") for index in range(15)], top=3)["gaps"]) == 4
+    table = gaps.summarize_gaps([gaps.Gap(0, 100 - index, f"cause {index}", "") for index in range(15)])["gaps"]
+    assert len(gaps.summarize_gaps([gaps.Gap(0, 9, f"cause {index}", "") for index in range(15)], top=3)["gaps"]) == 4
     assert [row["cause"] for row in table[:12]] == [f"cause {index}" for index in range(12)]
     assert table[12:] == [{"cause": "others (3)", "seconds": 0.000261, "count": 3}]
 
@@ -269,7 +269,7 @@ def test_a_recording_without_a_device_has_no_gaps_but_names_its_ranges(kernels: 
     trace = tmp_path / "step.json.gz"
     recorder = kernels.Recorder(get_platform("cpu"), trace, kernels.named_garbage)
     with recorder:
-        kernels.ranged("packing", torch.ones)(3)
+        kernels.as_range("packing", torch.ones)(3)
         gc.collect()
     assert not gc.callbacks or gc.callbacks[-1].__name__ != "collection"
     assert recorder.found == {}

@@ -46,28 +46,28 @@ def test_no_difference_raises_an_alarm_in_fewer_than_one_of_a_hundred():
 def test_what_so_many_steps_show_is_told_as_it_is(steps: int, told: float):
     """RL's baselines have three: not 3 %, of which three steps find less than one run in ten."""
     pair = records(np.random.default_rng(1), 1.0, steps)
-    counted, least = compare.least_shown([pair], compare.DEFAULT_THRESHOLD)
+    counted, least = compare.detectable([pair], compare.DEFAULT_THRESHOLD)
     assert counted == steps and least == pytest.approx(told, rel=0.005)
     assert share_of("slower", 1 + least, steps) == pytest.approx(0.9, abs=0.03)
     found = share_of("slower", 1.03, steps)
     assert found < 0.1 if steps == 3 else found >= (0.9 if steps >= 20 else 0)
-    said = compare.what_it_shows([pair], compare.DEFAULT_THRESHOLD)
-    assert f"a difference of {least:.1%}" in said and ("not of 3%" in said) == (steps < 20)
+    said = compare.detectable_line([pair], compare.DEFAULT_THRESHOLD)
+    assert f"a difference of {least:.1%}" in said and ("not the threshold of 3%" in said) == (steps < 20)
 
 
 def test_steps_of_other_work_show_less_and_rounds_add_up():
     draw = np.random.default_rng(1)
     pairs = [records(draw, 1.0, 5) for _ in range(4)]
-    assert compare.least_shown(pairs, 0.03) == compare.least_shown([records(draw, 1.0, 20)], 0.03)
+    assert compare.detectable(pairs, 0.03) == compare.detectable([records(draw, 1.0, 20)], 0.03)
     other = [(records(draw, 1.0, 5)[0], base) for _, base in pairs]
-    assert compare.least_shown(other, 0.03)[0] == 20
-    assert compare.least_shown([(pairs[0][0], records(draw, 1.0, 3)[0])], 0.03)[0] == 3
+    assert compare.detectable(other, 0.03)[0] == 20
+    assert compare.detectable([(pairs[0][0], records(draw, 1.0, 3)[0])], 0.03)[0] == 3
 
 
 def test_a_single_step_decides_nothing():
     one = {"steps": [{"tokens": 10.0, "time_step_s": 2.0}]}, {"steps": [{"tokens": 10.0, "time_step_s": 1.0}]}
     assert compare.judge(*compare.ratio_of_times([one]), 0.03, "") == ("no difference", 0)
-    assert "nothing" in compare.what_it_shows([one], 0.03)
+    assert "1 step cannot detect" in compare.detectable_line([one], 0.03)
 
 
 def test_time_outside_the_step_counts_by_the_clock_and_validation_does_not():
@@ -97,7 +97,7 @@ def test_a_long_tail_has_a_quarter_of_the_limit_in_the_mean_and_one_in_twenty_at
 def test_a_run_that_failed_is_told_with_its_own_error_and_the_end_of_its_log(tmp_path: Path):
     log = tmp_path / "result.log"
     log.write_text("\n".join(["first", "error: train.steps = 0 is not above 0.", *(f"line {n}" for n in range(30))]))
-    told = interleave.why("", log)
+    told = interleave.failure("", log)
     assert told.startswith("error: train.steps = 0") and told.endswith("line 29") and "line 5\n" not in told
 
 
@@ -110,8 +110,8 @@ def test_a_case_that_the_base_does_not_have_is_known_before_anything_runs(tmp_pa
 @pytest.mark.parametrize("changed", ["perf/bench.py", "perf/engine_bench.py"])
 def test_of_the_scripts_here_those_count_that_a_case_runs(changed: str):
     """A line of another script had a step compared with itself, and noise called it slower."""
-    assert (changed in interleave.MADE_OF) == (changed == "perf/bench.py")
-    assert all((interleave.ROOT / name).exists() for name in interleave.MADE_OF if name != ":!*.md")
+    assert (changed in interleave.STEP_FILES) == (changed == "perf/bench.py")
+    assert all((interleave.ROOT / name).exists() for name in interleave.STEP_FILES if name != ":!*.md")
 
 
 def test_two_commits_run_in_turns_and_the_first_of_a_round_changes():
@@ -121,7 +121,7 @@ def test_two_commits_run_in_turns_and_the_first_of_a_round_changes():
         ran.append(root.name)
         return {"of": root.name}
 
-    pairs = interleave.in_turns(run, Path("head"), Path("base"), 3)
+    pairs = interleave.alternate(run, Path("head"), Path("base"), 3)
     assert ran == ["base", "head", "head", "base", "base", "head"]
     assert pairs == [({"of": "head"}, {"of": "base"})] * 3
 
@@ -142,7 +142,7 @@ def test_a_difference_counts_when_it_is_found_twice(slowed: list[int], code: int
     def measure() -> Any:
         return [next(rounds), next(rounds)]
 
-    assert interleave.confirmed(measure, lambda pairs: interleave.tell("case: {:.3f}", pairs, 0.03)) == code
+    assert interleave.confirm(measure, lambda pairs: interleave.report("case: {:.3f}", pairs, 0.03)) == code
     assert len(list(rounds)) == (0 if slowed else 2), "what finds nothing is not measured again"
     said = capsys.readouterr().out
     assert ("found twice: slower" in said) == bool(code) and ("not found again" in said) == (slowed == [0])
@@ -152,4 +152,4 @@ def test_another_difference_in_the_second_measurement_is_none():
     """Slower, then faster: the machine, not the code."""
     draw = np.random.default_rng(5)
     measured = iter([[records(draw, 1.5)], [records(draw, 1 / 1.5)]])
-    assert interleave.confirmed(lambda: next(measured), lambda pairs: interleave.tell("{:.3f}", pairs, 0.03)) == 0
+    assert interleave.confirm(lambda: next(measured), lambda pairs: interleave.report("{:.3f}", pairs, 0.03)) == 0

@@ -32,7 +32,7 @@ def test_topic_days_and_words_all_choose(history: ModuleType):
 
     def titles(topic: str, since: str, until: str, *words: str) -> list[str]:
         first, last = history.date.fromisoformat(since), history.date.fromisoformat(until)
-        return [str(found.date)[-2:] for found in history.chosen(days, topic, first, last, list(words))]
+        return [str(found.date)[-2:] for found in history.select(days, topic, first, last, list(words))]
 
     assert titles("", "2026-11-22", "2026-11-23") == ["22", "23", "22"]
     assert titles("sandbox", "2026-11-22", "2026-11-22") == ["22"]
@@ -49,7 +49,9 @@ def test_every_line_of_the_history_is_a_record_in_the_order_of_days(history: Mod
 def test_a_damaged_line_is_named(history: ModuleType, tmp_path: Path):
     path = tmp_path / "history.jsonl"
     path.write_text(json.dumps(record("2026-11-21")) + "\n" + json.dumps(record("yesterday")) + "\n")
-    with pytest.raises(DataError, match=r"history\.jsonl, line 2, is no record: date: .* A record has date, commit"):
+    with pytest.raises(
+        DataError, match=r"history\.jsonl, line 2 is not a valid record: date: .* A record has date, commit"
+    ):
         history.read(path)
 
 

@@ -53,7 +53,7 @@ def run_compare(*words: str) -> Result:
         (1.0, (), 0, "no difference"),
         (1.02, (), 0, "no difference"),
         (1.10, (), 1, "slower"),
-        (0.80, (), 1, "faster, and nobody has said why"),
+        (0.80, (), 1, "faster, without --explained"),
         (0.80, ("--explained", "a fused kernel"), 0, "faster, as explained: a fused kernel"),
     ],
 )
@@ -69,9 +69,11 @@ def test_the_gate_says_what_so_few_steps_can_show():
     """The RL baseline has three: beside itself there is no difference, and no proof of none."""
     said = " ".join(run_compare(str(RL_7B), str(RL_7B)).stdout.split())
     assert "no difference" in said
-    assert re.search(r"shown by 3 steps at 2% of noise, in 90% of runs: a difference of 28\.1%, not of 3%", said)
+    assert re.search(
+        r"3 steps with 2% noise detect a difference of 28\.1% in 90% of runs, but not the threshold of 3%", said
+    )
     said = " ".join(run_compare(str(SFT_7B), str(SFT_7B)).stdout.split())
-    assert re.search(r"shown by \d+ steps at 2% of noise", said)
+    assert re.search(r"\d+ steps with 2% noise", said)
 
 
 def test_a_run_that_was_asked_to_stop_counts_with_the_steps_it_measured(tmp_path: Path):
@@ -116,10 +118,10 @@ def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], Non
         (SFT_7B, slower_steps, 1, "slower"),
         (RL_7B, slower_steps, 1, "slower"),
         (RL_7B, longer_metrics, 1, "slower"),
-        (SFT_7B, more_memory, 1, "on the fullest rank, the baseline's is"),
-        (RL_7B, another("settings", "train", "mode", value="async"), 2, "train.mode is 'async', the baseline's is"),
-        (SFT_7B, another("settings", "parallel", "tp", value=2), 2, "parallel.tp is 2, the baseline's is 1"),
-        (SFT_7B, another("versions", "torch", value="2.5.0"), 2, "torch is '2.5.0', the baseline's is"),
+        (SFT_7B, more_memory, 1, "on the fullest rank, "),
+        (RL_7B, another("settings", "train", "mode", value="async"), 2, "train.mode is 'async', but"),
+        (SFT_7B, another("settings", "parallel", "tp", value=2), 2, "parallel.tp is 2, but 1 in the baseline"),
+        (SFT_7B, another("versions", "torch", value="2.5.0"), 2, "torch is '2.5.0', but"),
         (SFT_7B, another("settings", "train", "steps", value=99), 0, "no difference"),
     ],
     ids=["step", "step of rl", "metrics", "memory", "mode", "layout", "torch", "how long"],
@@ -174,9 +176,9 @@ def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
     pairs = [(of_a_round(), of_a_round()) for _ in range(2)]
     make_worse(pairs[0][0], worse)
     if worse not in ("slower", ""):
-        assert interleave.tell("{:.3f}", pairs, 0.25) == [], "a single round that was disturbed"
+        assert interleave.report("{:.3f}", pairs, 0.25) == [], "a single round that was disturbed"
     make_worse(pairs[1][0], worse)
-    assert interleave.tell("{:.3f}", pairs, 0.25) == ([worse] if worse else [])
+    assert interleave.report("{:.3f}", pairs, 0.25) == ([worse] if worse else [])
 
 
 def test_a_start_is_told_by_the_run_or_by_its_first_row():
@@ -199,7 +201,7 @@ def test_what_differs_on_purpose_is_named(tmp_path: Path):
 @pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
 def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
     done = run_compare(str(path))
-    assert done.exit_code == 0 and "time of a token: 1.0000 of the baseline's" in done.stdout, done.stderr
+    assert done.exit_code == 0 and "seconds per token: 1.0000 of the baseline's" in done.stdout, done.stderr
 
 
 def other_hardware() -> dict[str, Any]:
@@ -211,10 +213,10 @@ def other_hardware() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        (record(tokens=900.0), "not comparable: 900 tokens a step, the baseline's are 1000"),
-        (other_hardware(), "hardware is NVIDIA_H100x2, the baseline's is NVIDIA_H200x2"),
-        (record(exit_code=1), "is of a run that failed"),
-        (record(exit_code=143, steps=[]), "measured no step"),
+        (record(tokens=900.0), "not comparable: 900 tokens per step, but 1000 in the baseline"),
+        (other_hardware(), "hardware is NVIDIA_H100x2, but NVIDIA_H200x2 in the baseline"),
+        (record(exit_code=1), "has no measured steps or its run failed"),
+        (record(exit_code=143, steps=[]), "has no measured steps"),
         (record(case="sft_tiny_cpu"), "case is sft_tiny_cpu"),
     ],
 )
