@@ -1,4 +1,4 @@
-"""Ascend NPUs: the platform's class, what it maps and refuses, its launch scripts.
+"""The platform for Ascend NPUs: its class, its table of refused settings, and launch scripts.
 
-Other code imports this package by name only.
+The package retool_mcore imports this one only by name, when run.platform is "ascend".
 """

@@ -1,9 +1,8 @@
-"""Class Ascend: Huawei NPUs, with MindSpeed under Megatron-core, and vLLM with vllm-ascend.
+"""Class Ascend: Huawei NPUs. MindSpeed with Megatron-core trains, vLLM with vllm-ascend samples.
 
-MindSpeed serves training, vLLM rollouts. verl 0.9.1 already knows the device (platform `huawei`)
-and registers a MindSpeed engine for (megatron, npu), so no patch is needed for the device. This
-class adds the order of imports that MindSpeed needs, the environment, and a clear error for
-whatever a machine or a configuration lacks.
+verl 0.9.1 supports the device (platform `huawei`) and registers a MindSpeed engine for (megatron,
+npu), so the device needs no patch. This class adds the import order that MindSpeed needs, the
+environment, and a clear error for anything that a machine or a configuration lacks.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from retool_mcore.platforms.base import PLATFORM_ENV, DeviceFacts, EnvVar, Platf
 from retool_mcore.platforms.patches import Patch, requirement
 from retool_mcore.platforms.rollout_engines import VLLM
 
-# Where CANN's installers put it, 8 and 9; ASCEND_HOME_PATH says otherwise.
+# Default folders of CANN 8 and 9, used if ASCEND_HOME_PATH is not set.
 CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
-# The set of verl 0.9 for NPUs; ascend/README.md says where each number is from.
+# verl 0.9's versions for NPUs; ascend/README.md has the source of each.
 CANN = ("9.1", "9.0")
 VERSIONS = (
     "torch>=2.10.0,<2.11",
@@ -43,11 +42,11 @@ VERSIONS = (
     "vllm-ascend>=0.23.0,<0.24",
     "triton-ascend>=3.2.1,<3.3",
 )
-DRIVER = "25.3.rc1"  # the least with which verl's engines take weights from another process's memory
+DRIVER = "25.3.rc1"  # the oldest with which verl's engines can read weights from another process's memory
 
 
 class Ascend(Platform):
-    """Atlas A2 (Ascend 910B). Nothing in this class has been run on an NPU: see README.md."""
+    """Atlas A2 (Ascend 910B). Nothing in this class has run on an NPU: see README.md."""
 
     name = "ascend"
     install = "make install-ascend"
@@ -61,8 +60,8 @@ class Ascend(Platform):
     training = TrainingFacts(
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
-        # verl's own default backend; MindSpeed's attention replaces it when use_flash_attn is set.
-        # The rest is what verl's scripts of Megatron on NPUs set.
+        # "flash" is verl's default; with use_flash_attn MindSpeed's attention replaces it. verl's
+        # Megatron scripts for NPUs set the other options.
         transformer_options={
             "attention_backend": "flash",
             "use_flash_attn": True,
@@ -78,15 +77,15 @@ class Ascend(Platform):
         if importlib.util.find_spec("torch_npu") is None:
             cann = f"CANN is at {home}" if home.is_dir() else f"CANN is not at {home} either"
             raise PlatformError(
-                'run.platform = "ascend" needs torch_npu, which is not installed here '
-                f"({cann}). Use an image of the versions in ascend/README.md on a machine with NPUs; on a machine "
-                "without, only --dry-run, `retool plan` and `retool preflight` work."
+                f'run.platform = "ascend" needs torch_npu, which is not installed ({cann}). Use an image with the '
+                "versions in ascend/README.md on a machine with NPUs. Without NPUs, only --dry-run, `retool plan` and "
+                "`retool preflight` work."
             )
         try:
             importlib.import_module("torch_npu")
         except (ImportError, OSError) as error:  # OSError: a shared library of CANN is missing
             raise PlatformError(
-                f"torch_npu is installed and cannot be imported: {error}. Source CANN's set_env.sh "
+                f"torch_npu is installed but cannot be imported: {error}. Source CANN's set_env.sh "
                 f"({home.parent / 'set_env.sh'}) in the shell that starts the run, and check `npu-smi info`."
             ) from error
         import torch
@@ -94,12 +93,12 @@ class Ascend(Platform):
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
         if not npu.is_available():
             raise PlatformError(
-                'run.platform = "ascend", and torch_npu sees no device. Check `npu-smi info`, that /dev/davinci* are '
-                "in the container, and ASCEND_RT_VISIBLE_DEVICES."
+                'run.platform = "ascend" needs an NPU, but torch_npu finds none. Check `npu-smi info`, '
+                "ASCEND_RT_VISIBLE_DEVICES, and that the container has /dev/davinci*."
             )
 
     def cann_version(self) -> str | None:
-        """The version of the toolkit that the environment points to; None where there is none."""
+        """The version of the installed toolkit, or None."""
         home = _cann_home()
         for info in sorted(home.glob("*-linux/ascend_toolkit_install.info")):
             for line in info.read_text(encoding="utf-8").splitlines():
@@ -115,59 +114,59 @@ class Ascend(Platform):
         version = self.cann_version()
         if version is None or not version.startswith(CANN):
             raise PlatformError(
-                f"CANN {version or '(no version found)'} is installed under {_cann_home()}, not {' or '.join(CANN)}. "
-                "See ascend/README.md."
+                f"CANN {version or '(no version found)'} is installed in {_cann_home()}, but {' or '.join(CANN)} is "
+                "needed. See ascend/README.md."
             )
         return {"CANN": version, "driver": driver_version()}
 
     def environment(self) -> Sequence[EnvVar]:
         return (
-            EnvVar(PLATFORM_ENV, self.name, "our plugins know the run's platform"),
-            EnvVar("VERL_PLATFORM", self.verl_platform, 'verl\'s name for it; "npu" is not registered'),
+            EnvVar(PLATFORM_ENV, self.name, "names the run's platform for our plugins"),
+            EnvVar("VERL_PLATFORM", self.verl_platform, 'verl\'s name of the platform; "npu" is not registered'),
             EnvVar(
                 "VLLM_ASCEND_ENABLE_NZ",
                 "0",
-                "guide; weights are replaced in place at every sync, and vllm-ascend refuses to wake up otherwise",
+                "guide; every sync replaces weights in place, and vllm-ascend otherwise refuses to wake up",
             ),
             EnvVar(
                 "TASK_QUEUE_ENABLE",
                 "1",
-                "guide; operators are launched from a second thread; level 2 and ACL graphs exclude each other",
+                "guide; a second thread launches operators; level 2 does not work with ACL graphs",
             ),
             EnvVar(
                 "HCCL_OP_EXPANSION_MODE",
                 "AIV",
-                "guide; collectives are driven by vector cores, which also lets vllm-ascend capture more graphs",
+                "guide; vector cores run collectives, which also lets vllm-ascend capture more graphs",
                 forced=False,
             ),
             EnvVar(
                 "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
                 "1",
-                "verl's NPU pages and scripts; a worker sees all devices of its node and takes its own by number",
+                "verl's NPU pages and scripts; a worker sees all devices of its node and selects its own by number",
                 forced=False,
             ),
             EnvVar(
                 "HCCL_CONNECT_TIMEOUT",
                 "1800",
-                "s; a rank that loads its weights late must not end the others, whose default patience is 120 s",
+                "s; the default of 120 s is too short if a rank loads its weights late",
                 forced=False,
             ),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, each with a warning"),
         )
 
     def patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES  # a checkpoint applies them
+        from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES  # applied when a checkpoint is saved
         from retool_mcore.platforms.patches_torch import STORE_PATCH
         from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH
 
-        # The first with memory.recompute = "auto".
+        # MICRO_BATCH_PATCH applies only with memory.recompute = "auto".
         return (MICRO_BATCH_PATCH, *MEGATRON_PATCHES, STORE_PATCH)
 
     def mapping(self) -> str:
         return limits.markdown()
 
     def has_transformer_option(self, name: str) -> bool:
-        return True  # MindSpeed adds options of its own, which only a machine with it knows
+        return True  # MindSpeed adds options, which are unknown on a machine without it
 
     def tested_versions(self) -> Sequence[str]:
         return VERSIONS
@@ -178,17 +177,17 @@ class Ascend(Platform):
         _check_positions(config)
         if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.rollout.enforce_eager:
             raise PlatformError(
-                "ASCEND_LAUNCH_BLOCKING = 1 is exported, and vllm-ascend refuses it with ACL graphs. Unset it."
+                "ASCEND_LAUNCH_BLOCKING = 1 is set, and vllm-ascend refuses it with ACL graphs. Unset it."
             )
         if isinstance(config, RlConfig) and os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             raise PlatformError(
-                "TORCHDYNAMO_DISABLE = 1 is exported, as the guide has it, and vLLM's piecewise graphs go through "
-                "torch.compile: the engines would decode without graphs and not say so. Unset it."
+                "TORCHDYNAMO_DISABLE = 1 is set, as in the guide. vLLM's piecewise graphs need torch.compile, so the "
+                "engines would silently decode without graphs. Unset it."
             )
         if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
             raise PlatformError(
                 "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's memory pool refuses. "
-                "Unset it: verl switches it by itself while the actor trains."
+                "Unset it. verl turns the option on while the actor trains."
             )
 
     def remarks(self, config: RunConfig) -> Sequence[str]:
@@ -207,9 +206,10 @@ class Ascend(Platform):
         try:
             importlib.import_module("mindspeed.megatron_adaptor")
         except ImportError as error:
-            # verl goes on without it, and Megatron-core then fails on its first CUDA call.
+            # verl would continue without it, and Megatron-core would fail at its first CUDA call.
             raise PlatformError(
-                f"MindSpeed cannot be imported: {error}. Install the version in ascend/README.md beside Megatron-core."
+                f"MindSpeed cannot be imported: {error}. Install the version in ascend/README.md, in the environment "
+                "of Megatron-core."
             ) from error
 
     def set_device(self, local_rank: int) -> None:
@@ -226,65 +226,67 @@ class Ascend(Platform):
 
     def sglang_command(self, *args: Any, **kwargs: Any) -> list[str]:
         raise PlatformError(
-            '`retool eval` starts a SGLang server, and run.platform = "ascend" has none. Validate in training '
-            "([validation]), or evaluate the export on a CUDA or CPU machine."
+            '`retool eval` starts an SGLang server, which run.platform = "ascend" does not support. Validate in '
+            "training ([validation]), or evaluate the export on a CUDA or CPU machine."
         )
 
 
 def _cann_home() -> Path:
-    """The toolkit that the environment points to, or the first that is where installers put it."""
+    """The folder of CANN: ASCEND_HOME_PATH, or the first existing default folder."""
     if home := os.environ.get("ASCEND_HOME_PATH"):
         return Path(home)
     return next((Path(each) for each in CANN_HOMES if Path(each).is_dir()), Path(CANN_HOMES[0]))
 
 
 def driver_version() -> str:
-    """What npu-smi says of the driver.
+    """The driver's version, from npu-smi.
 
-    Raises PlatformError where verl would end the run as its engines start: npu-smi is missing,
-    fails for the cards that verl asks, or tells a driver below DRIVER.
+    Raises PlatformError if verl would later fail when its engines start: npu-smi is missing, fails
+    for the cards that verl queries, or reports a driver older than DRIVER.
     """
     if shutil.which("npu-smi") is None:
         raise PlatformError(
-            "npu-smi is not on the path, and verl asks it for the driver's version before the engines start. Put "
-            "it there: the driver's installer leaves it in /usr/local/bin or /usr/local/sbin."
+            "npu-smi is not on the PATH, and verl needs it for the driver's version before the engines start. Add its "
+            "folder to PATH. The driver's installer puts it in /usr/local/bin or /usr/local/sbin."
         )
-    said = _board()
-    for line in said.splitlines():
+    output = _board()
+    for line in output.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "Software Version":
-            return _checked_driver(value.strip())
+            return _require_driver(value.strip())
     raise PlatformError(
-        f"`npu-smi info -t board` names no Software Version, which verl reads: {said.strip()[-300:]!r}."
+        f"`npu-smi info -t board` prints no Software Version, which verl needs: {output.strip()[-300:]!r}. Check the "
+        "driver."
     )
 
 
 def _board() -> str:
-    """What npu-smi says of a card: of number 1 first, as verl asks, which a container may lack."""
+    """npu-smi's description of card 1, as in verl, or of a visible card if there is no card 1."""
     visible = os.environ.get("ASCEND_VISIBLE_DEVICES", "").split(",")[0]
     others = (visible, str(int(visible) // 2)) if visible.isdecimal() else ()  # two dies may be one card
     error = ""
     for card in ("1", *others):
-        asked = ["npu-smi", "info", "-t", "board", "-i", card]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        command = ["npu-smi", "info", "-t", "board", "-i", card]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0:
             return done.stdout
         error = (
-            error or f"`{' '.join(asked)}` ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+            error
+            or f"`{' '.join(command)}` failed with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
         )
     raise PlatformError(
-        f"{error}. verl asks the same before the engines start. Where the container has no card 1, export "
-        "ASCEND_VISIBLE_DEVICES with the numbers of those it has."
+        f"{error}. verl runs the same command before the engines start. If the container has no card 1, export "
+        "ASCEND_VISIBLE_DEVICES with the numbers of its cards."
     )
 
 
-def _checked_driver(version: str) -> str:
-    """The version, as npu-smi tells it. Raises PlatformError for one below DRIVER."""
+def _require_driver(version: str) -> str:
+    """Return the version that npu-smi printed. Raises PlatformError if it is older than DRIVER."""
     found = re.match(r"\d+\.\d+(\.rc\d+|\.\d+)?", version.lower())
     if found is None or Version(found[0]) < Version(DRIVER):
         raise PlatformError(
-            f"the driver is {version}, and verl wants at least {DRIVER} to hand weights to the engines. Install the "
-            "driver that belongs to the CANN of ascend/README.md."
+            f"the driver's version is {version}, and verl needs at least {DRIVER} to send weights to the engines. "
+            "Install the driver for the CANN version in ascend/README.md."
         )
     return version
 
@@ -296,12 +298,12 @@ def _npu() -> Any:
 
 
 def _check_positions(config: RunConfig) -> None:
-    """Raise ConfigError for scaled positions, which a patch that is not used here applies."""
+    """Raise ConfigError for scaled positions, because the patch for them is not used here."""
     path = config.model.path
     values = read_config(path) if Path(path).exists() or is_hub_name(path) else {}
     kind = rope_of_config(values).kind
     if kind != "default":
         raise ConfigError(
-            f"{config.source}: {path} has positions of type {kind}, and nothing has shown that training on an NPU "
-            "scales them. Take a model without."
+            f"{config.source}: {path} has positions of type {kind}, which is not tested on NPUs. Use a model without "
+            "scaled positions."
         )

@@ -95,10 +95,10 @@ def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (BOARD.format("25.2.3"), "the driver is 25.2.3, and verl wants at least 25.3.rc1"),
-        (BOARD.format("unknown"), "the driver is unknown, and verl wants"),
-        ("echo 'DrvMngGetConsoleLogLevel failed'; exit 255", r"-i 1` ended with 255: DrvMng.*\. verl asks the same"),
-        ("echo nothing", "names no Software Version"),
+        (BOARD.format("25.2.3"), "the driver's version is 25.2.3, and verl needs at least 25.3.rc1"),
+        (BOARD.format("unknown"), "the driver's version is unknown, and verl needs"),
+        ("echo 'DrvMngGetConsoleLogLevel failed'; exit 255", r"-i 1` failed with 255: DrvMng.*\. verl runs the same"),
+        ("echo nothing", "prints no Software Version"),
     ],
 )
 def test_what_npu_smi_cannot_tell_is_an_error(script: str, message: str, monkeypatch, tmp_path: Path):

@@ -28,7 +28,7 @@ def _no_other_platforms_variable(monkeypatch: pytest.MonkeyPatch):
 @no_npu
 def test_a_machine_without_an_npu_explains_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "absent"))
-    with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed here \(CANN is not at .*absent"):
+    with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed \(CANN is not at .*absent"):
         get_platform("ascend").check_machine()
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     with pytest.raises(PlatformError, match=r"\(CANN is at "):
@@ -46,7 +46,7 @@ def test_cann_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_a_machine_without_npu_smi_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PlatformError, match="npu-smi is not on the path"):
+    with pytest.raises(PlatformError, match="npu-smi is not on the PATH"):
         driver_version()
 
 
@@ -113,7 +113,7 @@ def test_the_guides_settings_are_the_shipped_ones():
     [
         ("ASCEND_LAUNCH_BLOCKING", "1", "ASCEND_LAUNCH_BLOCKING = 1"),
         ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "PYTORCH_NPU_ALLOC_CONF"),
-        ("TORCHDYNAMO_DISABLE", "1", "piecewise graphs go through torch.compile"),
+        ("TORCHDYNAMO_DISABLE", "1", "piecewise graphs need torch.compile"),
     ],
 )
 def test_an_exported_variable_that_the_engine_refuses(monkeypatch, name: str, value: str, message: str):

@@ -23,12 +23,12 @@ def refused(*settings: str) -> str:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.fp8=tensorwise", "Atlas A2 has no FP8"),
-        ("lora.rank=8", "linear layers with adapters"),
+        ("model.fp8=tensorwise", "Atlas A2 does not support FP8"),
+        ("lora.rank=8", "linear layers are untested with adapters"),
         ("memory.adam_states=compact", "precision-aware optimizer"),
         ("memory.fused_cross_entropy=true", "Triton for CUDA"),
-        ("verl_overrides.engine.override_transformer_config.moe_permute_fusion=true", "Transformer Engine's"),
-        ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3", "no SGLang"),
+        ("verl_overrides.engine.override_transformer_config.moe_permute_fusion=true", "only Transformer Engine"),
+        ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3", "the run uses vLLM"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.fp8=hybrid", "FP8"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.enable_cuda_graph=true", "ACL"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.cuda_graph_impl=local", "ACL"),
@@ -40,7 +40,7 @@ def refused(*settings: str) -> str:
             "verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.attention_backend=fused",
             "cuDNN",
         ),
-        ("verl_overrides.global_profiler.tool=nsys", "NVIDIA's profiler"),
+        ("verl_overrides.global_profiler.tool=nsys", "only NVIDIA GPUs"),
         ("verl_overrides.actor_rollout_ref.rollout.quantization=fp8", "FP8"),
     ],
 )
@@ -58,7 +58,7 @@ def test_engines_there_have_no_fp8(name: str):
 
 def test_the_engine_there_does_not_tell_experts():
     text = refused("algorithm.router_replay=R3", "memory.recompute=full", "train.micro_batch_tokens=40000")
-    assert 'algorithm.router_replay = "R3": vllm-ascend 0.23.0 tells the experts' in text
+    assert 'algorithm.router_replay = "R3": vllm-ascend 0.23.0 returns the experts' in text
 
 
 TRANSFORMER = "verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config."
@@ -66,7 +66,7 @@ TRANSFORMER = "verl_overrides.actor_rollout_ref.actor.megatron.override_transfor
 
 @pytest.mark.parametrize("algorithm", ["ulysses_cp_algo", "hybrid_cp_algo", "kvallgather_cp_algo"])
 def test_only_the_ring_reads_what_verl_packs(algorithm: str):
-    assert "the ring's zigzag" in refused(f"{TRANSFORMER}context_parallel_algo={algorithm}")
+    assert "ring attention's zigzag" in refused(f"{TRANSFORMER}context_parallel_algo={algorithm}")
     check(load_config(RlConfig, A2, [f"{TRANSFORMER}context_parallel_algo=megatron_cp_algo"]))
 
 
@@ -77,7 +77,7 @@ def test_what_has_no_effect_is_remarked_by_name():
         "run.seed, and a separate seed for each request",
         "metrics engine/running, engine/queued and engine/restarts",
     ]
-    assert "an engine that dies ends the run" in told[0]
+    assert "a dead engine ends the run" in told[0]
     none = Ascend().remarks(load_config(RlConfig, A2, ["train.max_engine_restarts=0"]))
     assert none == told[1:], "none was asked for"
     sft = load_config(SftConfig, ROOT / "configs" / "sft_qwen2.5_7b_a2x8.toml")
@@ -98,7 +98,7 @@ def test_scaled_positions_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     name = "meta-llama/Llama-3.2-1B-Instruct"
     write_hub_cache(tmp_path, name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=rf"{name} has positions of type llama3, and nothing has shown"):
+    with pytest.raises(ConfigError, match=rf"{name} has positions of type llama3, which is not tested"):
         Ascend().check_settings(load_config(RlConfig, A2, [f"model.path={name}"]))
 
 
@@ -121,7 +121,7 @@ def test_every_refusal_can_be_met():
     that is a command's.
     """
     for row in TABLE:
-        asks = row.asked is not None or bool(row.overrides)
+        asks = row.is_used is not None or bool(row.overrides)
         tells = row.kind in ("refused", "no effect")
         assert asks == (tells and not row.cuda.startswith("retool eval")), row.cuda
         assert bool(row.ascend) == (row.kind != "refused"), row.cuda
