@@ -1,20 +1,20 @@
-r"""GSM8K's problems with large numbers: the same texts and calculations, which no head does.
+r"""Makes variants of GSM8K's problems with numbers too large for mental arithmetic.
 
     python launch/gsm8k/large.py train.jsonl --draws 3 --out large_train.jsonl
 
-Every number of the question that a calculation takes is replaced by one that is 1,000 to 100,000
-times as large, in question, solution and marks, and each step is calculated again with fractions. A
-problem survives these stages:
+Replaces the question's numbers that are used in calculations by numbers 1,000 to 100,000 times as
+large, in question, solution and marks, and recalculates each step with fractions. A problem has to
+pass these stages:
 
-- source: every operand is a number of the question, an earlier step's value, or a constant that a
-  word explains, and only one of them; so is every number of the solution's text;
-- calculation: numbers were found with which each step is whole and has its sign of before, as has
-  every part of it, and the question's numbers keep their order;
-- execution: the solution as one program runs and prints the new answer.
+- source: each operand is a number of the question, an earlier step's value, or a constant that a
+  word explains, and exactly one of these. The same holds for each number in the solution's text.
+- calculation: there are new numbers for which each step is an integer, each part of a step keeps
+  its sign, and the question's numbers keep their order.
+- execution: the solution runs as one program and prints the new answer.
 
-Where numbers cannot all be replaced (a count times a price, next to a sum of money), as many are as
-can be. ``original_question`` decides the part of a row, so a variant is in the part of its
-original.
+If not all numbers can be replaced (such as a count times a price next to a sum of money), it
+replaces as many as possible. ``original_question`` determines a row's part, so a variant is in the
+same part as its original.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from typing import Annotated, Any
 
 import typer
 from solutions import Literal, Solution, evaluate, literals, parse, word_values
-from texts import AGES, AVERAGE, explained, numbers_in, replaced, rewritten
+from texts import AGES, AVERAGE, explained_constants, numbers_in, replace_numbers, rewrite
 from traces import ROWS_AT_ONCE, problem_rows, texts_of
 
 from retool_mcore.cli.common import guarded, output_named, tell, with_bar
@@ -49,22 +49,22 @@ from retool_mcore.sandbox.base import Sandbox
 
 STAGES = ("source", "calculation", "execution")
 SMALLEST_FACTOR, LARGEST_FACTOR = 1_000, 100_000
-LARGEST_VALUE = 10**13  # of any part of a calculation: a float still holds it to the second decimal
+LARGEST_VALUE = 10**13  # of any intermediate result: a float represents it to two decimals
 DRAWS_OF_ALL, DRAWS_OF_SOME = 60, 90
-JITTER = 1.35  # about the scale that the numbers of one draw share
+JITTER = 1.35  # random factor of each number around the common scale of a draw
 ALL_MODES = 3
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A number of a calculation, which is a free number of the question, a ``step``, or neither."""
+    """A number in a calculation. ``free``: replaceable. ``step``: the step that gives it."""
 
     literal: Literal
     free: bool = False
     step: int | None = None
 
     @property
-    def stays(self) -> bool:
+    def is_fixed(self) -> bool:
         return not self.free and self.step is None
 
     def new(self, numbers: Mapping[Fraction, Fraction], steps: Sequence[Fraction]) -> Fraction:
@@ -76,56 +76,56 @@ class Operand:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem whose every operand is known. ``free``: the question's numbers to replace."""
+    """A problem with known sources of all operands. ``free``: the question's numbers to replace."""
 
     question: str
     solution: Solution
-    operands: tuple[tuple[Operand, ...], ...]  # of each step
+    operands: tuple[tuple[Operand, ...], ...]  # per step
     free: tuple[Fraction, ...]
     stated: tuple[Fraction, ...]
     constants: frozenset[Fraction]
 
 
 def read(question: str, answer: str) -> Problem:
-    """Find what each operand is. Raises Rejected where that is not certain."""
+    """Find the source of each operand. Raises Rejected if a source is ambiguous."""
     solution = parse(answer)
     stated = tuple(Fraction(step.stated) for step in solution.steps)
-    _require_whole(question, solution, stated)
+    _require_exact(question, solution, stated)
     named = numbers_in(question)
-    counts = Counter(number.value for number in named) + words_in(question)
-    constants = explained(question, answer)
-    # 2 in a question that says "half" may be either, and both stay right if it stays
+    counts = Counter(number.value for number in named) + word_numbers(question)
+    constants = explained_constants(question, answer)
+    # 2 in a question with "half" may be either. Keeping it is right in both cases.
     free = {number.value for number in named if not number.fixed and counts[number.value] == 1} - constants
-    if AVERAGE.search(question):  # what is divided by may be how many things the question lists
+    if AVERAGE.search(question):  # a divisor may be the number of things that the question lists
         found = [(step.expression, each) for step in solution.steps for each in literals(step.expression)]
         free -= {each.value for expression, each in found if divides(expression, each)}
     operands = _operands(solution, stated, counts, free, constants)
     used = {operand.literal.value for each in operands for operand in each if operand.free}
     if not used:
-        raise Rejected("source", "nothing to replace: no calculation takes a whole number of the question")
-    fixed = {operand.literal.value for each in operands for operand in each if operand.stays} | (set(counts) - used)
+        raise Rejected("source", "nothing to replace: no calculation uses an integer of the question")
+    fixed = {operand.literal.value for each in operands for operand in each if operand.is_fixed} | (set(counts) - used)
     free_used = tuple(number.value for number in named if number.value in used)
     return Problem(question, solution, operands, free_used, stated, frozenset(fixed | constants))
 
 
-def _require_whole(question: str, solution: Solution, stated: Sequence[Fraction]) -> None:
+def _require_exact(question: str, solution: Solution, stated: Sequence[Fraction]) -> None:
     if AGES.search(question):
         raise Rejected("source", "ages: large ones make no sense")
     for step, value in zip(solution.steps, stated, strict=True):
         if evaluate(step.expression) != value:
             raise Rejected("source", f"rounded: {step.expression} is not exactly {step.stated}")
         if value < 0:
-            raise Rejected("source", f"negative: in {step.expression} = {step.stated} the sign is no operand's")
+            raise Rejected("source", f"negative: the result of {step.expression} = {step.stated} has a sign")
     try:
         truth = Fraction(solution.truth)
     except ValueError:
         truth = None
     if truth != stated[-1]:
-        raise Rejected("source", f"another answer: {solution.truth} after a last step of {stated[-1]}")
+        raise Rejected("source", f"another answer: {solution.truth}, but the last step gives {stated[-1]}")
 
 
-def words_in(text: str) -> Counter[Fraction]:
-    """How often each number is written in a simple word; "one" is mostly no number."""
+def word_numbers(text: str) -> Counter[Fraction]:
+    """Counts of numbers written as simple words, except "one", which is rarely a number."""
     return Counter(value for value in word_values(text) if value != 1)
 
 
@@ -140,28 +140,26 @@ def _operands(
     free: set[Fraction],
     constants: set[Fraction],
 ) -> tuple[tuple[Operand, ...], ...]:
-    """The operands of each step. Raises Rejected where it is not certain what one is.
+    """The operands of each step. Raises Rejected if the source of one is ambiguous.
 
-    A constant that is also the value of the step just before is that step, where nothing else takes
-    it: a solution calculates nothing in vain.
+    A constant that equals the previous step's value counts as that step if no other operand uses
+    the step, because a solution does not calculate an unused value.
     """
     found = [literals(step.expression) for step in solution.steps]
 
     def equal_steps(literal: Literal, index: int) -> list[int]:
         return [each for each in range(index) if stated[each] == literal.value]
 
-    takes = Counter(
-        step for index, each in enumerate(found) for literal in each for step in equal_steps(literal, index)
-    )
+    uses = Counter(step for index, each in enumerate(found) for literal in each for step in equal_steps(literal, index))
 
     def operand(literal: Literal, index: int) -> Operand:
         steps, value, expression = equal_steps(literal, index), literal.value, solution.steps[index].expression
         named, constant = counts.get(value, 0) > 0, value in constants
-        in_vain = len(steps) == 1 and takes[steps[0]] == 1 and steps[0] == index - 1
-        if len(steps) + named > 1 or (steps and constant and not in_vain):
-            raise Rejected("source", f"two sources: {value} in {expression} may be a step, or something else")
+        only_use = len(steps) == 1 and uses[steps[0]] == 1 and steps[0] == index - 1
+        if len(steps) + named > 1 or (steps and constant and not only_use):
+            raise Rejected("source", f"two sources: {value} in {expression} may come from a step or from elsewhere")
         if not (steps or named or constant):
-            reason = f"unknown operand: {value} in {expression} is of no text, no step, and no known constant"
+            reason = f"unknown operand: {value} in {expression} is in no text, in no step, and not a known constant"
             raise Rejected("source", reason)
         return Operand(literal, free=named and value in free, step=steps[0] if steps else None)
 
@@ -170,7 +168,7 @@ def _operands(
 
 @dataclass(frozen=True)
 class Enlarged:
-    """New numbers of the question and the steps' new values, with each step's new expression."""
+    """New numbers of the question, and each step's new value and expression."""
 
     numbers: Mapping[Fraction, Fraction]
     steps: tuple[Fraction, ...]
@@ -178,15 +176,15 @@ class Enlarged:
 
 
 def enlarge(problem: Problem, generator: random.Random) -> Enlarged:
-    """Draw new numbers until they fit. Raises Rejected when none did."""
+    """Draw new numbers until some fit. Raises Rejected if none do."""
     for numbers in _draws(problem, generator):
-        if (found := calculated(problem, numbers)) is not None:
+        if (found := recalculate(problem, numbers)) is not None:
             return found
     raise Rejected("calculation", f"no numbers fit: {', '.join(step.expression for step in problem.solution.steps)}")
 
 
 def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction, Fraction]]:
-    """First draws of all numbers, then of ever fewer of them."""
+    """Draws for all numbers first, then for fewer and fewer of them."""
     for index in range(DRAWS_OF_ALL):
         yield _draw(problem, problem.free, index % ALL_MODES, generator)
     sizes = range(len(problem.free) - 1, 0, -1)
@@ -198,9 +196,9 @@ def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction
 def _draw(
     problem: Problem, chosen: Sequence[Fraction], mode: int, generator: random.Random
 ) -> dict[Fraction, Fraction]:
-    """New numbers of one scale: equal to the old ones modulo the divisors, or multiples.
+    """New numbers of a common scale, congruent to the old ones modulo the divisors, or multiples.
 
-    Multiples of old numbers keep divisions whole; of two sizes, so that one divides the other.
+    Multiples (mode 2) keep quotients integer. They use two factors, of which one divides the other.
     """
     if mode == 2:
         small = generator.randint(SMALLEST_FACTOR, 4 * SMALLEST_FACTOR)
@@ -216,10 +214,10 @@ def _draw(
 
 
 def _modulus(problem: Problem) -> int:
-    """The product of what calculations divide by that stays, of decimals, too; small enough."""
+    """The product of fixed divisors and of denominators of fixed decimals; 1 if too large."""
     out = 1
     for step, operands in zip(problem.solution.steps, problem.operands, strict=True):
-        for literal in (operand.literal for operand in operands if operand.stays):
+        for literal in (operand.literal for operand in operands if operand.is_fixed):
             if literal.value.denominator > 1:
                 out *= literal.value.denominator
             elif literal.value > 1 and divides(step.expression, literal):
@@ -227,14 +225,14 @@ def _modulus(problem: Problem) -> int:
     return out if out <= SMALLEST_FACTOR else 1
 
 
-def calculated(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlarged | None:
-    """The solution with these numbers, or None where they do not fit."""
+def recalculate(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlarged | None:
+    """The solution with these numbers, or None if they do not fit."""
     in_range = all(SMALLEST_FACTOR * old <= new <= LARGEST_FACTOR * old for old, new in numbers.items())
     in_order = all(numbers[low] < numbers[high] for low, high in pairwise(sorted(numbers)))
     distinct = len(set(numbers.values()) | problem.constants) == len(numbers) + len(problem.constants)
     bounds = [number for number in numbers_in(problem.question) if number.bound and not number.fixed]
     if not (in_range and in_order and distinct) or any(number.value not in numbers for number in bounds):
-        return None  # the last: what it bounds grows, and it would not
+        return None  # the last condition: a bound must grow with the number that it bounds
     steps, expressions = list[Fraction](), list[str]()
     for step, operands in zip(problem.solution.steps, problem.operands, strict=True):
         expression = step.expression
@@ -253,7 +251,7 @@ def calculated(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlarg
         steps.append(value)
         expressions.append(expression)
     if steps[-1] == problem.stated[-1]:
-        return None  # an answer that may be known by heart
+        return None  # the model may have memorized this answer
     return Enlarged(numbers, tuple(steps), tuple(expressions))
 
 
@@ -262,15 +260,15 @@ def _sign(value: Fraction) -> int:
 
 
 def variant(question: str, answer: str, seed: int) -> dict[str, str]:
-    """A row of GSM8K's form with large numbers; seed and question decide them. Raises Rejected."""
+    """A row in GSM8K's form with large numbers. Depends on seed and question. Raises Rejected."""
     problem = read(question, answer)
     digest = blake2b(f"{seed}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     found = enlarge(problem, random.Random(int.from_bytes(digest, "big")))
     changed = {old for old, new in zip(problem.stated, found.steps, strict=True) if old != new} | set(found.numbers)
-    if in_words := changed & set(words_in(problem.solution.body)):
-        raise Rejected("source", f"in words: the solution writes {min(in_words)} as a word")
+    if as_words := changed & set(word_numbers(problem.solution.body)):
+        raise Rejected("source", f"number word: the solution writes {min(as_words)} as a word")
     new = [(number, found.numbers.get(number.value, number.value)) for number in numbers_in(question)]
-    return {"question": replaced(question, new), "answer": _answer(problem, found), ORIGINAL: question}
+    return {"question": replace_numbers(question, new), "answer": _answer(problem, found), ORIGINAL: question}
 
 
 def _answer(problem: Problem, found: Enlarged) -> str:
@@ -283,16 +281,16 @@ def _answer(problem: Problem, found: Enlarged) -> str:
     first: tuple[Fraction, Fraction] | None = None
     for index, expression in enumerate(found.expressions):
         new = [(each.literal.value, each.new(found.numbers, found.steps)) for each in problem.operands[index]]
-        out.append(rewritten(texts[index], candidates, first=first, last=new))
+        out.append(rewrite(texts[index], candidates, first=first, last=new))
         out.append(f"<<{expression}={found.steps[index].numerator}>>")
         first = problem.stated[index], found.steps[index]
         candidates.setdefault(first[0], set()).add(first[1])
-    out.append(rewritten(texts[-1], candidates, first=first, last=()))
+    out.append(rewrite(texts[-1], candidates, first=first, last=()))
     return f"{''.join(out).rstrip()}\n#### {found.steps[-1].numerator}"
 
 
-def found_or_why(question: str, answer: str, seed: int) -> dict[str, str] | tuple[str, str]:
-    """``variant``, or stage and reason of a reject: what a process can send."""
+def variant_or_reject(question: str, answer: str, seed: int) -> dict[str, str] | tuple[str, str]:
+    """``variant``, or the stage and reason of its rejection, as a picklable result."""
     try:
         return variant(question, answer, seed)
     except Rejected as rejected:
@@ -307,52 +305,52 @@ async def build(
     seed: int = 0,
     draws: int = 1,
 ) -> VerifiedRows:
-    """Variants of all rows (where, {question, answer}), each run once as one program.
+    """Make variants of all rows (where, {question, answer}) and run each as a program.
 
-    Of ``draws`` seeds from ``seed`` on: first all rows with the first one's numbers, in order, then
-    all with the next one's. Raises DataError when a row has another schema, or none survived.
+    Uses ``draws`` seeds, starting with ``seed``: first all rows with the first seed, in order, then
+    all rows with the next. Raises DataError if a row has another schema, or if no variant passes.
     """
     slots, loop = asyncio.Semaphore(ROWS_AT_ONCE), asyncio.get_running_loop()
 
     async def made(index: int, where: str, source: Mapping[str, Any], seed: int) -> dict[str, str] | Rejected:
         async with slots:
             on_row()
-            row = await loop.run_in_executor(pool, found_or_why, *texts_of(where, source), seed)
+            row = await loop.run_in_executor(pool, variant_or_reject, *texts_of(where, source), seed)
             if isinstance(row, tuple):
                 return Rejected(*row)
             try:
                 await problem_rows(where, index, row, sandbox)
             except Rejected as rejected:
-                return Rejected("execution", f"its program: {rejected}")
+                return Rejected("execution", f"program: {rejected}")
             return row
 
     wanted = [(*row, each) for each in range(seed, seed + draws) for row in rows]
-    with _processes(len(rows)) as pool:  # the search for numbers is arithmetic in Python: 5 ms a row
+    with _processes(len(rows)) as pool:  # searching for numbers takes 5 ms of Python per row
         results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
     report, seen = VerifiedRows(STAGES), set[str]()
     for (where, source, of_seed), result in zip(wanted, results, strict=True):
         if isinstance(result, Rejected):
             report.reject(where, result, source)
         elif result["question"] in seen:
-            copy = Rejected("calculation", f"a copy: seed {of_seed} draws the numbers of an earlier one")
+            copy = Rejected("calculation", f"duplicate: seed {of_seed} draws the numbers of an earlier seed")
             report.reject(where, copy, source)
         else:
             seen.add(result["question"])
             report.rows.append(result)
     if not report.rows:
-        raise DataError(f"none of {len(wanted)} problems survived; the first reject: {report.rejects[:1]}")
+        raise DataError(f"No variant of {len(wanted)} passes. The first reject: {report.rejects[:1]}")
     return report
 
 
 def _processes(rows: int) -> Executor:
-    # spawned: a fork would hold what the sandbox has open
+    # spawn, because a fork would inherit the sandbox's open files
     workers = max(1, min(len(os.sched_getaffinity(0)), rows))
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin)
 
 
 def _begin() -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the first one answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
 
 
 @guarded
@@ -362,15 +360,15 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON lines to write, in GSM8K's form.")],
     rejects: Rejects = None,
     limit: Limit = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other numbers.")] = 0,
-    draws: Annotated[int, typer.Option(min=1, help="Variants of each problem, of SEED and the seeds after it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
+    draws: Annotated[int, typer.Option(min=1, help="Variants per problem, with SEED and the seeds after it.")] = 1,
 ) -> None:
-    """Write GSM8K's problems with large numbers, calculated again and verified by execution."""
+    """Write variants of GSM8K's problems with large numbers, recalculated and executed."""
     output_named(out, JSON_LINES, [source])
     rows = rows_of(str(source), limit)
 
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
-        # Any isolation level will do: the programs are arithmetic of numbers.
+        # The weakest isolation level suffices, because the programs are only arithmetic.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build(rows, sandbox, on_row, seed=seed, draws=draws)
 

@@ -1,9 +1,9 @@
-r"""GSM8K's solutions: their marked calculations, exact arithmetic, and a solution as one program.
+r"""Parses GSM8K's solutions, evaluates them exactly, and rewrites them as programs.
 
-A solution marks its calculations: ``48/2 = <<48/2=24>>24 clips``. In a program each of them is an
-assignment with its sentence as a comment. An operand that equals an earlier step's value, and no
-number of the question, becomes that step's name, in the comments too: the program states nothing
-that it is there to compute.
+A solution marks its calculations: ``48/2 = <<48/2=24>>24 clips``. In a program, each calculation is
+an assignment with its sentence as a comment. An operand that equals an earlier step's value, but no
+number of the question, becomes that step's name, also in comments. So the program contains no
+number that it should compute.
 """
 
 import ast
@@ -18,7 +18,7 @@ from retool_mcore.data.verify import Rejected
 NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+")
 MAX_COMMENT_CHARS = 160
 MAX_POWER = 64
-ROUNDED_DIGITS = 2  # of what division and decimals give: money, mostly
+ROUNDED_DIGITS = 2  # of results of divisions and decimals, which are mostly money
 
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
 _LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
@@ -43,7 +43,7 @@ NUMBER_WORDS |= {word: Fraction(10 * tens) for tens, word in enumerate(_TENS.spl
 
 @dataclass(frozen=True)
 class Step:
-    """The text before a calculation, its expression, and the value that the solution states."""
+    """A calculation: the text before it, its expression, and the value that the solution states."""
 
     text: str
     expression: str
@@ -59,12 +59,12 @@ class Solution:
 
     @property
     def text(self) -> str:
-        """The sentences without the marks."""
+        """The text without the marks."""
         return re.sub(r"<<[^<>]*>>", "", self.body).strip()
 
 
 def parse(answer: str) -> Solution:
-    """Cut a solution at its calculations. Raises Rejected."""
+    """Split a solution at its calculations. Raises Rejected."""
     body, sign, truth = answer.rpartition("####")
     if not sign or not truth.strip():
         raise Rejected("source", "no answer line '#### ...'")
@@ -73,43 +73,43 @@ def parse(answer: str) -> Solution:
         try:
             stated = Decimal(match[2].replace(",", "").strip())
         except InvalidOperation as error:
-            raise Rejected("source", f"the stated value {match[2]!r} is no number") from error
+            raise Rejected("source", f"the stated value {match[2]!r} is not a number") from error
         steps.append(Step(body[start : match.start()].strip(), _arithmetic(match[1]), stated))
         start = match.end()
     if not steps:
         raise Rejected("source", "no calculation is marked")
     rest = body[start:].strip()
     if any("<<" in text for text in (*(step.text for step in steps), rest)):
-        raise Rejected("source", "a calculation mark is not whole")
+        raise Rejected("source", "a calculation mark is incomplete")
     return Solution(tuple(steps), rest, truth.strip().replace(",", ""), body)
 
 
 def _arithmetic(expression: str) -> str:
-    """An arithmetic expression of numbers as Python; anything else is rejected and not run."""
+    """Check that an expression is arithmetic on numbers and return it as Python. Runs nothing."""
     text = _LEADING_ZEROS.sub("", expression.strip())
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
-        raise Rejected("source", f"{expression!r} is no expression") from error
+        raise Rejected("source", f"{expression!r} is not an expression") from error
     allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
     if not all(isinstance(node, allowed) for node in ast.walk(tree)):
-        raise Rejected("source", f"{expression!r} is more than arithmetic")
+        raise Rejected("source", f"{expression!r} is not only arithmetic")
     return text
 
 
 def value_of(text: str) -> Fraction:
-    """The value of a number as the texts write it."""
+    """The value of a number in a text, such as 1,234."""
     return Fraction(text.replace(",", ""))
 
 
 def word_values(text: str) -> list[Fraction]:
-    """The numbers that a text states in simple words."""
+    """The numbers that a text writes as simple words."""
     return [NUMBER_WORDS[word] for word in re.findall(r"[a-z]+", text.lower()) if word in NUMBER_WORDS]
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A number in an expression, from ``start`` to ``end``, with its value to the last digit."""
+    """A number in an expression, from ``start`` to ``end``, with its exact value."""
 
     start: int
     end: int
@@ -117,7 +117,7 @@ class Literal:
 
 
 def literals(expression: str) -> list[Literal]:
-    """The numbers of an expression in their order."""
+    """The numbers of an expression, in order."""
     nodes = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Constant)]
     return [
         Literal(node.col_offset, node.end_col_offset or 0, _exact(node, expression))
@@ -132,9 +132,9 @@ def _exact(node: ast.Constant, expression: str) -> Fraction:
 def evaluate(
     expression: str, names: Mapping[str, Fraction] | None = None, *, seen: list[Fraction] | None = None
 ) -> Fraction:
-    """The exact value of an expression of numbers and ``names``; ``seen`` gets each part's value.
+    """The exact value of an expression of numbers and ``names``.
 
-    Raises Rejected where there is none.
+    Appends the value of each operation to ``seen``. Raises Rejected if there is no value.
     """
 
     def at(node: ast.AST) -> Fraction:
@@ -156,12 +156,12 @@ def evaluate(
                 elif (operator := _OPERATORS.get(type(node.op))) is not None:
                     value = operator(left, right)
                 else:
-                    raise Rejected("calculation", f"{expression} has an operator that is not followed")
+                    raise Rejected("calculation", f"{expression} has an unsupported operator")
                 if seen is not None:
                     seen.append(value)
                 return value
             case _:
-                raise Rejected("calculation", f"{expression} is more than arithmetic")
+                raise Rejected("calculation", f"{expression} is not only arithmetic")
 
     try:
         return at(ast.parse(expression, mode="eval"))
@@ -170,23 +170,23 @@ def evaluate(
 
 
 def require_stated(step: Step, value: Fraction) -> None:
-    """Raise Rejected unless the value, rounded or cut off, is what the step states."""
+    """Raise Rejected unless the value, rounded or truncated, is the step's stated value."""
     if not is_close(Decimal(value.numerator) / Decimal(value.denominator), step.stated):
         raise Rejected("calculation", f"{step.expression} is not the {step.stated} that the solution states")
 
 
 def is_close(value: Decimal, stated: Decimal) -> bool:
-    """Whether two values are the same to the last digit of the stated one."""
+    """Whether two values agree to the last digit of the stated one."""
     exponent = stated.as_tuple().exponent
     assert isinstance(exponent, int), "stated values are finite"
     return abs(value - stated) < Decimal(1).scaleb(min(exponent, 0))
 
 
 def program_of(question: str, solution: Solution) -> str:
-    """The solution as one program, whose steps give what the solution states.
+    """The solution as one program whose steps have the stated values.
 
-    What division or decimals give is rounded where it is printed. Raises Rejected, also where an
-    operand could mean two steps.
+    Results of divisions and decimals are rounded when printed. Raises Rejected, for example if an
+    operand could come from two steps.
     """
     given = {value_of(found) for found in NUMBER.findall(question)} | set(word_values(question))
     stated = [Fraction(step.stated) for step in solution.steps]
@@ -207,7 +207,7 @@ def program_of(question: str, solution: Solution) -> str:
 
 
 def link(expression: str, given: set[Fraction], earlier: Sequence[Fraction]) -> str:
-    """The expression with ``stepN`` for each operand that can only be the value of step N."""
+    """Replace each operand that can only be the value of step N by ``stepN``."""
     out = expression
     for operand in reversed(literals(expression)):
         holders = [f"step{number}" for number, value in enumerate(earlier, 1) if value == operand.value]
@@ -220,14 +220,14 @@ def link(expression: str, given: set[Fraction], earlier: Sequence[Fraction]) -> 
 
 
 def _only_states(linked: str, given: set[Fraction]) -> bool:
-    """Whether an expression is a number alone, and one that the question does not state."""
+    """Whether an expression is only a number, and one that is not in the question."""
     calculates = any(isinstance(node, ast.BinOp) for node in ast.walk(ast.parse(linked, mode="eval")))
     found = literals(linked)
     return not calculates and bool(found) and found[0].value not in given
 
 
 def _comment(before: str, after: str, given: set[Fraction], values: Sequence[Fraction]) -> str:
-    """The sentence around a calculation, without the calculation and what it gives."""
+    """The sentence around a calculation, without the calculation and its result."""
     head = _EXPRESSION.sub("", f" {before.rpartition(chr(10))[2]}")
     tail = _RESULT.sub("", after.partition("\n")[0])
     if "=" in tail or NUMBER.search(tail):

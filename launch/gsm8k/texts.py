@@ -1,7 +1,7 @@
-r"""The numbers of a problem's texts: which may be replaced, which are fixed, how they are written.
+r"""Finds and replaces the numbers in a problem's texts.
 
-A number is fixed where another one would be senseless or would change the calculation: percent,
-fractions, decimals, ordinals, times and dates, multiples ("3 times"), how many things are named
+A number is fixed if another one would make no sense or would change the calculation: percentages,
+fractions, decimals, ordinals, times and dates, multiples ("3 times"), counts of things mentioned
 before ("the 3 friends"), and 0 and 1.
 """
 
@@ -36,7 +36,7 @@ AGES = re.compile(r"\b(?:ages?|aged|old|older|oldest|younger|youngest|birthdays?
 AVERAGE = re.compile(r"\b(?:average|mean)\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"(?<![\w.])[-+*/x×÷$().,%\d\s–]*=[\s$]*\Z")
 
-# What a calculation may hold that no text states: a word explains it.
+# Words -> constants that a calculation may use although no text contains them.
 _EXPLAINED: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"half|halves|halved|twice|doubl|both|couple|pair|two|twin|equal", ("2", "0.5")),
     (r"thrice|tripl|third|three", ("3",)),
@@ -59,7 +59,7 @@ _EXPLAINED: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a text in digits, at ``start`` to ``end``; ``bound``: after "more than"."""
+    """A number in digits, from ``start`` to ``end``. ``bound``: after "more than" etc."""
 
     text: str
     start: int
@@ -73,7 +73,7 @@ class Number:
 
 
 def numbers_in(text: str) -> list[Number]:
-    """All numbers of a text in digits, in order."""
+    """All numbers in digits in a text, in order."""
     return [_number(text, match) for match in NUMBER.finditer(text)]
 
 
@@ -86,8 +86,8 @@ def _number(text: str, match: re.Match[str]) -> Number:
     return Number(match[0], match.start(), match.end(), fixed, _BOUND.search(before) is not None)
 
 
-def explained(question: str, answer: str) -> set[Fraction]:
-    """The constants that words of the texts explain, and what percentages of the question give."""
+def explained_constants(question: str, answer: str) -> set[Fraction]:
+    """The constants that words of the texts explain, and those from the question's percentages."""
     texts = f"{question} {re.sub(r'<<[^<>]*>>', '', answer)}".lower()
     found = {Fraction(1)}
     for words, values in _EXPLAINED:
@@ -100,8 +100,8 @@ def explained(question: str, answer: str) -> set[Fraction]:
     return found
 
 
-def replaced(text: str, new: Sequence[tuple[Number, Fraction]]) -> str:
-    """The text with new values of its numbers; where the value stays, its writing stays."""
+def replace_numbers(text: str, new: Sequence[tuple[Number, Fraction]]) -> str:
+    """Replace numbers by new values. A number whose value does not change keeps its spelling."""
     for number, value in reversed(new):
         if value != number.value:
             digits = f"{value.numerator:,}" if "," in number.text else str(value.numerator)
@@ -109,19 +109,19 @@ def replaced(text: str, new: Sequence[tuple[Number, Fraction]]) -> str:
     return text
 
 
-def rewritten(
+def rewrite(
     text: str,
     candidates: Mapping[Fraction, set[Fraction]],
     *,
     first: tuple[Fraction, Fraction] | None,
     last: Sequence[tuple[Fraction, Fraction]],
 ) -> str:
-    """A solution's text between two marks with the new numbers.
+    """Rewrite a solution's text between two marks with the new numbers.
 
-    ``candidates``: the new values that each old one may have. ``first``: old and new value of the
-    mark before the text, which its first number repeats. ``last``: old and new operands of the mark
-    after it, which the expression at its end repeats. Raises Rejected for any other number that is
-    not known, or could be two.
+    ``candidates``: old value -> possible new values. ``first``: old and new value of the mark
+    before the text; its first number repeats them. ``last``: old and new operands of the mark after
+    the text; the expression at its end repeats them. Raises Rejected for any other number that is
+    unknown or ambiguous.
     """
     numbers = numbers_in(text)
     known: dict[int, Fraction] = {}
@@ -138,4 +138,4 @@ def rewritten(
             how = "two numbers" if found else "unknown number"
             raise Rejected("source", f"{how} in the text: {number.text} in {text.strip()!r:.120}")
         new.append((number, next(iter(found))))
-    return replaced(text, new)
+    return replace_numbers(text, new)

@@ -1,13 +1,13 @@
-r"""SFT rows from GSM8K: each problem as one program that runs, and in words alone.
+r"""Makes SFT rows from GSM8K: each problem once with a program, and once as text.
 
     python launch/gsm8k/traces.py train.jsonl --part sft --out sft.parquet
 
-A problem has both rows or neither. It survives these stages:
+A problem gets both rows or none. It has to pass these stages:
 
-- source: the solution marks at least one calculation, and its marks are whole;
-- calculation: the program prints what the solution states, to the last stated digit;
-- format and answer: the two verifications of ``data.verify``. The answer is what the solution's own
-  calculations or words arrive at (``_reached``), so a solution at odds with its answer line fails.
+- source: the solution marks at least one calculation, and its marks are complete.
+- calculation: the program prints the stated value, to the last stated digit.
+- format and answer: the two checks of ``data.verify``. The answer is the result of the solution's
+  own calculations or text (``_result``), so a solution that contradicts its answer line fails.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ GSM8K = "openai/gsm8k"
 RUN_TIMEOUT_S = 10.0
 ROWS_AT_ONCE = 16
 BEFORE_PROGRAM = "I write the whole calculation as one program."
-NO_CODE = ("```", CODE_START, CODE_END, *HERMES_MARKUP)  # markup of either protocol
+MARKUP = ("```", CODE_START, CODE_END, *HERMES_MARKUP)  # of both protocols; not allowed in programs
 _NUMBER_IN_TEXT = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 
 
@@ -50,12 +50,12 @@ def main(
     part: PartOption = None,
     sft_share: SftShare = 0.5,
 ) -> None:
-    """Write each problem as one program that is run, and in words; verify format and answer."""
+    """Write each problem with a program, which is run, and as text. Verify format and answer."""
     output_named(out, PARQUET, [source])
     rows = rows_of(str(source), limit, part, sft_share)
 
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
-        # Any isolation level will do: the programs are arithmetic of numbers.
+        # The weakest isolation level suffices, because the programs are only arithmetic.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build(rows, sandbox, on_row)
 
@@ -67,7 +67,7 @@ async def build(
 ) -> VerifiedRows:
     """Build rows from (where, {question, answer}), in order.
 
-    Raises DataError when a row has another schema, or none survived.
+    Raises DataError if a row has another schema, or if no problem passes.
     """
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = VerifiedRows(STAGES)
@@ -90,17 +90,17 @@ async def build(
         for row in result:
             report.rows.append(row)
     if not report.rows:
-        raise DataError(f"none of {len(rows)} solutions survived; the first reject: {report.rejects[:1]}")
+        raise DataError(f"No solution of {len(rows)} passes. The first reject: {report.rejects[:1]}")
     return report
 
 
 async def problem_rows(where: str, index: int, source: Mapping[str, Any], sandbox: Sandbox) -> list[dict[str, Any]]:
-    """The rows of one problem, with the tool and in words. Raises Rejected, DataError."""
+    """The rows of one problem, with the tool and as text. Raises Rejected or DataError."""
     question, answer = texts_of(where, source)
     solution = parse(answer)
     made = [
         (await _with_program(question, solution, sandbox), [CODE_INTERPRETER]),
-        (_in_words(question, solution), None),
+        (_as_text(question, solution), None),
     ]
     for messages, _ in made:
         if problem := format_problem(messages):
@@ -115,19 +115,19 @@ def texts_of(where: str, source: Mapping[str, Any]) -> tuple[str, str]:
     """Question and answer of a row. Raises DataError for another schema."""
     question, answer = source.get("question"), source.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
-        raise DataError(f"{where}: GSM8K rows have the texts question and answer; here: {', '.join(source)}")
+        raise DataError(f"{where}: a GSM8K row has the texts question and answer; this one has {', '.join(source)}.")
     return question, answer
 
 
 async def _with_program(question: str, solution: Solution, sandbox: Sandbox) -> list[dict[str, Any]]:
-    """The messages with one program; the box has what it printed."""
+    """The messages with one program. The box has its output."""
     code = program_of(question, solution)
-    if found := next((mark for mark in NO_CODE if mark in code), None):
-        raise Rejected("format", f"the program holds {found}")
+    if found := next((mark for mark in MARKUP if mark in code), None):
+        raise Rejected("format", f"the program contains {found}")
     output = (await sandbox.execute(code, run_timeout_s=RUN_TIMEOUT_S)).text
     if not matches(output, stated := solution.steps[-1].stated):
         line = (output.splitlines() or ["nothing"])[-1]
-        raise Rejected("calculation", f"{code:.200} gives {line:.120}, and the solution states {stated}")
+        raise Rejected("calculation", f"{code:.200} prints {line:.120}, but the solution states {stated}")
     printed = re.sub(r"(\.\d*?)0+\Z", r"\1", output).removesuffix(".")
     return [
         {"role": "user", "content": hermes_prompt(question)},
@@ -138,26 +138,26 @@ async def _with_program(question: str, solution: Solution, sandbox: Sandbox) -> 
 
 
 def matches(output: str, stated: Decimal) -> bool:
-    """Whether the output is the stated value, rounded or cut off at its last digit."""
+    """Whether the output is the stated value, rounded or truncated at its last digit."""
     try:
         return is_close(Decimal(output), stated)
     except InvalidOperation:
         return False
 
 
-def _in_words(question: str, solution: Solution) -> list[dict[str, Any]]:
-    """The messages in words alone, as a run without tools asks and answers. Raises Rejected."""
+def _as_text(question: str, solution: Solution) -> list[dict[str, Any]]:
+    """The messages of a run without tools. Raises Rejected."""
     for step in solution.steps:
         require_stated(step, evaluate(step.expression))
-    final = f"{solution.text}\nThe answer is \\boxed{{{_reached(solution)}}}."
+    final = f"{solution.text}\nThe answer is \\boxed{{{_result(solution)}}}."
     return [{"role": "user", "content": hermes_prompt(question)}, {"role": "assistant", "content": final}]
 
 
-def _reached(solution: Solution) -> str:
-    """The solution's own result: the value of its last calculation, or the last number after it.
+def _result(solution: Solution) -> str:
+    """The solution's result: the value of its last calculation, or the last number after it.
 
-    Of the two it is the one that agrees with the answer line. When neither agrees, the row boxes a
-    wrong answer and fails.
+    Returns the one that agrees with the answer line. If neither agrees, the row gets a wrong answer
+    in its box and fails.
     """
     last = f"{solution.steps[-1].stated:f}"
     named = [re.sub(r"[$,]", "", text) for text in _NUMBER_IN_TEXT.findall(solution.rest)][-1:]

@@ -36,11 +36,13 @@ async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monke
         wrong["answer"] = re.sub(r"#### \d+", "#### 5", wrong["answer"])
         monkeypatch.setattr("large.variant", lambda *_: wrong)
         monkeypatch.setattr("large.ProcessPoolExecutor", here)
-        with pytest.raises(DataError, match=r"none of 1 problems survived.*its program: answer"):
+        with pytest.raises(DataError, match=r"No variant of 1 passes.*program: answer"):
             await build(rows[:1], sandbox)
-        with pytest.raises(DataError, match="none of 0 problems survived"):
+        with pytest.raises(DataError, match="No variant of 0 passes"):
             await build([], sandbox)
-        with pytest.raises(DataError, match="line 3: GSM8K rows have the texts question and answer; here: problem"):
+        with pytest.raises(
+            DataError, match="line 3: a GSM8K row has the texts question and answer; this one has problem"
+        ):
             await build([("line 3", {"problem": "x"})], sandbox)
 
 
@@ -56,7 +58,7 @@ async def test_each_draw_has_numbers_of_its_own_and_copies_are_rejected(monkeypa
         report = await build(rows[:1], sandbox, seed=7, draws=3)
     assert list(report.rows) == [one_number]
     assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
-        f" seed {seed} draws the numbers of an earlier one" for seed in (8, 9)
+        f" seed {seed} draws the numbers of an earlier seed" for seed in (8, 9)
     ]
 
 

@@ -54,16 +54,16 @@ async def test_a_solution_becomes_one_program_and_a_text_of_the_same_problem():
     [
         ("It is 72.\n#### 72", "source", "no calculation is marked"),
         ("48+24=<<48+24=72>>72", "source", "no answer line"),
-        ("<<48+24=72>>72 and <<4 8=3\n#### 72", "source", "not whole"),
-        ("<<48+24=many>>72\n#### 72", "source", "'many' is no number"),
-        ("<<exit()=72>>72\n#### 72", "source", "more than arithmetic"),
-        ("<<48+=72>>72\n#### 72", "source", "is no expression"),
+        ("<<48+24=72>>72 and <<4 8=3\n#### 72", "source", "is incomplete"),
+        ("<<48+24=many>>72\n#### 72", "source", "'many' is not a number"),
+        ("<<exit()=72>>72\n#### 72", "source", "not only arithmetic"),
+        ("<<48+=72>>72\n#### 72", "source", "is not an expression"),
         ("<<48+24=73>>73\n#### 73", "calculation", "48+24 is not the 73 that the solution states"),
         ("<<48/0=73>>73\n#### 73", "calculation", "48/0 has no value"),
         ("<<48+24=72>>72\n#### 73", "answer", "'72' is not equivalent to '73'"),
         ("The \\boxed{7} is <<48+24=72>>72\n#### 72", "format", "boxes different answers: 7, 72"),
-        ("<<48+24=72>>72 </tool_call>\n#### 72", "format", "the program holds </tool_call>"),
-        ("clips </code> <<48+24=72>>72\n#### 72", "format", "the program holds </code>"),
+        ("<<48+24=72>>72 </tool_call>\n#### 72", "format", "the program contains </tool_call>"),
+        ("clips </code> <<48+24=72>>72\n#### 72", "format", "the program contains </code>"),
     ],
 )
 async def test_what_does_not_survive_is_listed_with_stage_and_reason(answer, stage, reason):
@@ -77,7 +77,7 @@ async def test_what_does_not_survive_is_listed_with_stage_and_reason(answer, sta
 
 async def test_a_program_that_prints_something_else_is_rejected(monkeypatch):
     monkeypatch.setattr("traces.program_of", lambda *_: "print(71)")
-    with pytest.raises(DataError, match="gives 71, and the solution states 72"):
+    with pytest.raises(DataError, match="prints 71, but the solution states 72"):
         await built(ANSWER)
 
 
@@ -116,9 +116,11 @@ async def test_a_text_row_stays_one_in_either_protocol(protocol):
 
 async def test_rows_of_another_schema_are_an_error():
     async with open_sandbox("local", min_level="rlimits") as sandbox:
-        with pytest.raises(DataError, match="line 3: GSM8K rows have the texts question and answer; here: problem"):
+        with pytest.raises(
+            DataError, match="line 3: a GSM8K row has the texts question and answer; this one has problem"
+        ):
             await build([("line 3", {"problem": "x"})], sandbox)
-        with pytest.raises(DataError, match="none of 1 solutions survived"):
+        with pytest.raises(DataError, match="No solution of 1 passes"):
             await build([("line 1", {"question": "x", "answer": "y"})], sandbox)
 
 

@@ -11,7 +11,7 @@ from retool_mcore.data.verify import Rejected
 from tests.unit.launch.gsm8k import ANSWER, QUESTION
 
 # isort: split
-from large import LARGEST_FACTOR, SMALLEST_FACTOR, calculated, read, variant
+from large import LARGEST_FACTOR, SMALLEST_FACTOR, read, recalculate, variant
 from solutions import evaluate, parse
 from texts import numbers_in
 
@@ -101,7 +101,7 @@ def test_a_division_of_two_numbers_of_the_question_stays_whole():
         ("Bo has 48 pens. Half?", "<<48/2=24>>24 and forty\n#### 25", "another answer"),
         ("Bo is 48 years old, Al 3 younger.", "<<48-3=45>>45\n#### 45", "ages"),
         ("Bo has ten pens, Al has 1.", "<<10*1=10>>10\n#### 10", "nothing to replace"),
-        ("Bo has 48 pens and 9 caps.", "Nine caps <<48-9=39>>39\n#### 39", "in words"),
+        ("Bo has 48 pens and 9 caps.", "Nine caps <<48-9=39>>39\n#### 39", "number word"),
         ("Bo has 40 pens, 3 sell together.", "<<40/3=13.33>>13.33\n#### 13.33", "rounded"),
         ("Bo has 40 pens. If there are more than 30, half is lost. Half?", "<<40/2=20>>20\n#### 20", "no numbers fit"),
         ("Bo has 6 pens. Half?", "<<6*0=0>>0\n#### 0", "unknown operand"),
@@ -137,9 +137,9 @@ def test_new_numbers_are_within_bounds_and_so_is_every_part_of_a_calculation():
     problem = read("Bo has 300 rows of 200 pens, 500 in a box. How many boxes?", "<<300*200/500=120>>120\n#### 120")
     old = [Fraction(300), Fraction(200), Fraction(500)]
     assert problem.free == tuple(old)
-    assert calculated(problem, {value: value * 10_000 for value in old}) is not None
-    assert calculated(problem, {value: value * 100_000 for value in old}) is None, "300 * 200 is 6e14 then"
-    assert calculated(problem, {value: value * 999 for value in old}) is None
+    assert recalculate(problem, {value: value * 10_000 for value in old}) is not None
+    assert recalculate(problem, {value: value * 100_000 for value in old}) is None, "300 * 200 is 6e14 then"
+    assert recalculate(problem, {value: value * 999 for value in old}) is None
 
 
 @given(
