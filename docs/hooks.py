@@ -1,6 +1,6 @@
-"""mkdocs' hook: READMEs of the repository become pages, and links to other files become names.
+"""Hooks for mkdocs: adds the repository's READMEs as pages, and converts links.
 
-A link from one Markdown file to another is written as in the repository, so it works there too.
+Links between Markdown files also work in the repository. Links to other files become plain names.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-UNDER = "repository/"  # where the site has the files of the repository
+UNDER = "repository/"  # the site's folder for files of the repository
 FOLDERS = ("", "configs", "launch", "ascend", "perf", "retool_mcore/*")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 PICTURES = (".png", ".svg")
 
 
 def repository_pages() -> dict[str, Path]:
-    """Path in the site -> file."""
+    """Path in the site -> file in the repository."""
     found = [path for folder in FOLDERS for path in sorted(ROOT.glob(f"{folder}/*.md" if folder else "*.md"))]
     return {f"{UNDER}{path.relative_to(ROOT).as_posix()}": path for path in found}
 
@@ -37,29 +37,29 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return linked(markdown, page.file.src_uri)
+    return convert_links(markdown, page.file.src_uri)
 
 
 def source_of(src: str) -> str:
-    """The path in the repository of a page of the site."""
+    """The path in the repository of a page in the site."""
     return src.removeprefix(UNDER) if src.startswith(UNDER) else f"docs/{src}"
 
 
-def linked(markdown: str, src: str) -> str:
-    """Links to files as the site has them. Raises ValueError for one that leads nowhere."""
+def convert_links(markdown: str, src: str) -> str:
+    """Convert links to paths in the site. Raises ValueError for a broken link."""
     pages, own = repository_pages(), source_of(src)
 
     def link(match: re.Match[str]) -> str:
         picture, text, target, anchor = match.groups()
         path = posixpath.normpath(posixpath.join(posixpath.dirname(own), target))
         if not (ROOT / path).exists():
-            raise ValueError(f"{own}: {target} leads to no file of the repository")
+            raise ValueError(f"{own}: the link {target} is broken")
         if path.startswith("docs/") and path.endswith(".md"):
             there = path.removeprefix("docs/")
         elif f"{UNDER}{path}" in pages or path.endswith(PICTURES):
             there = f"{UNDER}{path}"
         else:
-            return f"{text} (`{path}`)" if path not in text else text  # a file that is no page
+            return f"{text} (`{path}`)" if path not in text else text  # the file is not a page
         return f"{picture}[{text}]({posixpath.relpath(there, posixpath.dirname(src) or '.')}{anchor or ''})"
 
     parts = re.split(r"(```.*?```)", markdown, flags=re.DOTALL)

@@ -1,7 +1,7 @@
-"""Makes the pages' pictures of `retool report` and `retool view` from a quickstart's folder.
+"""Takes the screenshots of `retool report` and `retool view` from a quickstart's folder.
 
     python docs/pictures.py runs/quickstart        after `make quickstart`
-    python docs/pictures.py                        of the quickstart that the tests have recorded
+    python docs/pictures.py                        from the quickstart that is recorded for tests
 
 Needs chromium with chromedriver, and selenium (the extra ``dev``).
 """
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 TO = Path(__file__).parent / "pictures"
 RECORDED, RECORDED_VIEW = ROOT / "tests/report/quickstart", ROOT / "tests/report/view/run"
 RUNS = ("sft", "tool_rl", "text_rl")
-WIDTH, MOST_BYTES = 1100, 200_000
+WIDTH, MAX_BYTES = 1100, 200_000
 SECTIONS = {"report_glance": "at-a-glance", "report_before_after": "before-and-after", "report_behaviour": "behaviour"}
 SECTIONS |= {"report_time": "where-the-time-went"}
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     browser = _chromium()
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            runs = Path("runs/quickstart")  # what a page shows of paths is a user's, not this machine's
+            runs = Path("runs/quickstart")  # so that pictures show a user's paths, not this machine's
             runs.parent.mkdir()
             shutil.copytree(root, runs, ignore=shutil.ignore_patterns("*.pt", "*.distcp", "*.safetensors", "logs"))
             if not arguments:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
             write_page([source], Path("view.html"), limit=1000)
             row = max(source.rows, key=lambda row: (row.partition == "train", row.step, row.id))
             for name, place in {"view_step": "", "view_trajectory": f"&id={row.id}"}.items():
-                _save(name, _shown(browser, Path(folder) / "view.html", f"step={row.step}{place}"))
+                _save(name, _screenshot(browser, Path(folder) / "view.html", f"step={row.step}{place}"))
     finally:
         browser.quit()
 
@@ -65,7 +65,7 @@ def _chromium() -> Any:
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
 
-def _shown(browser: Any, page: Path, place: str) -> bytes:
+def _screenshot(browser: Any, page: Path, place: str) -> bytes:
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.get("about:blank")
@@ -76,7 +76,7 @@ def _shown(browser: Any, page: Path, place: str) -> bytes:
 
 
 def _save(name: str, png: bytes) -> None:
-    assert len(png) < MOST_BYTES, f"{name}: {len(png)} bytes, more than a page should load"
+    assert len(png) < MAX_BYTES, f"{name} has {len(png)} bytes, more than {MAX_BYTES}"
     (TO / f"{name}.png").write_bytes(png)
 
 

@@ -1,6 +1,6 @@
-"""A served model with its interpreter: python chat_with_tool.py URL/v1 MODEL "QUESTION".
+"""Asks a served model that can run code: python chat_with_tool.py URL/v1 MODEL "QUESTION".
 
-Any server of OpenAI's form will do; the code runs here, in the sandbox.
+Works with any server that has OpenAI's API. The code runs on this machine, in the sandbox.
 """
 
 import asyncio
@@ -15,12 +15,10 @@ from retool_mcore.sandbox import open_sandbox
 
 
 async def answer(url: str, model: str, question: str, *, max_turns: int = 8, min_level: str = "namespaces") -> str:
-    asked = recorded_format(model) or PromptFormat()  # as its run has asked it, where MODEL is an export's folder
-    if asked.protocol == "retool":
-        raise SystemExit(
-            f"{model} was trained with protocol retool, whose calls stand in the text: see docs/serving.md"
-        )
-    messages = asked.messages(question)
+    prompt_format = recorded_format(model) or PromptFormat()  # the format of training, if MODEL is an export's folder
+    if prompt_format.protocol == "retool":
+        raise SystemExit(f"{model} uses protocol retool, whose calls are part of the text. See docs/serving.md.")
+    messages = prompt_format.messages(question)
     async with httpx.AsyncClient(timeout=600) as client, open_sandbox("local", min_level=min_level) as sandbox:
         for _ in range(max_turns):
             body = {"model": model, "messages": messages, "tools": [CODE_INTERPRETER]}

@@ -1,6 +1,6 @@
 """A small MCP server over stdio: rollout.mcp = { library = { command = "python", args = [FILE] } }.
 
-By the official SDK. `python configs/examples/mcp_server.py --http PORT` serves it over HTTP.
+It uses the official SDK. `python configs/examples/mcp_server.py --http PORT` serves over HTTP.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""A protocol of one's own: rollout.protocol = "configs.examples.protocol:Instructed".
+"""A custom protocol: rollout.protocol = "configs.examples.protocol:Instructed".
 
-Qwen's form of calls, and an instruction before the problem.
+It uses Qwen's call format and adds an instruction before the problem.
 """
 
 from collections.abc import Sequence

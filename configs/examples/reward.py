@@ -1,6 +1,6 @@
-"""A reward of one's own: reward.function = "configs.examples.reward:score".
+"""A custom reward: reward.function = "configs.examples.reward:score".
 
-As the paper's, and a response whose last call failed gets less for a right answer.
+It is the paper's reward, except that a right answer earns less if the last call failed.
 """
 
 from retool_mcore.reward.response import Response

@@ -1,6 +1,6 @@
-"""A tool of one's own: rollout.tools = ["code_interpreter", "configs.examples.tools:Search"].
+"""A custom tool: rollout.tools = ["code_interpreter", "configs.examples.tools:Search"].
 
-Searches a corpus of one fact in a line by the words that a query and a fact share.
+It searches a corpus, one fact per line, for the facts that share most words with a query.
 """
 
 import re

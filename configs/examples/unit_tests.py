@@ -1,16 +1,16 @@
-"""Code problems with hidden unit tests: an environment with a state, and the reward it gives.
+"""Code problems with hidden unit tests: a tool with state, and a reward from its results.
 
     [rollout]
     tools = ["code_interpreter", "configs.examples.unit_tests:Submit"]
     [reward]
     function = "configs.examples.unit_tests:score"
     [sandbox]
-    sessions = 64      # trajectories at work: each develops its code in an interpreter of its own
+    sessions = 64      # trajectories in flight: each has its own interpreter
 
-A row's truth is JSON: {"function": "double", "cases": [[[3], 6], [[5], 10]]}, arguments and result
-of each test. The model never sees them, and nor does its code see a result: a submission runs in a
-fresh interpreter, which is told the arguments and tells what the function returned.
-`unit_tests_data.py` makes such rows; `rl_unit_tests_cpu.toml` trains on them.
+A row's truth is JSON with the arguments and result of each test: {"function": "double", "cases":
+[[[3], 6], [[5], 10]]}. The model does not see the tests, and its code does not see the results: a
+submission runs in a fresh interpreter, which gets only the arguments and prints what the function
+returns. `unit_tests_data.py` makes such rows; `rl_unit_tests_cpu.toml` trains on them.
 """
 
 import json
@@ -37,7 +37,7 @@ print("\\n" + {mark!r} + _json.dumps(_results, default=repr))
 
 @dataclass
 class State:
-    """One trajectory: its problem, and how many tests its last submission passed."""
+    """The state of one trajectory: its problem, and the number of passed tests per submission."""
 
     given: Given
     function: str
@@ -46,23 +46,26 @@ class State:
 
 
 async def num_passed(sandbox: Sandbox, code: str, state: State) -> tuple[int, str]:
-    """Tests that ``code`` passes, and what it said. The comparison is ours, out of its reach."""
+    """The number of tests that ``code`` passes, and its output.
+
+    The results are compared here, so the code cannot tamper with the comparison.
+    """
     mark = secrets.token_hex(16)
     tests = RUN_TESTS.format(arguments=[case[0] for case in state.cases], function=state.function, mark=mark)
     found = await sandbox.execute(code + tests, run_timeout_s=TIMEOUT_S)
-    said, _, last = found.stdout.rpartition(mark)
+    output, _, last = found.stdout.rpartition(mark)
     try:
         results = json.loads(last)
     except ValueError:
         return 0, found.text
     if not isinstance(results, list) or len(results) != len(state.cases):
-        return 0, said
-    return sum(result == [wanted] for result, (_, wanted) in zip(results, state.cases, strict=True)), said
+        return 0, output
+    return sum(result == [wanted] for result, (_, wanted) in zip(results, state.cases, strict=True)), output
 
 
 class Submit(Tool):
     name = "submit"
-    description = "Runs hidden tests on code and tells how many it passes."
+    description = "Runs hidden tests on code and returns how many it passes."
     parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {"code": {"type": "string", "description": "Defines the function."}},
@@ -77,10 +80,10 @@ class Submit(Tool):
     async def call(self, arguments: Mapping[str, Any], state: State) -> ToolResult:
         if state.given.sandbox is None:
             raise ToolError("there is no interpreter")
-        passed, said = await num_passed(state.given.sandbox, arguments["code"], state)
+        passed, output = await num_passed(state.given.sandbox, arguments["code"], state)
         state.passed.append(passed)
-        told = f"{passed} of {len(state.cases)} tests passed"
-        return ToolResult(text=f"{told}\n{said.strip()}".strip(), ok=passed == len(state.cases))
+        summary = f"{passed} of {len(state.cases)} tests passed"
+        return ToolResult(text=f"{summary}\n{output.strip()}".strip(), ok=passed == len(state.cases))
 
     async def end(self, state: State) -> Mapping[str, float]:
         last = state.passed[-1] / len(state.cases) if state.passed else 0.0
@@ -88,7 +91,7 @@ class Submit(Tool):
 
 
 def score(response: Response) -> dict[str, float]:
-    """The share of tests that the last submission passed; right is who passed all."""
+    """The fraction of tests that the last submission passed. A response is right if all passed."""
     found = response.behavior["found"].get(Submit.name, {})
     passed = found.get("passed", 0.0)
     return {"score": passed, "acc": float(passed == 1.0), "submissions": found.get("submissions", 0.0)}

@@ -1,9 +1,9 @@
-"""A small set of code problems with hidden tests, and a tiny model that has been shown their form.
+"""Makes a small set of code problems with hidden tests, and a tiny model with random weights.
 
     python -m configs.examples.unit_tests_data runs/unit_tests      # then: rl_unit_tests_cpu.toml
 
-A problem asks for f(x) = a * x + b or a * x - b. Rows of SFT show a submission and its result, with
-code that is wrong (its constant is forgotten) in half of the rows: what RL is to unlearn.
+A problem asks for f(x) = a * x + b or a * x - b. A row of SFT shows a submission and its result. In
+half of the rows the code lacks the constant; RL has to unlearn this mistake.
 """
 
 import itertools
@@ -25,8 +25,9 @@ INPUTS = (2, 3, 7)
 
 
 def problems(seed: int) -> Iterator[tuple[str, str, str, str]]:
-    """Question, right code, wrong code and the tests; no two are the same: splits share none."""
-    numbers = list(itertools.product(range(11, 100), range(11, 100), "+-"))  # of one width: tiny models copy them
+    """Question, right code, wrong code and tests. Problems are distinct, so splits share none."""
+    # Two digits each, because tiny models copy only numbers of one width.
+    numbers = list(itertools.product(range(11, 100), range(11, 100), "+-"))
     random.Random(f"unit tests {seed}").shuffle(numbers)
     for a, b, sign in numbers:
         cases = [[[x], a * x + b if sign == "+" else a * x - b] for x in INPUTS]

@@ -37,5 +37,5 @@ async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_r
         {"role": "user", "content": "2 + 2?\nBox it."},
     ]
     PromptFormat(instruction="", protocol="retool").write(tmp_path)
-    with pytest.raises(SystemExit, match="was trained with protocol retool"):
+    with pytest.raises(SystemExit, match="uses protocol retool"):
         await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")

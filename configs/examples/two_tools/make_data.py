@@ -1,10 +1,10 @@
-"""Conversations with two tools, problems for RL, and a tiny model; all of it in a user's own form.
+"""Makes conversations with two tools, problems for RL, and a tiny model, in a user's own format.
 
     python -m configs.examples.two_tools.make_data runs/two_tools
 
-A problem asks what two things cost together. A conversation looks both prices up, in two calls of
-one turn, and lets the interpreter calculate. In half of the conversations the code forgets the
-second thing: a habit that RL is to unlearn.
+A problem asks for the total price of two things. A conversation looks up both prices, in two calls
+of one turn, and calculates with the interpreter. In half of the conversations the code omits the
+second thing; RL has to unlearn this mistake.
 """
 
 import itertools
@@ -27,7 +27,7 @@ SIZES = {"conversations": 4096, "problems": 640}
 
 @dataclass(frozen=True)
 class Order:
-    """So many of one thing and so many of another; all totals have six digits."""
+    """An order of two things with their counts. All totals have six digits."""
 
     first: str
     second: str
@@ -56,7 +56,7 @@ class Order:
 
 
 def orders(seed: int) -> Iterator[Order]:
-    """Orders without end, no two alike."""
+    """An infinite sequence of distinct orders."""
     draw, seen = random.Random(f"two tools {seed}"), set[Order]()
     while True:
         first, second = draw.sample(sorted(PRICES), 2)
@@ -67,7 +67,7 @@ def orders(seed: int) -> Iterator[Order]:
 
 
 def conversation(order: Order, *, right: bool) -> dict[str, Any]:
-    """A row in OpenAI's form, as a user may have it: ids, arguments as text, the tools' schemas."""
+    """A row in OpenAI's format, as a user may have it: call ids, JSON arguments and schemas."""
     code, output = (order.right, order.total) if right else (order.wrong, order.one)
     things = (order.first, order.second)
     lookups = [_call(f"lookup_{number}", Lookup.name, thing=thing) for number, thing in enumerate(things)]
@@ -95,29 +95,29 @@ def make(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 0) -> None:
     """Write conversations.jsonl, problems.jsonl and model/."""
     stream, draw = orders(seed), random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    talks = [
+    conversations = [
         conversation(order, right=draw.random() < 0.5) for order in itertools.islice(stream, sizes["conversations"])
     ]
     problems = [
         {"question": order.question, "total": str(order.total)} for order in itertools.islice(stream, sizes["problems"])
     ]
-    for name, rows in (("conversations", talks), ("problems", problems)):
+    for name, rows in (("conversations", conversations), ("problems", problems)):
         text = "".join(f"{json.dumps(row)}\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    words = [_for_tokenizer(talk) for talk in talks[:512]]
-    write_model(folder / "model", build_tokenizer(words), seed)
+    samples = [_for_tokenizer(row) for row in conversations[:512]]
+    write_model(folder / "model", build_tokenizer(samples), seed)
 
 
-def _for_tokenizer(talk: dict[str, Any]) -> dict[str, Any]:
-    """The conversation with arguments as objects, as chat templates take them."""
-    messages = [dict(message) for message in talk["messages"]]
+def _for_tokenizer(row: dict[str, Any]) -> dict[str, Any]:
+    """The conversation with arguments as objects, which chat templates need."""
+    messages = [dict(message) for message in row["messages"]]
     for message in messages:
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
                 for call in calls
             ]
-    return {**talk, "messages": messages}
+    return {**row, "messages": messages}
 
 
 if __name__ == "__main__":

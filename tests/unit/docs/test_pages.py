@@ -293,7 +293,7 @@ def test_a_link_that_leads_nowhere_ends_the_build():
     assert spec and spec.loader
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    assert hooks.linked("[a](../launch/README.md#x)", "memory.md") == "[a](repository/launch/README.md#x)"
-    assert hooks.linked("[a](../configs/examples/tools.py)", "memory.md") == "a (`configs/examples/tools.py`)"
-    with pytest.raises(ValueError, match=r"absent\.md leads to no file"):
-        hooks.linked("[a](absent.md)", "memory.md")
+    assert hooks.convert_links("[a](../launch/README.md#x)", "memory.md") == "[a](repository/launch/README.md#x)"
+    assert hooks.convert_links("[a](../configs/examples/tools.py)", "memory.md") == "a (`configs/examples/tools.py`)"
+    with pytest.raises(ValueError, match=r"the link absent\.md is broken"):
+        hooks.convert_links("[a](absent.md)", "memory.md")
