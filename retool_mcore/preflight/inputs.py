@@ -139,8 +139,8 @@ def _first_row(config: RlConfig) -> dict[str, Any]:
 def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not _can_tokenize(config):
         if Path(config.model.path).exists():  # otherwise ``model`` has reported it
-            yield missing("tokenizer", "transformers is not installed, so tokenizer and prompts are not checked. Install "
-                          "the extra of the platform.")  # fmt: skip
+            yield missing("tokenizer", "transformers is not installed, so tokenizer and prompts are not checked. "
+                          "Install the extra of the platform.")  # fmt: skip
         return
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
