@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("watch file", "file is not a run's folder: it is a file."),
         ("export nothere --to out", "nothere holds no complete checkpoint: there is no such folder."),
-        ("quickstart --root file", "configs/sft_tiny_cpu.toml is not here."),
+        ("quickstart --root file", "configs/sft_tiny_cpu.toml does not exist here."),
         (f"{EVAL} --out file", "a folder was to be there, and it is a file (file). Name another place."),
         (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Name a shorter one."),
         ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
