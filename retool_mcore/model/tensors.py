@@ -5,7 +5,8 @@ model.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
 DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
+SAMPLED_ROWS = 64  # of a matrix, at its beginning and in its middle
 ALIKE = 0.999  # cosine of two rows that no training has told apart
 MANY = 100  # so many other rows are like a row that was never trained
 MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # of layers that were added to a model and not trained yet
@@ -72,15 +74,28 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
             )
 
 
+@contextmanager
+def one_thread() -> Generator[None]:
+    """For many small sums of torch: on 64 cores its threads wait for each other for seconds."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tuple[int, ...]], model: str) -> None:
     """Raise CheckpointError for a tensor of another shape or type, and for one without values.
 
-    A file with a hole has the size and the header of a whole one, but zeros in it. Two rows of each
-    matrix are read. ``files``: the file of each name, in ``folder``; one that a hub's cache lacks
-    is fetched later. ``wanted``: the shape of each name.
+    A file with a hole has the size and the header of a whole one, but zeros in it. Rows are
+    sampled. ``files``: the file of each name, in ``folder``; one that a hub's cache lacks is
+    fetched later. ``wanted``: the shape of each name.
     """
     for file in sorted({files[name] for name in wanted if (folder / files[name]).exists()}):
-        with safe_open()(folder / file, "pt") as opened:
+        with one_thread(), safe_open()(folder / file, "pt") as opened:
             held = set(opened.keys())
             for name in sorted(name for name in wanted if files[name] == file):
                 if name not in held:
@@ -102,7 +117,7 @@ def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tu
                     )
                 if len(shape) != 2:
                     continue
-                largest = [float(matrix[row : row + 1].float().abs().amax()) for row in (0, shape[0] // 2)]
+                largest = [float(matrix[row : row + SAMPLED_ROWS].float().abs().amax()) for row in (0, shape[0] // 2)]
                 empty = not name.endswith(MAY_BE_ZERO) and not any(largest)
                 if empty or not all(map(isfinite, largest)):
                     what = "zeros" if empty else "values that are no numbers"
