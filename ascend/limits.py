@@ -122,7 +122,7 @@ TABLE: tuple[Row, ...] = (
         ascend="vLLM's sleep at level 1: cache dropped, weights in host memory",
         kind="substituted",
         reason="verl uses level 1 if torch_npu is installed, so each engine needs host memory for a copy of the "
-        "weights. verl warns that expert parallelism in the engine may reduce accuracy: check mismatch/kl first",
+        "weights. verl warns that expert parallelism in the engine may reduce accuracy: check rollout_corr/kl first",
         seen_in=f"{VERL}, {VLLM_ASCEND}",
     ),
     Row(

@@ -49,7 +49,8 @@ PACKAGES = (
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run that was stopped; its steps until then count
-RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # see run/metric_table.py
+TOKENS = "perf/total_num_tokens"
+RATES = ("tokens_per_s", "perf/throughput", "mfu")  # see run/metric_table.py
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 
@@ -116,8 +117,8 @@ def start_of(rows: Sequence[dict[str, float]], launched_s: float) -> dict[str, f
     """Seconds from launch to first step: by stage if the run reports them, else the total."""
     if not rows:
         return {}
-    stages = {name: value for name, value in rows[0].items() if name.startswith("time_start")}
-    return stages or {"time_start_s": round(rows[0]["unix_s"] - rows[0]["time_step_s"] - launched_s, 2)}
+    stages = {name: value for name, value in rows[0].items() if name.startswith("timing_s/start")}
+    return stages or {"timing_s/start": round(rows[0]["unix_s"] - rows[0]["timing_s/step"] - launched_s, 2)}
 
 
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
@@ -220,21 +221,19 @@ def _version(name: str) -> str:
 
 def length_histogram(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Percentiles of the tokens per step. perf/compare.py compares only runs with equal work."""
-    tokens = [row["tokens"] for row in rows if "tokens" in row]
+    tokens = [row[TOKENS] for row in rows if TOKENS in row]
     if not tokens:
         return {}
     return {"tokens_per_step": {str(p): float(np.percentile(tokens, p)) for p in PERCENTILES}, "total": sum(tokens)}
 
 
 def summarize(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Medians of times and rates over the measured steps, and peak memory in GiB per rank."""
+    """Medians of times and rates over the measured steps, and peak memory in GiB."""
     if not rows:
         return {}
-    names = sorted(name for name in rows[-1] if name.startswith("time_") or name in RATES)
+    names = sorted(name for name in rows[-1] if name.startswith("timing_s/") or name in RATES)
     summary: dict[str, Any] = {name: round(statistics.median(row.get(name, 0.0) for row in rows), 4) for name in names}
-    memory = {name.rpartition("_")[2]: value for name, value in rows[-1].items() if name.startswith("memory_gib/rank")}
-    summary["peak_gib_by_rank"] = {rank: round(value, 2) for rank, value in memory.items()}
-    return summary
+    return summary | ({"memory_gib": round(rows[-1]["memory_gib"], 2)} if "memory_gib" in rows[-1] else {})
 
 
 if __name__ == "__main__":

@@ -44,10 +44,11 @@ DEFAULT_THRESHOLD = 0.03
 SMALL = 0.7  # times the threshold: half of the measurements of a difference are below its true value
 TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
 SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work
-NOT_COUNTED = ("time_checkpoint_s", "time_validate_s", "time_validate_after_s")  # phases of only some steps
-OUTSIDE_STEP = ("time_metrics_s", "time_between_steps_s", "time_validate_after_s")  # see run/metric_table.py
+NOT_COUNTED = ("timing_s/save_checkpoint", "timing_s/validate", "timing_s/testing")  # phases of only some steps
+OUTSIDE_STEP = ("timing_s/metrics", "timing_s/between_steps", "timing_s/testing")  # see run/metric_table.py
 MORE_MEMORY, MORE_MEMORY_GIB = 0.02, 0.25  # both must be exceeded, because a small run's memory is noisy
 LATER_START, LATER_START_S = 0.5, 10.0  # both: a run starts only once, and disks have caches
+TOKENS = "perf/total_num_tokens"
 REQUESTS = "behavior/requests"  # per trajectory
 MORE_REQUESTS = 0.02  # aborted requests are sent again
 # Settings that determine where files are and how long a run takes, not what a step does.
@@ -143,10 +144,10 @@ def token_times(record: dict[str, Any]) -> list[float]:
     found: list[float] = []
     before_s = None
     for row in record["steps"]:
-        parts_s = row["time_step_s"] + sum(row.get(name, 0.0) for name in OUTSIDE_STEP)
+        parts_s = row["timing_s/step"] + sum(row.get(name, 0.0) for name in OUTSIDE_STEP)
         wall_s = row["unix_s"] - before_s if before_s is not None and "unix_s" in row else parts_s
         before_s = row.get("unix_s")
-        found.append((wall_s - sum(row.get(name, 0.0) for name in NOT_COUNTED)) / row["tokens"])
+        found.append((wall_s - sum(row.get(name, 0.0) for name in NOT_COUNTED)) / row[TOKENS])
     return found
 
 
@@ -170,7 +171,7 @@ def ratio_of_times(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[
 def did_same_work(head: dict[str, Any], base: dict[str, Any]) -> bool:
     """Whether each step of one record had as many tokens as the same step of the other."""
     pairs = zip(head["steps"], base["steps"], strict=False)
-    return all(abs(ours["tokens"] - theirs["tokens"]) <= SAME_TOKENS * theirs["tokens"] for ours, theirs in pairs)
+    return all(abs(ours[TOKENS] - theirs[TOKENS]) <= SAME_TOKENS * theirs[TOKENS] for ours, theirs in pairs)
 
 
 def detectable(pairs: list[tuple[dict[str, Any], dict[str, Any]]], threshold: float) -> tuple[int, float]:
@@ -219,7 +220,7 @@ def judge(ratio: float, low: float, high: float, threshold: float, explained: st
 
 def more_memory(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """A line if the rank with the highest peak memory uses more than in the baseline."""
-    ours, theirs = (max(record["summary"].get("peak_gib_by_rank", {}).values(), default=0.0) for record in (head, base))
+    ours, theirs = (record["summary"].get("memory_gib", 0.0) for record in (head, base))
     if not theirs or ours <= theirs * (1 + MORE_MEMORY) or ours <= theirs + MORE_MEMORY_GIB:
         return []
     return [f"more memory: {ours:.2f} GiB on the fullest rank, {theirs:.2f} GiB in the baseline"]
@@ -229,7 +230,7 @@ def later_start(
     head: dict[str, Any], base: dict[str, Any], share: float = LATER_START, seconds: float = LATER_START_S
 ) -> list[str]:
     """A line if the first step starts later than in the baseline, by more than both limits."""
-    ours, theirs = (float(record.get("start", {}).get("time_start_s", 0.0)) for record in (head, base))
+    ours, theirs = (float(record.get("start", {}).get("timing_s/start", 0.0)) for record in (head, base))
     if not theirs or ours <= theirs * (1 + share) or ours <= theirs + seconds:
         return []
     return [f"later start: {ours:.1f} s to the first step, {theirs:.1f} s in the baseline"]

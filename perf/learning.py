@@ -182,7 +182,7 @@ def train_rl(out: Path, name: str, *, common: list[str], free: Devices, sft: Fut
         "first_step": rows[0]["accuracy"],
         "last_five": sum(row["accuracy"] for row in rows[-5:]) / 5,
         "held_out": rows[-1]["val/accuracy"],
-        "mismatch_kl": sum(row["mismatch/kl"] for row in rows) / len(rows),
+        "mismatch_kl": sum(row["rollout_corr/kl"] for row in rows) / len(rows),
         "mismatch_p99": max(row["mismatch/p99"] for row in rows),
         "steps": len(rows),
         "seconds": round(time.monotonic() - started),
@@ -190,7 +190,9 @@ def train_rl(out: Path, name: str, *, common: list[str], free: Devices, sft: Fut
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").open(encoding="utf-8")]
+    from retool_mcore.run.metrics import read_metrics  # loads torch, which a page of help does not need
+
+    return read_metrics(folder / "metrics.jsonl")
 
 
 def run(command: list[str], log: Path, devices: list[int]) -> None:

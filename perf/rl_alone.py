@@ -26,7 +26,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.rl_prompts import messages_of, truth_of
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
-from retool_mcore.run.metrics import MetricWriter, PhaseTimer, memory_by_rank, token_rates
+from retool_mcore.run.metrics import MetricWriter, PhaseTimer, token_rates
 
 # The variables that torchrun sets. verl's worker reads the address, but nothing listens there.
 TORCHRUN_ENV = {
@@ -172,7 +172,7 @@ def train(config: RlConfig, tree: Any) -> None:
     writer, timer = MetricWriter(config, resumed_step=0), PhaseTimer()
     timer.flush()
     for step in range(1, config.train.steps + 1):
-        with timer.span("generate"):
+        with timer.span("gen"):
             requests, outputs = rollout.client.requests, rollout.sample(step)
         with timer.span("reward"):
             advantages = rollout.advantages(outputs)
@@ -180,7 +180,7 @@ def train(config: RlConfig, tree: Any) -> None:
         metrics = learn(worker, data, config, timer, step)
         times, tokens = timer.flush(), float(data["input_ids"].offsets()[-1])
         metrics["behavior/requests"] = (rollout.client.requests - requests) / len(outputs)
-        row = {"tokens": tokens, **metrics, **memory_by_rank([platform.peak_memory_gib()]), **times}
+        row = {**metrics, "memory_gib": platform.peak_memory_gib(), **times}
         writer.write(step, row | token_rates(tokens, times, 1))
     writer.close()
 

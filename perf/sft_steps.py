@@ -50,7 +50,7 @@ def train(
     """Train verl's ``worker`` for train.steps steps; returns a row of metrics for each.
 
     ``around(step)`` is a context manager around the step's update; its own time counts as
-    time_other_s.
+    timing_s/other.
     """
     timer = PhaseTimer()
     time_optimizer(worker.engine, platform, timer)

@@ -20,10 +20,10 @@ from retool_mcore.cli.common import guarded
 from retool_mcore.errors import DataError
 
 ORDER = (  # phases of a step in verl's trainer
-    *("generation", "tool_wait", "engine_sleep", "reward", "old_log_prob", "reference", "values", "advantage"),
-    *("update_critic", "update_actor", "checkpoint", "weight_sync", "other"),
+    *("gen", "reward", "old_log_prob", "ref", "values", "adv"),
+    *("update_critic", "update_actor", "save_checkpoint", "update_weights", "other"),
 )
-AFTER = ("validate_after", "metrics")  # phases between the step and its row of metrics
+AFTER = ("testing", "metrics")  # phases between the step and its row of metrics
 TRAINER, ROLLOUT = 1, 2  # process numbers of the trace
 
 
@@ -34,7 +34,9 @@ def trace(
     step: Annotated[int, typer.Option(min=1, help="number of the step")],
     out: Annotated[Path, typer.Option(help="file for the trace")] = Path("trace.json"),
 ) -> None:
-    rows = {row["step"]: row for row in _lines(run / "metrics.jsonl")}
+    rows: dict[float, dict[str, float]] = {}
+    for row in _lines(run / "metrics.jsonl"):
+        rows.setdefault(row["step"], row)  # a validation's row comes after its step's
     if step not in rows:
         raise DataError(
             f"{run / 'metrics.jsonl'} has no step {step}. Choose one from {min(rows, default=0)} to "
@@ -51,9 +53,9 @@ def trace(
 
 def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
     """The step's phases in order, up to the row of metrics."""
-    start_s = row["unix_s"] - row["time_step_s"] - sum(row.get(f"time_{name}_s", 0.0) for name in AFTER)
+    start_s = row["unix_s"] - row["timing_s/step"] - sum(row.get(f"timing_s/{name}", 0.0) for name in AFTER)
     for name in (*ORDER, *AFTER):
-        length_s = row.get(f"time_{name}_s", 0.0)
+        length_s = row.get(f"timing_s/{name}", 0.0)
         yield _slice(name, start_s, length_s, TRAINER, 1)
         start_s += length_s
 

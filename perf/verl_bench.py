@@ -41,17 +41,8 @@ ENGINE_MEMORY = 0.5
 AGENT = "scripted_tool_agent"
 LOSS = "flash_attn.ops.triton.cross_entropy"
 NOT_OURS = (PLATFORM_ENV, "VERL_PLATFORM", "CUDA_DEVICE_MAX_CONNECTIONS")  # the last one is for Megatron and slows FSDP
-PHASES = {  # verl's timers -> our names (retool_mcore/verl/trainer.py). verl's "gen" includes the engines' sleep
-    "gen": "generation",
-    "old_log_prob": "old_log_prob",
-    "adv": "advantage",
-    "update_actor": "update_actor",
-    "update_weights": "weight_sync",
-}
-RENAMED = {
-    "perf/total_num_tokens": "tokens",
-    "actor/perf/max_memory_allocated_gb": "memory_gib",
-}
+PHASES = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")  # verl's timers of a step
+MEMORY = "actor/perf/max_memory_allocated_gb"
 TOOL_SCHEMA = {
     "type": "function",
     "function": {
@@ -270,10 +261,9 @@ def read_steps(path: Path, num_gpus: int) -> list[dict[str, float]]:
     for row in logged:
         if "timing_s/step" not in row:
             continue
-        times = {f"time_{ours}_s": row[f"timing_s/{theirs}"] for theirs, ours in PHASES.items()}
-        times |= {"time_other_s": row["timing_s/step"] - sum(times.values()), "time_step_s": row["timing_s/step"]}
-        ours = {name: row[theirs] for theirs, name in RENAMED.items() if theirs in row}
-        rows.append({**row, **ours, **times, **token_rates(ours["tokens"], times, num_gpus)})
+        ours = {"timing_s/other": row["timing_s/step"] - sum(row[f"timing_s/{name}"] for name in PHASES)}
+        ours |= {"memory_gib": row[MEMORY]} if MEMORY in row else {}
+        rows.append({**row, **ours, **token_rates(row["perf/total_num_tokens"], row, num_gpus)})
     return rows
 
 

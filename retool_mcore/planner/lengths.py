@@ -164,7 +164,7 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
     if isinstance(config, RlConfig):
         return of_rl_rows(rows, note)
     other = load_run(str(path / "config.toml"))
-    mean = _mean(rows, "tokens") / other.train.global_batch if isinstance(other, SftConfig) else 0.0
+    mean = _mean(rows, "perf/total_num_tokens") / other.train.global_batch if isinstance(other, SftConfig) else 0.0
     if not mean:
         raise ConfigError(f"--like {path} is a run of RL, and {config.source} one of SFT: give a run of the same kind.")
     return Lengths.evenly(mean, config.max_sequence_tokens, note=note)

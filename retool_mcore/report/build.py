@@ -134,7 +134,7 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     if rate is not None:
         note = f"MFU {mfu:.1%}" if mfu is not None else ""  # "Throughput" says why there is none
         tiles.append(Tile(label="tokens a second", value=number(rate), note=note))
-    step_s = sections.usual(run, "time_step_s")
+    step_s = sections.usual(run, "timing_s/step")
     if step_s is not None:
         whole = sum(sections.phase_means(run).values()) * len(run.rows)
         tiles.append(Tile(label="a step", value=duration(step_s), note=f"about {duration(whole)} in all steps"))

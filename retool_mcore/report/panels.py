@@ -86,6 +86,6 @@ BEHAVIOUR = (
 SPEED = (
     _one("Throughput", "tokens a second", "tokens_per_s"),
     _one("MFU", "of the device's peak", "mfu"),
-    _one("Seconds a step", "s", "time_step_s"),
+    _one("Seconds a step", "s", "timing_s/step"),
     _one("Memory", "GiB, highest so far on any rank", "memory_gib"),
 )

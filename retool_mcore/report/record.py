@@ -17,6 +17,7 @@ from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
 from retool_mcore.run.environment import read_environment
+from retool_mcore.run.metrics import add_row
 from retool_mcore.run.status import printable
 from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
@@ -64,7 +65,9 @@ class RunRecord:
 
 
 class MetricsFile:
-    """The rows of a ``metrics.jsonl`` that may still grow; each look reads only what is new.
+    """The numbers of each step in a ``metrics.jsonl`` that may still grow.
+
+    Each look reads only what is new.
 
     A resumed run replaces the file, which is then read from its start.
     """
@@ -72,7 +75,7 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[Row] = []
-        self._inode, self._offset = 0, 0
+        self._inode, self._offset, self._lines = 0, 0, 0
 
     def look(self) -> list[Row]:
         """All rows so far, without a last line that is not whole. Raises DataError."""
@@ -80,7 +83,7 @@ class MetricsFile:
             with self.path.open("rb") as file:
                 self._read(file)
         except FileNotFoundError:
-            self.rows, self._offset = [], 0
+            self.rows, self._offset, self._lines = [], 0, 0
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
         return self.rows
@@ -88,13 +91,14 @@ class MetricsFile:
     def _read(self, file: Any) -> None:
         status = os.fstat(file.fileno())
         if status.st_ino != self._inode or status.st_size < self._offset:
-            self.rows, self._inode, self._offset = [], status.st_ino, 0
+            self.rows, self._inode, self._offset, self._lines = [], status.st_ino, 0, 0
         file.seek(self._offset)
         for line in file:
             if not line.endswith(b"\n"):
                 break  # a kill, or a write that goes on
             self._offset += len(line)
-            self.rows.append(self._row(line, len(self.rows) + 1))
+            self._lines += 1
+            add_row(self.rows, self._row(line, self._lines))
 
     def _row(self, line: bytes, number: int) -> Row:
         try:

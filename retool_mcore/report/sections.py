@@ -17,7 +17,10 @@ from retool_mcore.run.start import LAST, WORDS
 
 FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
 SMALL_PHASE = 0.005  # of the whole; smaller ones are shown as one
-OUTSIDE = ("time_step_s", "time_start_s")  # sums of other phases
+TIMES = "timing_s/"
+SUMS = ("step", "start")  # of other phases
+INSIDE = ("tool_wait", "engine_sleep")  # parts of "gen"
+TIMERS = {"gen": "generation", "adv": "advantages", "ref": "reference", "testing": "validation"}  # of verl
 LEFT = "lost to kills, between starts, or not recorded"
 CLOCKS = 0.001  # of the whole, by which two clocks may differ
 NOTE = "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time."
@@ -98,7 +101,7 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Le
 def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
     for metric, words in (  # what is not at a glance
-        ("tokens_per_s_per_gpu", "tokens a second and device"),
+        ("perf/throughput", "tokens a second and device"),
         ("memory_gib", "memory, highest on any rank (GiB)"),
         ("engine/cache_hit_rate", "prefix cache's hit rate"),
     ):
@@ -157,8 +160,9 @@ def phases(runs: Labelled) -> ReportSection:
 def phase_means(run: RunRecord) -> dict[str, float]:
     """Phase -> its mean seconds over the steps but the first; their sum is the mean step."""
     rows = run.rows[1:] if len(run.rows) > FEW_ROWS else run.rows
-    names = dict.fromkeys(name for row in rows for name in row if is_phase(name))
-    return {_phase(name): fmean(row.get(name, 0.0) for row in rows) for name in names}
+    of_rows = [phases_of(row) for row in rows]
+    names = dict.fromkeys(name for each in of_rows for name in each)
+    return {name: fmean(each.get(name, 0.0) for each in of_rows) for name in names}
 
 
 def _largest_first(means: dict[str, float], whole: float) -> list[tuple[str, float]]:
@@ -182,12 +186,13 @@ def _joined(blocks: Iterable[Block]) -> list[Block]:
 def spent(run: RunRecord) -> dict[str, float]:
     """Seconds by what they went to, largest first, starts at the head; {} without any recorded."""
     rows = [row for row in run.rows if row["step"] > 0]
-    names = {name for row in rows for name in row if is_phase(name)}
-    sums = {_phase(name): sum(row.get(name, 0.0) for row in rows) for name in names}
+    of_rows = [phases_of(row) for row in rows]
+    names = {name for each in of_rows for name in each}
+    sums = {name: sum(each.get(name, 0.0) for each in of_rows) for name in names}
     sums = {name: value for name, value in sums.items() if isfinite(value)}
     if not sums:
         return {}
-    starts_s = sum(row.get("time_start_s", 0.0) for row in rows)
+    starts_s = sum(row.get("timing_s/start", 0.0) for row in rows)
     left_s = max(0.0, _wall_s(rows) - starts_s - sum(sums.values()))
     whole = starts_s + sum(sums.values()) + left_s
     large = {name: value for name, value in sums.items() if value >= SMALL_PHASE * whole}
@@ -196,13 +201,13 @@ def spent(run: RunRecord) -> dict[str, float]:
     return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LEFT else 0)}
 
 
-def is_phase(name: str) -> bool:
-    """Whether a metric is the seconds of one phase of a step, and no sum of others."""
-    return name.startswith("time_") and name not in OUTSIDE and "/" not in name
-
-
-def _phase(name: str) -> str:
-    return name.removeprefix("time_").removesuffix("_s").replace("_", " ")
+def phases_of(row: Row) -> dict[str, float]:
+    """A row's seconds by phase, in words; together they are the time since the row before."""
+    times = {name.removeprefix(TIMES): value for name, value in row.items() if name.startswith(TIMES)}
+    found = {name: value for name, value in times.items() if name not in SUMS and "/" not in name}
+    if "gen" in found:
+        found["gen"] -= sum(found.get(name, 0.0) for name in INSIDE)
+    return {TIMERS.get(name, name.replace("_", " ")): value for name, value in found.items()}
 
 
 def _wall_s(rows: list[Row]) -> float:
@@ -210,7 +215,7 @@ def _wall_s(rows: list[Row]) -> float:
     first, last = rows[0], rows[-1]
     if "unix_s" not in first or "unix_s" not in last:
         return 0.0
-    own_s = sum(value for name, value in first.items() if is_phase(name) or name == "time_start_s")
+    own_s = sum(phases_of(first).values()) + first.get("timing_s/start", 0.0)
     return last["unix_s"] - first["unix_s"] + own_s
 
 

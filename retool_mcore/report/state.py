@@ -61,7 +61,7 @@ def stage_of_start(run: RunRecord) -> str:
         return ""
     stage, at = run.begun[-1]
     took_s = at - run.begun[0][1]
-    if took_s and any(row.get("time_start_s") == took_s for row in run.rows):
+    if took_s and any(row.get("timing_s/start") == took_s for row in run.rows):
         return ""
     return stage if not run.rows or run.rows[-1].get("unix_s", 0.0) < at else ""
 

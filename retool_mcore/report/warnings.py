@@ -161,10 +161,10 @@ def _cut(steps: Sequence[Row], limit: int | None) -> str:
 
 
 def _mismatch(steps: Sequence[Row]) -> str:
-    values = [abs(value) for value in _values(steps, "mismatch/kl")]
+    values = [abs(value) for value in _values(steps, "rollout_corr/kl")]
     if values and (newest := median(values[-WINDOW:])) > MISMATCH_BOUND:
         return (
-            f"engine and actor disagree: mismatch/kl is {number(newest)} nats, and {MISMATCH_BOUND} is the bound. "
+            f"engine and actor disagree: rollout_corr/kl is {number(newest)} nats, and {MISMATCH_BOUND} is the bound. "
             "Check number types and rope settings, and lower train.max_staleness"
         )
     if len(values) < 2 * WINDOW:
@@ -173,6 +173,6 @@ def _mismatch(steps: Sequence[Row]) -> str:
     if last <= max(MISMATCH_FLOOR, MISMATCH_RISE * first):
         return ""
     return (
-        f"the engine drifts from the actor: mismatch/kl is {number(last)} nats over the last {WINDOW} steps, and was "
-        f"{number(first)} over the first"
+        f"the engine drifts from the actor: rollout_corr/kl is {number(last)} nats over the last {WINDOW} steps, and "
+        f"was {number(first)} over the first"
     )

@@ -32,10 +32,10 @@ SHOWN = {  # of each kind of run: metric -> its word
         "response_length/mean": "response tokens",
         "actor/entropy": "entropy",
         "actor/grad_norm": "gradient norm",
-        "mismatch/kl": "mismatch (KL)",
+        "rollout_corr/kl": "mismatch (KL)",
         "tokens_per_s": "tokens a second",
         "mfu": "MFU",
-        "time_step_s": "seconds a step",
+        "timing_s/step": "seconds a step",
     },
     "sft": {
         "loss": "loss",
@@ -45,7 +45,7 @@ SHOWN = {  # of each kind of run: metric -> its word
         "tokens_per_s": "tokens a second",
         "mfu": "MFU",
         "memory_gib": "memory (GiB)",
-        "time_step_s": "seconds a step",
+        "timing_s/step": "seconds a step",
     },
 }
 

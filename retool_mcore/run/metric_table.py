@@ -1,7 +1,8 @@
 """Every number that a row of metrics may have: its name, its unit and its meaning.
 
-A number has one name: verl's where verl has one. ``*`` stands for a part that differs. RL writes
-only these of what verl reports; docs/metrics.md is made from this table.
+A number has one name: verl's where verl has one. ``*`` stands for a part that differs. Of verl's
+metrics and ours, a run writes only these; docs/metrics.md is made from this table. Metrics of other
+families, such as ``mine/count`` of a user's own code, are always written.
 """
 
 import re
@@ -12,7 +13,6 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Learning in RL": {
         "critic/rewards/mean": ("reward", "mean reward of the step's trajectories, with reward.shaping and KL penalty"),
         "critic/score/mean": ("reward", "the same without a KL penalty; only where algorithm.kl_in is 'reward'"),
-        "critic/advantages/*": ("", "max and min of the advantages"),
         "accuracy": ("share", "right answers, whatever the reward is"),
         "reward/*": ("", "mean of each part of the reward; has_answer and check_failed are shares"),
         "actor/pg_loss": ("advantage", "algorithm.loss, without kl_coef; do not read progress from it"),
@@ -24,47 +24,81 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "actor/kl_loss": ("nats a token", "KL to the reference, where it is in the loss"),
         "actor/kl_coef": ("", "its coefficient"),
-        "actor/reward_kl_penalty*": ("nats", "KL to the reference, where it is in the reward; and its coefficient"),
+        "actor/reward_kl_penalty": ("nats", "KL to the reference, where it is in the reward"),
+        "actor/reward_kl_penalty_coeff": ("", "its coefficient"),
         "actor/ppo_kl": ("nats", "mean of log p_old - log p over the loss_tokens of all updates"),
-        "actor/pg_clipfrac*": ("share", "tokens that clip, or clip_c (lower), keeps from learning"),
-        "critic/vf_*": ("", "the critic's loss, clip fraction and explained variance"),
+        "actor/pg_clipfrac": ("share", "tokens that algorithm.clip keeps from learning"),
+        "actor/pg_clipfrac_lower": ("share", "tokens that algorithm.clip_c keeps from learning"),
+        "critic/vf_loss": ("", "the critic's loss, with a critic; NaN or infinity ends the run"),
+        "critic/vf_clipfrac": ("share", "tokens of which the clip of its loss takes the gradient"),
+        "critic/vf_explained_var": ("share", "of the returns' variance that the critic's values explain"),
         "critic/grad_norm": ("", "the critic's, before clipping"),
         "critic/lr": ("", "the critic's learning rate"),
         "loss_tokens": ("tokens", "tokens that the loss is taken on, without what is masked or rejected"),
         "loss/masked_fraction": ("share", "responses without a token in the loss, by algorithm.mask"),
-        "groups/*": (
-            "share",
-            "all_right and all_wrong: groups by their answers, before algorithm.filter_groups; "
-            "same_reward: groups that teach nothing",
-        ),
+        "groups/all_right": ("share", "groups whose answers are all right, before algorithm.filter_groups"),
+        "groups/all_wrong": ("share", "groups whose answers are all wrong, before algorithm.filter_groups"),
+        "groups/same_reward": ("share", "groups that teach nothing: all their rewards are the same"),
         "curriculum/*": ("", "how often prompts are sampled, with data.curriculum"),
         "training/filter_groups/*": ("groups", "what algorithm.filter_groups has replaced or left over"),
     },
     "Engine against actor": {
-        "mismatch/*": ("nats", "kl: mean of log p_engine - log p_actor over sampled tokens; max and p99 of its size"),
+        "rollout_corr/kl": ("nats", "mean of log p_engine - log p_actor over sampled tokens"),
+        "mismatch/p99": ("nats", "size of that difference which 99 % of the tokens do not exceed"),
+        "mismatch/max": ("nats", "its largest size"),
         "training/rollout_probs_diff_mean": ("", "mean difference of the probabilities"),
         "training/rollout_probs_diff_max": ("", "largest difference of the probabilities"),
-        "rollout_corr/log_ppl_abs_diff": ("nats", "of the log-perplexities, mean over responses"),
-        "rollout_corr/rollout_is_*": ("", "importance weights, with algorithm.importance_sampling"),
-        "rollout_corr/rollout_rs_*": ("share", "what algorithm.rejection leaves out"),
-        "training/off_policy/trajectory_staleness*": ("steps", "age of the trajectories; worst: of their oldest token"),
-        "training/off_policy/trajectory_spans/max": ("steps", "the most weight versions that sampled one trajectory"),
+        "rollout_corr/rollout_is_mean": ("", "mean importance weight, with algorithm.importance_sampling"),
+        "rollout_corr/rollout_is_min": ("", "the smallest weight"),
+        "rollout_corr/rollout_is_max": ("", "the largest weight"),
+        "rollout_corr/rollout_is_eff_sample_size": ("share", "effective sample size of the weights"),
+        "rollout_corr/rollout_is_ratio_fraction_high": ("share", "weights above the bound"),
+        "rollout_corr/rollout_rs_masked_fraction": ("share", "tokens that algorithm.rejection leaves out"),
+        "rollout_corr/rollout_rs_seq_masked_fraction": ("share", "responses of which it leaves out tokens"),
+        "training/off_policy/trajectory_staleness/mean": ("steps", "age of a response's newest token"),
+        "training/off_policy/trajectory_staleness_worst/max": ("steps", "age of the oldest token of all responses"),
+        "training/off_policy/trajectory_spans/max": ("steps", "the most weight versions that sampled one response"),
         "training/off_policy/evicted_samples": ("", "trajectories that were too old"),
     },
     "Trajectories": {
-        "behavior/*": ("", "calls, turns, stop reasons and times of trajectories: rollout/metrics.py"),
+        "behavior/code_ratio": ("share", "trajectories that executed a call"),
+        "behavior/calls": ("", "executed calls of a trajectory"),
+        "behavior/calls/*": ("", "the same of each other tool"),
+        "behavior/tool_faults/*": ("", "faults of these tools' hooks that dropped no trajectory"),
+        "behavior/turns": ("", "turns of a trajectory"),
+        "behavior/requests": ("", "requests to the engine; more than turns where the engine aborts some"),
+        "behavior/model_tokens": ("tokens", "tokens of a response that the model sampled"),
+        "behavior/response_tokens": ("tokens", "all tokens of a response; of validations, where verl has no name"),
+        "behavior/code_lines": ("", "lines of code of a call"),
+        "behavior/executable_fraction": ("share", "calls that ran to their end and returned 0"),
+        "behavior/limit_fraction": ("share", "calls that were stopped at the time or memory limit"),
+        "behavior/correct_code_fraction": (
+            "share",
+            "trajectories with a right answer whose last call ran, of those with a call",
+        ),
+        "behavior/first_call_position": ("share", "of the response up to the end of its first call"),
+        "behavior/self_corrections": ("", "failed calls that the next call mended"),
+        "behavior/cut_tokens": ("tokens", "tokens cut from the results of a trajectory"),
+        "behavior/malformed/*": ("", "calls of a trajectory that could not be read, by problem"),
+        "behavior/stop/*": ("share", "trajectories by their reason to end"),
+        "behavior/engine_s": ("s", "a trajectory's wait for the engine"),
+        "behavior/tool_s": ("s", "a trajectory's wait for the interpreter"),
+        "behavior/slowest_s": ("s", "both waits of the slowest trajectory"),
         "response_length/mean": ("tokens", "mean of a response, with the interpreter's output"),
         "response_length/min": ("tokens", "the shortest"),
         "response_length/max": ("tokens", "the longest"),
         "prompt_length/mean": ("tokens", "mean of a prompt"),
-        "length/finished/*": ("tokens", "percentiles of responses that ended by themselves"),
-        "tool/latency_s/*": ("s", "percentiles of a call from request to answer"),
-        "tool/queue_s/p99": ("s", "of these, waiting for a worker slot"),
-        "rollout/*": ("", "trajectories dropped by outages, in the step and in all; prompts that replaced others"),
-        "engine/*": (
-            "",
-            "requests that a server computes and queues; hits of its prefix cache; restarts since the row before",
-        ),
+        "length/finished/p50": ("tokens", "median of the responses that ended by themselves"),
+        "length/finished/p99": ("tokens", "their 99th percentile"),
+        "tool/latency_s/p50": ("s", "median time of a call from request to answer"),
+        "tool/latency_s/p99": ("s", "its 99th percentile"),
+        "tool/queue_s/p99": ("s", "99th percentile of a call's wait for a worker slot"),
+        "rollout/dropped": ("", "trajectories that outages dropped"),
+        "rollout/refilled_prompts": ("", "prompts sampled in place of others"),
+        "engine/running/mean": ("", "requests that a server computes"),
+        "engine/queued/mean": ("", "requests that wait in a server"),
+        "engine/cache_hit_rate": ("share", "request tokens that the engine had in its prefix cache"),
+        "engine/restarts": ("", "restarts of engines since the row before"),
     },
     "SFT": {
         "loss": ("nats a token", "mean over the global batch's trained tokens"),
@@ -74,37 +108,81 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "gpu_percent": ("%", "share of the last second in which the logging rank's device was busy"),
     },
     "Validation in RL": {
-        "val/*": ("", "accuracy with its 95 % interval (low, high), reward parts, groups and behaviour"),
-        "val-core/*": ("share", "accuracy of each data source, by verl"),
+        "val/accuracy": ("share", "right answers; accuracy/low and accuracy/high are its 95 % interval"),
+        "val/*": ("", "groups, trajectories and reward parts as above"),
+        "val-core/*/mean@*": ("share", "accuracy of each data source, by verl"),
+        "val-core/*/mean": ("share", "by verl: of the best of several answers, and of their majority"),
         "best/*": ("", "with best.metric: the best step, its value, and validations since a better one"),
     },
     "Speed": {
-        "tokens": ("tokens", "all tokens of the step, over all ranks"),
-        "tokens_per_s": ("tokens/s", "tokens / (time_step_s without checkpoints and validation), for the whole run"),
-        "tokens_per_s_per_gpu": ("tokens/s", "the same / GPUs of [cluster]"),
+        "perf/total_num_tokens": ("tokens", "all tokens of the step, over all ranks, without padding rows"),
+        "tokens_per_s": (
+            "tokens/s",
+            "perf/total_num_tokens / (timing_s/step without checkpoints and validation), for the whole run",
+        ),
+        "perf/throughput": ("tokens/s", "the same / GPUs of [cluster]"),
         "flops": ("FLOP", "model FLOPs of the step, by ModelShape.train_flops"),
         "mfu": ("share", "flops / (peak FLOPs * GPUs that train * seconds of the update); absent without a known peak"),
-        "memory_gib*": (
-            "GiB",
-            "highest so far on any rank, or on rank_N: the device's allocator, or resident memory on a CPU",
-        ),
+        "memory_gib": ("GiB", "highest so far on any rank: the device's allocator, or resident memory on a CPU"),
         "experts/*": ("", "load_max_over_mean of a layer's experts (1: all alike), and the share of unused experts"),
-        "time_step_s": ("s", "wall time of the step; in RL without validate_after, metrics and between_steps"),
-        "time_*_s": ("s", "its phases, which add up to it; tool_wait is the interpreter's part of generation"),
-        "time_start/*": ("s", "in the first row of a start: each stage of run/start.py; time_start_s: all of them"),
+    },
+    "Time": {
+        "timing_s/step": ("s", "wall time of the step; in RL without testing, metrics and between_steps"),
+        "timing_s/gen": ("s", "waiting for the step's trajectories"),
+        "timing_s/tool_wait": ("s", "of these, the interpreter's part in the slowest trajectory"),
+        "timing_s/engine_sleep": ("s", "of these, until the engines have released their memory"),
+        "timing_s/reward": ("s", "rewards that verl computes after sampling"),
+        "timing_s/old_log_prob": ("s", "the actor's log-probabilities before the update"),
+        "timing_s/ref": ("s", "those of the reference model"),
+        "timing_s/values": ("s", "the critic's values"),
+        "timing_s/adv": ("s", "advantages, importance weights and rejection"),
+        "timing_s/update_critic": ("s", "the critic's updates"),
+        "timing_s/update_actor": ("s", "the actor's updates"),
+        "timing_s/update_weights": ("s", "sending the weights to the engines"),
+        "timing_s/data": ("s", "SFT: preparing the batch"),
+        "timing_s/forward_backward": ("s", "SFT: forward and backward passes"),
+        "timing_s/optimizer": ("s", "SFT: the optimizer's step"),
+        "timing_s/validate": ("s", "SFT: a validation"),
+        "timing_s/save_checkpoint": ("s", "saving, as far as the step waits for it"),
+        "timing_s/other": ("s", "the rest of the step"),
+        "timing_s/testing": ("s", "RL: a validation, after the step"),
+        "timing_s/metrics": ("s", "RL: computing this row, after the step"),
+        "timing_s/between_steps": ("s", "RL: from the row before to the step's begin"),
+        "timing_s/start": ("s", "in the first row of a start: from the first check to the first step"),
+        "timing_s/start/*": ("s", "its stages, which run/start.py names"),
     },
 }  # fmt: skip
+
+INTERVAL = ("val/accuracy/low", "val/accuracy/high")
+VERLS = ("global_seqlen", "num_turns", "response", "response_length_non_aborted", "timing_per_token_ms", "val-aux",
+         "validation")  # families of which a run writes nothing  # fmt: skip
+VALIDATION = ("val/", "val-core/", "best/")
 
 
 def is_listed(name: str) -> bool:
     """Whether a row may have this number."""
-    return _pattern().fullmatch(name) is not None
+    if name.startswith("val/"):
+        return name in INTERVAL or is_listed(name.removeprefix("val/"))
+    return name.partition("/")[0] not in _families() or _pattern().fullmatch(name) is not None
+
+
+def is_of_validation(name: str) -> bool:
+    """Whether the number is of RL's validations, which have their own rows."""
+    return name.startswith(VALIDATION)
+
+
+def _names() -> list[str]:
+    return [name for section in METRICS.values() for name in section]
+
+
+@cache
+def _families() -> frozenset[str]:
+    return frozenset([*VERLS, *(name.partition("/")[0] for name in _names())])
 
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    names = [name for section in METRICS.values() for name in section]
-    return re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in names))
+    return re.compile("|".join(re.escape(name).replace(r"\*", ".+") for name in _names()))
 
 
 def as_markdown() -> str:

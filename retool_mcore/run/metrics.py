@@ -1,6 +1,7 @@
-"""The metrics of a run: one JSONL line per step, and the same numbers to its trackers.
+"""The metrics of a run: JSONL lines, and the same numbers to its trackers.
 
-With validation.before the first line is of step 0, and has the metrics of that validation alone.
+A step has a line, and after it another one if RL validates in it. With validation.before the first
+line is the validation of step 0.
 
 metric_table.py has every name, unit and meaning.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.run.folder import write_whole
+from retool_mcore.run.metric_table import is_listed, is_of_validation
 from retool_mcore.run.trackers import Trace, Trackers
 
 EXPERTS = "experts/"  # what the names of all metrics of experts begin with
@@ -38,19 +40,14 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
 
 
 def token_rates(tokens: float, times: Mapping[str, float], num_gpus: int) -> dict[str, float]:
-    """tokens_per_s and tokens_per_s_per_gpu of a step; ``num_gpus`` are all of [cluster]."""
-    now_and_then_s = sum(times.get(name, 0.0) for name in ("time_checkpoint_s", "time_validate_s"))
-    rate = tokens / (times["time_step_s"] - now_and_then_s)
-    return {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / num_gpus}
-
-
-def memory_by_rank(peaks_gib: Sequence[float]) -> dict[str, float]:
-    """memory_gib and memory_gib/rank_N, from the peaks of the ranks in rank order."""
-    return {"memory_gib": max(peaks_gib)} | {f"memory_gib/rank_{rank}": peak for rank, peak in enumerate(peaks_gib)}
+    """A step's tokens and their rates; ``num_gpus`` are all of [cluster]."""
+    now_and_then_s = sum(times.get(name, 0.0) for name in ("timing_s/save_checkpoint", "timing_s/validate"))
+    rate = tokens / (times["timing_s/step"] - now_and_then_s)
+    return {"perf/total_num_tokens": tokens, "tokens_per_s": rate, "perf/throughput": rate / num_gpus}
 
 
 class PhaseTimer:
-    """Wall time of a step, split by phase; what no phase claims is ``time_other_s``.
+    """Wall time of a step, split by phase; what no phase claims is ``timing_s/other``.
 
     The time of an inner span is not counted in the outer one, so the phases add up to the step.
     """
@@ -81,8 +78,8 @@ class PhaseTimer:
         """Times since the last flush, as metric names; starts the next step."""
         assert not self._open, f"the step ends inside {self._open}"
         self._charge()
-        times = {f"time_{name}_s": span_s for name, span_s in self._spans_s.items()}
-        times["time_step_s"] = self._last_s - self._start_s
+        times = {f"timing_s/{name}": span_s for name, span_s in self._spans_s.items()}
+        times["timing_s/step"] = self._last_s - self._start_s
         self._spans_s, self._start_s = {}, self._last_s
         return times
 
@@ -102,15 +99,22 @@ class MetricWriter:
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
             return
-        rows = read_metrics(self._path) if step else []  # a run from its beginning writes step 0 anew, too
+        rows = _lines(self._path) if step else ()  # a run from its beginning writes step 0 anew, too
         kept = [row for row in rows if row["step"] <= step]
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
-        """A row, and to the trackers ``traces``, too: trajectories of the step."""
-        self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")
+        """Write what metric_table.py lists.
+
+        The trackers get ``traces``, too: trajectories of the step.
+        """
+        listed = {name: value for name, value in metrics.items() if is_listed(name)}
+        validation = {name: value for name, value in listed.items() if is_of_validation(name)}
+        rows = [{name: value for name, value in listed.items() if name not in validation}, validation]
+        now_s = time.time()
+        self._file.write("".join(json.dumps({"step": step, **row, "unix_s": now_s}) + "\n" for row in rows if row))
         self._file.flush()
-        self._trackers.log(metrics, step, traces)
+        self._trackers.log(listed, step, traces)
 
     def close(self) -> None:
         self._file.close()
@@ -118,11 +122,25 @@ class MetricWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Rows of a ``metrics.jsonl``, up to a line that a kill cut short."""
+    """The numbers of each step in a ``metrics.jsonl``, its validation's among them."""
     rows: list[dict[str, float]] = []
+    for row in _lines(path):
+        add_row(rows, row)
+    return rows
+
+
+def add_row(rows: list[dict[str, float]], row: dict[str, float]) -> None:
+    """Append ``row``, or join it with the last one where both are of the same step."""
+    if rows and rows[-1]["step"] == row["step"]:
+        rows[-1] |= row
+    else:
+        rows.append(row)
+
+
+def _lines(path: Path) -> Generator[dict[str, float]]:
+    """Up to a line that a kill cut short."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            rows.append(json.loads(line))
+            yield json.loads(line)
         except json.JSONDecodeError:
-            break
-    return rows
+            return

@@ -28,7 +28,7 @@ SAID = {
     "accuracy": "accuracy {:.3f}",
     "val/accuracy": "val/accuracy {:.3f}",
     "tokens_per_s": "{:,.0f} tokens/s",
-    "time_step_s": "{:.1f} s",
+    "timing_s/step": "{:.1f} s",
 }
 LINE_EVERY_S = 1.0
 

@@ -97,10 +97,10 @@ def begun(run_dir: Path) -> list[tuple[str, float]]:
 
 
 def start_times(run_dir: Path) -> dict[str, float]:
-    """time_start_s, from the first check to the first step; time_start/STAGE_s of its stages."""
+    """timing_s/start, from the first check to the first step, and timing_s/start/STAGE."""
     marks = begun(run_dir)
-    times = {f"time_start/{stage}_s": end - at for (stage, at), (_, end) in pairwise(marks)}
-    return times | ({"time_start_s": marks[-1][1] - marks[0][1]} if marks else {})
+    times = {f"timing_s/start/{stage}": end - at for (stage, at), (_, end) in pairwise(marks)}
+    return times | ({"timing_s/start": marks[-1][1] - marks[0][1]} if marks else {})
 
 
 def _mark(stage: str) -> Mark:

@@ -193,7 +193,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, re
             require_finite(metrics, step)
             asked = _of_any_rank(ending.asked)
             if asked and config.saved_every:  # before a validation, for which the time may not be enough
-                with timer.span("checkpoint"):
+                with timer.span("save_checkpoint"):
                     saver.save(step)
             if _is_due(step, config.validation.every, config.train.steps):
                 with timer.span("validate"):
@@ -201,10 +201,10 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, re
                 best.validated(step, metrics)
                 metrics |= best.metrics()
             if not asked and _is_due(step, config.saved_every, config.train.steps):
-                with timer.span("checkpoint"):
+                with timer.span("save_checkpoint"):
                     saver.save(step)
             elif not asked and saver.busy:
-                with timer.span("checkpoint"):
+                with timer.span("save_checkpoint"):
                     saver.poll()
             times = timer.flush()
             if report is not None:
@@ -268,9 +268,9 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
     """Speed of the step, and mfu of the update itself, without validation and checkpoints."""
-    found = token_rates(metrics["tokens"], times, dist.get_world_size())
+    found = token_rates(metrics["perf/total_num_tokens"], times, dist.get_world_size())
     if platform.device.peak_flops:
-        work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
+        work_s = sum(times[f"timing_s/{name}"] for name in ("data", "forward_backward", "optimizer"))
         found["mfu"] = metrics["flops"] / (platform.device.peak_flops * dist.get_world_size() * work_s)
     busy_percent = platform.gpu_percent()
     return found if busy_percent is None else found | {"gpu_percent": busy_percent}

@@ -65,7 +65,6 @@ class ReplayMixin:
         self.refilled = 0  # prompts sampled in place of others, for the current batch
         self.failed = 0  # trajectories of groups that verl has replaced because one failed, for it
         self.expected = 0  # trajectories that the current batch would have without outages
-        self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
         # The curriculum takes the answers of groups here, before the step's checkpoint is saved.
@@ -180,8 +179,7 @@ class ReplayMixin:
         size = self.group_size[partition_id]
         present = Counter(uid for uid, _, _ in {tuple(key.rsplit("_", 2)) for key in snapshot} if uid in set(uids))
         dropped = self.failed + self.expected - sum(present.values())
-        self.dropped_total += dropped
-        self.dropped = {"rollout/dropped": dropped, "rollout/dropped_total": self.dropped_total}
+        self.dropped = {"rollout/dropped": dropped}
         self._require_few_dropped(dropped, partition_id)
         if dropped:
             self.causes()  # forgets them: the next batch has its own

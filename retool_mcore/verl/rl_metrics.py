@@ -4,17 +4,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
+from statistics import fmean
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from retool_mcore.run.metric_table import is_listed
-
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step's row: those of run/metric_table.py, each under one name."""
-    row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real) and is_listed(name)}
+    """The numbers of a step's row, each under one name."""
+    row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
     if row.get("critic/score/mean") == row.get("critic/rewards/mean"):  # no KL penalty is in the reward
         row.pop("critic/score/mean", None)
     if "response_length/mean" in row:  # a validation has only ours
@@ -37,7 +36,7 @@ class StepClock:
     def row_written(self) -> dict[str, float]:
         """Call it just before a row is written, and once before the first step."""
         now_s = time.perf_counter()
-        times = {"time_between_steps_s": self._step_s - self._row_s, "time_metrics_s": now_s - self._metrics_s}
+        times = {"timing_s/between_steps": self._step_s - self._row_s, "timing_s/metrics": now_s - self._metrics_s}
         self._row_s = now_s
         return times
 
@@ -47,8 +46,8 @@ class EngineLoad:
 
     The numbers come from the polls of verl/sglang_server.py.
 
-    engine/running/mean, max   requests that one server was computing, over polls of all servers
-    engine/queued/mean, max    requests that waited in one server for a place
+    engine/running/mean   requests that one server was computing, over polls of all servers
+    engine/queued/mean    requests that waited in one server for a place
 
     vLLM is not polled, so with it these metrics are absent.
     """
@@ -79,11 +78,9 @@ class EngineLoad:
 
 
 def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
-    """engine/running/* and engine/queued/* of (running, queued) polls; empty if there are none."""
+    """The means of (running, queued) polls; empty if there are none."""
     found = list(polls)
     if not found:
         return {}
-    out: dict[str, float] = {}
-    for name, counts in zip(("running", "queued"), zip(*found, strict=True), strict=True):
-        out |= {f"engine/{name}/mean": sum(counts) / len(counts), f"engine/{name}/max": float(max(counts))}
-    return out
+    running, queued = zip(*found, strict=True)
+    return {"engine/running/mean": fmean(running), "engine/queued/mean": fmean(queued)}

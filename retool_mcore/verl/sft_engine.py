@@ -11,7 +11,7 @@ from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
-from retool_mcore.run.metrics import EXPERTS, PhaseTimer, memory_by_rank
+from retool_mcore.run.metrics import EXPERTS, PhaseTimer
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.keys.sft import sft_worker_config
 from retool_mcore.verl.recompute import recompute_by_length, set_budget
@@ -39,8 +39,8 @@ class SftEngine:
         """One update: forward, backward, clip, Adam, schedule.
 
         ``sequences`` is this rank's part of the global batch. Returns loss (nats per trained token
-        over the global batch), grad_norm, lr, tokens, loss_tokens, flops, the load of experts, and
-        the peak memory of every rank. All ranks return the same values.
+        over the global batch), grad_norm, lr, the counts of ``pack``, the load of experts, and the
+        peak memory over the ranks. All ranks return the same values.
         """
         data, counts = self._packer.pack(sequences)
         output = self.worker.train_batch(data)
@@ -49,7 +49,7 @@ class SftEngine:
     def _memory(self) -> dict[str, float]:
         peaks_gib: list[float] = [0.0] * dist.get_world_size()
         dist.all_gather_object(peaks_gib, self._platform.peak_memory_gib())
-        return memory_by_rank(peaks_gib)
+        return {"memory_gib": max(peaks_gib)}
 
     def validation_loss(self, batches: Sequence[Sequence[Rendered]]) -> float:
         """Nats per trained token over all batches; each holds this rank's part."""
@@ -101,8 +101,8 @@ class Packer:
     def pack(self, sequences: Sequence[Rendered]) -> tuple[Any, dict[str, float]]:
         """The TensorDict of this rank's ``sequences``, and counts over the global batch.
 
-        Collective over the data-parallel ranks. The counts are tokens, loss_tokens and the flops of
-        one update.
+        Collective over the data-parallel ranks. The counts are perf/total_num_tokens, loss_tokens
+        and the flops of one update.
         """
         data = self._tensordict(sequences)
         mine = ([len(s.token_ids) for s in sequences], sum(sum(s.loss_mask) for s in sequences))
@@ -112,7 +112,7 @@ class Packer:
         self._tell_lengths(data, by_rank)
         lengths = [length for of_rank in by_rank for length in of_rank]
         return data, {
-            "tokens": float(sum(lengths)),
+            "perf/total_num_tokens": float(sum(lengths)),
             "loss_tokens": float(sum(trained for _, trained in of_ranks)),
             "flops": self._shape.train_flops(lengths, self._config.lora),
         }

@@ -85,7 +85,6 @@ class RlStep(RlRun):
         metrics |= aggregator.get_aggregated_metrics()
         metrics |= mean_of_updates(batches)  # verl weighs batches by rows, not by tokens
         metrics |= {name: sum(each[name] for each in batches) for name in SUMMED}
-        metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
         return learned
 
     def sample(self, metrics: dict[str, Any]) -> KVBatchMeta:

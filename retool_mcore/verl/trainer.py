@@ -29,7 +29,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
-from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
+from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, token_rates
 from retool_mcore.verl import loop_workers
 from retool_mcore.verl.checkpoint import WorkersSave, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
@@ -41,19 +41,10 @@ from retool_mcore.verl.token_means import LOSS_TOKENS
 from retool_mcore.verl.workers import worker_class
 
 TRAIN = "train"  # verl's partition of the transfer queue
-PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
-    "gen": "generation",
-    "engine_sleep": "engine_sleep",
-    "reward": "reward",
-    "old_log_prob": "old_log_prob",
-    "ref": "reference",
-    "values": "values",
-    "adv": "advantage",
-    "update_critic": "update_critic",
-    "update_actor": "update_actor",
-    "save_checkpoint": "checkpoint",
-    "update_weights": "weight_sync",
-}
+PHASES = (  # timers of a step, one after another; together with timing_s/other they add up to timing_s/step
+    *("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "save_checkpoint"),
+    "update_weights",
+)
 
 
 class StoppedBeforeUpdate(Exception):
@@ -348,12 +339,12 @@ class RlRun(EngineRestarts):
         ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
         lengths = sequence_lengths(batch)
-        ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
-        if self._shape and "time_update_actor_s" in ours:
+        ours |= token_rates(sum(lengths), ours, self._run.cluster.num_gpus)
+        if self._shape and "timing_s/update_actor" in ours:
             ours["flops"] = self._shape.train_flops(lengths, self._run.lora)
             if self._peak_flops:
-                ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
-        ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
+                ours["mfu"] = ours["flops"] / (self._peak_flops * ours["timing_s/update_actor"])
+        ours["memory_gib"] = max(self.actor_rollout_wg.peak_memory_gib())
         ours |= self._load.metrics() | self.engine_metrics()
         require_finite(metrics, self.global_steps)
         metrics |= ours | self._clock.row_written()
@@ -378,16 +369,13 @@ def places_of_step(step: int) -> list[int]:
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
-    """A step's seconds by phase, from its timers; together they add up to the step.
+    """A step's seconds, verl's own timers among them, by the names of run/metric_table.py.
 
-    verl counts the engines' falling asleep and ``tool_wait_s`` as generation; here they are phases
-    of their own.
+    ``tool_wait_s``: what the interpreter takes in the slowest trajectory.
     """
-    times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
-    if "time_generation_s" in times:
-        times["time_generation_s"] -= times.get("time_engine_sleep_s", 0.0)
-        times["time_tool_wait_s"] = min(tool_wait_s, times["time_generation_s"])
-        times["time_generation_s"] -= times["time_tool_wait_s"]
-    step_s = float(timing_raw["step"])
-    times |= {"time_other_s": step_s - sum(times.values()), "time_step_s": step_s}
-    return times | ({"time_validate_after_s": float(timing_raw["testing"])} if "testing" in timing_raw else {})
+    times = {f"timing_s/{name}": float(seconds) for name, seconds in timing_raw.items()}
+    phases_s = sum(times.get(f"timing_s/{name}", 0.0) for name in PHASES)
+    times["timing_s/other"] = times["timing_s/step"] - phases_s
+    if "timing_s/gen" in times:
+        times["timing_s/tool_wait"] = min(tool_wait_s, times["timing_s/gen"] - times.get("timing_s/engine_sleep", 0.0))
+    return times

@@ -3,7 +3,6 @@
 python -m tests.docs.record     # writes them between `<!-- made: NAME -->` and `<!-- end -->`
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from retool_mcore.planner.hardware import of_run, parse
 from retool_mcore.planner.lengths import assumed
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.run.metric_table import as_markdown
+from retool_mcore.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -91,13 +91,12 @@ WATCHED = (  # metric, what it should do
     ("groups/all_right", "rise"),
     ("groups/all_wrong", "fall"),
     ("behavior/executable_fraction", "stay high"),
-    ("mismatch/kl", "stay where it is"),
+    ("rollout_corr/kl", "stay where it is"),
 )
 
 
 def recorded() -> str:
-    lines = (ROOT / "tests/report/quickstart/tool_rl/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line) for line in lines]
+    steps = read_metrics(ROOT / "tests/report/quickstart/tool_rl/metrics.jsonl")
     rows = ["| metric | first step | last step | it should |", "|---|---|---|---|"]
     rows += [f"| `{name}` | {steps[0][name]:.2g} | {steps[-1][name]:.2g} | {told} |" for name, told in WATCHED]
     return "\n".join(rows)

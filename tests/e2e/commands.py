@@ -158,7 +158,7 @@ def last_step(run_dir: Path) -> int:
 
 def exact_metrics(run_dir: Path) -> list[dict[str, float]]:
     """Of each step, what is bit-equal in a run that was interrupted."""
-    names = ("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens", "val_loss")
+    names = ("step", "loss", "grad_norm", "lr", "perf/total_num_tokens", "loss_tokens", "val_loss")
     return [{name: row[name] for name in names if name in row} for row in read_metrics(run_dir / "metrics.jsonl")]
 
 

@@ -94,7 +94,7 @@ def test_engines_with_devices_of_their_own_leave_the_others_to_the_trainer():
 def test_a_previous_run_and_a_mean_exclude_each_other(tmp_path: Path):
     done = command("configs/sft_qwen2.5_7b_h200x8.toml", "--like", str(tmp_path), "--mean-tokens", "3000")
     assert done.returncode == 2 and "both say how long sequences are: give one" in done.stderr
-    lines = '{"step": 1, "tokens": 64000}\n{"step": 2, "tokens": 128000}\n'
+    lines = '{"step": 1, "perf/total_num_tokens": 64000}\n{"step": 2, "perf/total_num_tokens": 128000}\n'
     (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
     (tmp_path / "config.toml").write_bytes((CONFIGS / "sft_qwen2.5_7b_h200x8.toml").read_bytes())
     done = command("configs/sft_qwen2.5_7b_h200x8.toml", "train.global_batch=64", "--like", str(tmp_path))

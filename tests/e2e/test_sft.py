@@ -45,8 +45,8 @@ def test_a_run_learns_as_it_is_set_and_exports(whole: Path, tmp_path: Path, mark
     for name in ("loss", "grad_norm"):  # bit-equal on the CPUs that were tried; another may round otherwise
         assert [row[name] for row in told] == pytest.approx(GOLDEN[name], rel=1e-5)
     between_s = told[-1]["unix_s"] - told[0]["unix_s"]
-    assert sum(row["time_step_s"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
-    assert all(row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2 for row in told)
+    assert sum(row["timing_s/step"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
+    assert all(row["perf/throughput"] == row["tokens_per_s"] / 2 for row in told)
     succeed(argv_retool("export", str(whole), "--to", str(tmp_path / "hf")), mark)
     assert recorded_format(tmp_path / "hf") == PromptFormat(system=SYSTEM_PROMPT, instruction="")
     exports = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "hf", whole / "export")]

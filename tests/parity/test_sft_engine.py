@@ -29,7 +29,7 @@ def test_the_loss_is_the_mean_over_the_trained_tokens_alone(seen: dict[str, Any]
     total, count = seen["plain_batch"]
     first = seen["steps"][0]
     assert first["loss"] == pytest.approx(total / count, abs=1e-5)
-    assert (first["loss_tokens"], first["tokens"]) == (count, 100 + 20 + 21 + 22)
+    assert (first["loss_tokens"], first["perf/total_num_tokens"]) == (count, 100 + 20 + 21 + 22)
 
 
 def test_the_validation_loss_is_the_mean_over_all_tokens_and_not_over_batches(seen: dict[str, Any]):

@@ -62,11 +62,11 @@ class RecordSource:
         found: list[tuple[int, str]] = []
         for index, row in enumerate(self.metrics):
             step = int(row["step"])
-            if row.get("time_checkpoint_s"):
+            if row.get("timing_s/save_checkpoint"):
                 found.append((step, "checkpoint"))
-            if "time_start_s" in row and (index or step > 1):
+            if "timing_s/start" in row and (index or step > 1):
                 found.append((step, "resume"))
-            if row.get("time_weight_sync_s"):
+            if row.get("timing_s/update_weights"):
                 found.append((step, "weight sync"))
         return found
 

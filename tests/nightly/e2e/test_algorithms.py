@@ -26,8 +26,8 @@ def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
     rows = read_metrics(root / "rl" / "metrics.jsonl")
     for row in rows:
         assert math.isfinite(row["actor/pg_loss"]) and row["rollout/dropped"] == 0
-        assert {"mismatch/kl", "mismatch/max", "mismatch/p99"} <= set(row)
-        assert row["memory_gib"] == max(row[name] for name in row if name.startswith("memory_gib/rank_")) > 0.1
+        assert {"rollout_corr/kl", "mismatch/max", "mismatch/p99"} <= set(row)
+        assert row["memory_gib"] > 0.1
         assert 0.0 < row["engine/cache_hit_rate"] < 1.0, "a group's responses share their prompt"
     return rows
 
@@ -54,10 +54,9 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     rows = train(tmp_path, mark, *settings, "train.steps=2", "cluster.gpus_per_node=2", "parallel.tp=2")
     assert len(complete_checkpoints(tmp_path / "rl/checkpoints")) == 2, "the last save is waited for"
     assert rows[0] == first and [row["step"] for row in rows] == [1, 2]
-    assert set(rows[1]) >= {"memory_gib/rank_0", "memory_gib/rank_1"} and "memory_gib/rank_1" not in rows[0]
     for row in rows:
         assert row["critic/rewards/mean"] == pytest.approx(row["reward/answer_part"] + row["reward/unsure"])
-        assert row["critic/vf_loss"] > 0 and row["time_update_critic_s"] > 0
+        assert row["critic/vf_loss"] > 0 and row["timing_s/update_critic"] > 0
         assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
     # The coin is fair before the first update only: a call costs tokens, and one update may unlearn
     # it.
@@ -67,9 +66,8 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     calls = [turn for row in trajectories(tmp_path) for turn in row["turns"] if turn["kind"] == "tool_call"]
     assert calls and all(turn["text"].endswith("</code>") for turn in calls)
     assert {result["shown"] for turn in calls for result in turn["results"]} <= {"7", "7\n7"}
-    for name in ("latency_s", "queue_s", "run_s"):
-        assert 0.0 <= rows[0][f"tool/{name}/p50"] <= rows[0][f"tool/{name}/p99"]
-    assert rows[0]["tool/latency_s/p50"] > rows[0]["tool/run_s/p50"] > 0.0
+    assert 0.0 < rows[0]["tool/latency_s/p50"] <= rows[0]["tool/latency_s/p99"]
+    assert 0.0 <= rows[0]["tool/queue_s/p99"] < rows[0]["tool/latency_s/p99"]
     assert all(len(row["advantage"]) == len(row["response_ids"]) for row in trajectories(tmp_path)), "GAE's, by token"
 
 
@@ -90,7 +88,7 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
     assert sum(row["rollout/refilled_prompts"] for row in rows) > 0
     assert max(row["groups/all_right"] + row["groups/all_wrong"] for row in rows) > 0, "before the filter"
     between_s = rows[1]["unix_s"] - rows[0]["unix_s"]
-    phases_s = [rows[1][f"time_{name}_s"] for name in ("step", "metrics", "between_steps")]
+    phases_s = [rows[1][f"timing_s/{name}"] for name in ("step", "metrics", "between_steps")]
     assert sum(phases_s) == pytest.approx(between_s, rel=0.02)
 
 

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 SFT_SCRIPT, RL_SCRIPT = "launch/sft_h200x8.sh", "launch/rl_h100x16.sh"
 TWO_NODES = ("cluster.nodes=2", "cluster.gpus_per_node=1")
-EXACT = ("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens")
+EXACT = ("step", "loss", "grad_norm", "lr", "perf/total_num_tokens", "loss_tokens")
 
 
 def start_both(hosts: tuple[Host, Host], script: str, words: tuple[str, ...], env: dict[str, str], mark: str) -> list:

@@ -46,7 +46,7 @@ def test_calls_in_the_models_own_form_are_run_and_trained(protocol: str, tmp_pat
     settings += ("checkpoint.every_steps=0", "checkpoint.export=false", "rollout.record_groups=8")
     succeed(argv_rl(*settings), mark, timeout_s=500)
     rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
-    assert all(row["rollout/dropped"] == 0 and row["mismatch/kl"] < 1e-4 for row in rows)
+    assert all(row["rollout/dropped"] == 0 and row["rollout_corr/kl"] < 1e-4 for row in rows)
     lines = (tmp_path / "rl" / "trajectories" / "trajectories.jsonl").read_text().splitlines()
     turns = [turn for line in lines for turn in json.loads(line)["turns"]]
     results = [result for turn in turns for result in turn["results"]]

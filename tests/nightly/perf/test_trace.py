@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def run_folder(folder: Path) -> Path:
-    row = {"step": 3, "unix_s": 1002.5, "time_step_s": 10.0, "time_generation_s": 6.0, "time_update_actor_s": 3.0}
-    row |= {"time_other_s": 1.0, "time_validate_after_s": 2.0, "time_metrics_s": 0.5, "time_between_steps_s": 0.25}
-    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    row = {"step": 3, "unix_s": 1002.5, "timing_s/step": 10.0, "timing_s/gen": 6.0, "timing_s/update_actor": 3.0}
+    row |= {"timing_s/other": 1.0, "timing_s/testing": 2.0, "timing_s/metrics": 0.5, "timing_s/between_steps": 0.25}
+    validation = {"step": 3, "val/accuracy": 0.5, "unix_s": 1002.5}
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(validation)}\n")
     turn = {"engine_s": 2.0, "tool_s": 0.5, "tokens": 9, "kind": "tool_call", "results": [{"ok": True}]}
     last = turn | {"results": [], "tool_s": 0.0, "kind": "answer"}
     rows = [
@@ -39,10 +40,10 @@ def test_phases_and_turns_stand_where_they_happened(tmp_path: Path):
     spans = {(e["pid"], e["name"], e["ts"] / 1e6): e["dur"] / 1e6 for e in events if e["dur"]}
     assert spans == pytest.approx(
         {
-            (1, "generation", 990.0): 6.0,
+            (1, "gen", 990.0): 6.0,
             (1, "update_actor", 996.0): 3.0,
             (1, "other", 999.0): 1.0,
-            (1, "validate_after", 1000.0): 2.0,
+            (1, "testing", 1000.0): 2.0,
             (1, "metrics", 1002.0): 0.5,
             (2, "model", 990.5): 2.0,
             (2, "tool", 992.5): 0.5,

@@ -141,7 +141,7 @@ def main(folder: Path) -> None:
         "rollout": OmegaConf.to_container(tree.actor_rollout_ref.rollout, resolve=True),
         "fp8_correction": OmegaConf.to_container(in_fp8.actor_rollout_ref.actor.policy_loss.rollout_correction),
         "fp8_engines": in_fp8.actor_rollout_ref.rollout.quantization,
-        "phases": PHASES,
+        "phases": list(PHASES),
         "logged": logged(folder),
     }
     random.seed(0)

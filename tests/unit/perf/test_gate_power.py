@@ -19,7 +19,10 @@ def records(draw: np.random.Generator, factor: float, steps: int = STEPS) -> tup
     for scale in (factor, 1.0):
         times = work_s * scale * np.exp(draw.normal(0, NOISE, steps))
         pair.append(
-            {"summary": {}, "steps": [{"tokens": n, "time_step_s": s} for n, s in zip(tokens, times, strict=True)]}
+            {
+                "summary": {},
+                "steps": [{"perf/total_num_tokens": n, "timing_s/step": s} for n, s in zip(tokens, times, strict=True)],
+            }
         )
     return pair[0], pair[1]
 
@@ -65,13 +68,19 @@ def test_steps_of_other_work_show_less_and_rounds_add_up():
 
 
 def test_a_single_step_decides_nothing():
-    one = {"steps": [{"tokens": 10.0, "time_step_s": 2.0}]}, {"steps": [{"tokens": 10.0, "time_step_s": 1.0}]}
+    one = (
+        {"steps": [{"perf/total_num_tokens": 10.0, "timing_s/step": 2.0}]},
+        {"steps": [{"perf/total_num_tokens": 10.0, "timing_s/step": 1.0}]},
+    )
     assert compare.judge(*compare.ratio_of_times([one]), 0.03, "") == ("no difference", 0)
     assert "1 step cannot detect" in compare.detectable_line([one], 0.03)
 
 
 def test_time_outside_the_step_counts_by_the_clock_and_validation_does_not():
-    rows = [{"tokens": 10.0, "time_step_s": 20.0, "unix_s": 100.0 * n, "time_validate_after_s": 30.0} for n in (1, 2)]
+    rows = [
+        {"perf/total_num_tokens": 10.0, "timing_s/step": 20.0, "unix_s": 100.0 * n, "timing_s/testing": 30.0}
+        for n in (1, 2)
+    ]
     assert compare.token_times({"steps": rows}) == [pytest.approx(2.0), pytest.approx(7.0)]
 
 

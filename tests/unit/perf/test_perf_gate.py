@@ -18,7 +18,10 @@ SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
 
 
 def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[str, Any]:
-    steps = [{"tokens": tokens, "time_step_s": s * scale + 5.0, "time_checkpoint_s": 5.0} for s in SECONDS]
+    steps = [
+        {"perf/total_num_tokens": tokens, "timing_s/step": s * scale + 5.0, "timing_s/save_checkpoint": 5.0}
+        for s in SECONDS
+    ]
     provenance = {
         "commit": "0123456789",
         "hardware": {"devices": ["NVIDIA H200"], "used": 2},
@@ -29,7 +32,7 @@ def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[s
         "exit_code": 0,
         "steps": steps,
         "lengths": {"total": tokens * len(steps)},
-        "summary": {"time_step_s": scale},
+        "summary": {"timing_s/step": scale},
         "provenance": provenance,
     }
     return made | changed
@@ -86,19 +89,19 @@ SFT_7B, RL_7B = (BASELINES / f"{case}.NVIDIA_H200x2.json" for case in ("sft_7b_h
 
 def slower_steps(record: dict[str, Any]) -> None:
     for row in record["steps"]:
-        row["time_step_s"] *= 1.1
+        row["timing_s/step"] *= 1.1
         row.pop("unix_s", None)
 
 
 def longer_metrics(record: dict[str, Any]) -> None:
     for number, row in enumerate(record["steps"]):
-        row["time_metrics_s"] = row.get("time_metrics_s", 0.0) + 40
+        row["timing_s/metrics"] = row.get("timing_s/metrics", 0.0) + 40
         if "unix_s" in row:
             row["unix_s"] += 40 * number
 
 
 def more_memory(record: dict[str, Any]) -> None:
-    record["summary"]["peak_gib_by_rank"]["1"] += 30
+    record["summary"]["memory_gib"] += 30
 
 
 def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -138,7 +141,7 @@ def test_a_change_of_a_measured_baseline_is_seen(
 
 
 def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
-    head, base = record(start={"time_start_s": 75.1}), record(start={"time_start_s": 50.0})
+    head, base = record(start={"timing_s/start": 75.1}), record(start={"timing_s/start": 50.0})
     for name, content in (("head", head), ("base", base)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     done = run_compare(str(tmp_path / "head.json"), str(tmp_path / "base.json"))
@@ -148,7 +151,7 @@ def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
 @pytest.mark.parametrize(("theirs", "ours"), [(10.0, 14.5), (100.0, 125.0)])
 def test_a_start_is_later_by_its_share_and_by_seconds(theirs: float, ours: float):
     """A short one varies by more than its share, a long one by more than the seconds."""
-    assert interleave.LATER(record(start={"time_start_s": ours}), record(start={"time_start_s": theirs})) == []
+    assert interleave.LATER(record(start={"timing_s/start": ours}), record(start={"timing_s/start": theirs})) == []
 
 
 ASKED = "behavior/requests"
@@ -156,11 +159,11 @@ ASKED = "behavior/requests"
 
 def make_worse(record: dict[str, Any], what: str) -> None:
     if what == "a later start":
-        record["start"]["time_start_s"] = 27.0
+        record["start"]["timing_s/start"] = 27.0
     elif what == "more memory":
-        record["summary"]["peak_gib_by_rank"]["0"] = 1.8
+        record["summary"]["memory_gib"] = 1.8
     for row in record["steps"]:
-        row["time_step_s"] *= 1.3 if what == "slower" else 1.0
+        row["timing_s/step"] *= 1.3 if what == "slower" else 1.0
         row[ASKED] = 3.1 if what == "more requests" else 3.0
 
 
@@ -169,7 +172,7 @@ def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
     """Host time of a token, requests of a trajectory, the start and memory; each in every round."""
 
     def of_a_round() -> dict[str, Any]:
-        made = record(case="rl_alone_cpu", start={"time_start_s": 20.0}, summary={"peak_gib_by_rank": {"0": 1.2}})
+        made = record(case="rl_alone_cpu", start={"timing_s/start": 20.0}, summary={"memory_gib": 1.2})
         make_worse(made, "")
         return made
 
@@ -182,11 +185,11 @@ def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
 
 
 def test_a_start_is_told_by_the_run_or_by_its_first_row():
-    rows = [{"unix_s": 131.0, "time_step_s": 2.0}, {"unix_s": 140.0, "time_step_s": 2.0}]
-    assert bench.start_of(rows, 100.0) == {"time_start_s": 29.0}
-    assert bench.start_of([rows[0] | {"time_start_s": 7.0, "time_start_model_s": 1.0}], 100.0) == {
-        "time_start_s": 7.0,
-        "time_start_model_s": 1.0,
+    rows = [{"unix_s": 131.0, "timing_s/step": 2.0}, {"unix_s": 140.0, "timing_s/step": 2.0}]
+    assert bench.start_of(rows, 100.0) == {"timing_s/start": 29.0}
+    assert bench.start_of([rows[0] | {"timing_s/start": 7.0, "timing_s/start/model": 1.0}], 100.0) == {
+        "timing_s/start": 7.0,
+        "timing_s/start/model": 1.0,
     }
     assert bench.start_of([], 100.0) == {}
 

@@ -65,7 +65,7 @@ def planned(row: str) -> Plan:
 
 
 def step_s(plan: Plan) -> float:
-    """As time_step_s counts it, which all rows have: without what passes between two steps."""
+    """As timing_s/step counts it, which all rows have: without what passes between two steps."""
     return plan.step_s - plan.phases["metrics"]
 
 
@@ -140,8 +140,10 @@ def test_a_plan_like_a_previous_run_meets_that_runs_steps(name: str, tmp_path: P
     config = rl(Path(CASES[name]["config"]).stem, *CASES[name]["set"])
     lengths = of_run_dir(tmp_path, config)
     plan = make_plan(config, SEVEN, parse("h200x2"), lengths=lengths)
-    assert step_s(plan) == pytest.approx(sum(step["time_step_s"] for step in steps) / len(steps), rel=0.05)
-    assert plan.tokens_per_step == pytest.approx(sum(step["tokens"] for step in steps) / len(steps), rel=0.001)
+    assert step_s(plan) == pytest.approx(sum(step["timing_s/step"] for step in steps) / len(steps), rel=0.05)
+    assert plan.tokens_per_step == pytest.approx(
+        sum(step["perf/total_num_tokens"] for step in steps) / len(steps), rel=0.001
+    )
     assert f"{len(steps)} steps" in plan.notes[0] and str(tmp_path) in plan.notes[0]
     without = make_plan(config, SEVEN, parse("h200x2"), mean_tokens=lengths.sequence)
     assert step_s(without) > 1.1 * step_s(plan), "a mean alone does not say that the longest is far below the limit"
@@ -151,7 +153,7 @@ def test_a_previous_run_of_another_kind_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"has no metrics\.jsonl with a step"):
         of_run_dir(tmp_path, rl("rl_qwen2.5_7b_h200x8"))
     file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1, "tokens": 83081.0, "loss": 0.5}\n', encoding="utf-8")
+    file.write_text('{"step": 1, "perf/total_num_tokens": 83081.0, "loss": 0.5}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="give a run of the same kind"):
         of_run_dir(tmp_path, rl("rl_qwen2.5_7b_h200x8"))
     settings = (CONFIGS / "sft_qwen2.5_7b_h200x8.toml").read_text(encoding="utf-8")

@@ -52,9 +52,9 @@ THEN = ("rollout.engine_args={cuda_graph_max_bs_decode=256}",)  # what these run
 def recorded(name: str, hardware: str, host: dict[str, float], driver_s: float = 0.0, *settings: str) -> Row:
     row = RECORDED[name]
     measured = {
-        "step": row["time_step_s"],
-        "generate": row["time_generation_and_tools_s"],
-        "update": row["time_update_actor_s"],
+        "step": row["timing_s/step"],
+        "generate": row["timing_s/gen"],
+        "update": row["timing_s/update_actor"],
     }
     return Row(settings, hardware, host, driver_s, of_rl_rows([row]), measured)
 
@@ -101,8 +101,8 @@ def test_a_recorded_step_of_a_small_model_is_planned_within_5_percent(name: str)
 def test_the_driver_and_the_sync_are_planned_as_they_were_measured_alone():
     plan = make_plan(rl("rl_gsm8k_gpu1"), HALF, parse("h100x1"), lengths=ROWS["7e84857, tool, alone"].lengths)
     row = RECORDED["7e84857, tool, alone"]
-    assert plan.phases["weight_sync"] == pytest.approx(row["time_weight_sync_s"], rel=0.10)
-    assert plan.phases["metrics"] == pytest.approx(row["time_metrics_s"], rel=0.20)  # of three steps
+    assert plan.phases["weight_sync"] == pytest.approx(row["timing_s/update_weights"], rel=0.10)
+    assert plan.phases["metrics"] == pytest.approx(row["timing_s/metrics"], rel=0.20)  # of three steps
 
 
 @pytest.mark.parametrize("name", ["7e84857, tool", "7e84857, words", "7e84857, adapters"])
@@ -110,8 +110,8 @@ def test_what_the_driver_does_is_planned_as_it_was_measured_since_c565d8b(name: 
     """Advantages are no slower beside other runs; metrics are, by what the host's other work is."""
     row, recorded = ROWS[name], RECORDED[name]
     phases = make_plan(rl("rl_gsm8k_gpu1", *row.settings), HALF, parse(row.hardware), lengths=row.lengths).phases
-    assert phases["advantage"] == pytest.approx(recorded["time_advantage_s"], rel=0.10)
-    assert FOUR["other"] * phases["metrics"] == pytest.approx(recorded["time_metrics_s"], rel=0.15)
+    assert phases["advantage"] == pytest.approx(recorded["timing_s/adv"], rel=0.10)
+    assert FOUR["other"] * phases["metrics"] == pytest.approx(recorded["timing_s/metrics"], rel=0.15)
 
 
 @pytest.mark.parametrize(("fp8", "rate"), [(False, 7593), (True, 9504)])
@@ -180,7 +180,9 @@ def test_a_sync_merges_each_adapted_matrix():
     moved = 20 * 24 * HALF.layer_params / (3.35e12 * calibrated("memory"))
     assert more == pytest.approx(24 * 4 * calibrated("merge_s") + moved)
     assert sync_host_s(HALF, thin) - sync_host_s(HALF, whole) == pytest.approx(24 * 4 * calibrated("merge_s"))
-    row = RECORDED["7e84857, adapters"]["time_weight_sync_s"] - RECORDED["7e84857, tool"]["time_weight_sync_s"]
+    row = (
+        RECORDED["7e84857, adapters"]["timing_s/update_weights"] - RECORDED["7e84857, tool"]["timing_s/update_weights"]
+    )
     assert FOUR["weight_sync"] * 24 * 7 * calibrated("merge_s") == pytest.approx(row, rel=0.10)
 
 

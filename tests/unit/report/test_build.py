@@ -106,7 +106,7 @@ def test_an_sft_run_alone_says_what_it_does_not_have(tmp_path: Path):
 
 
 def test_mfu_and_the_machine_are_told_where_they_were_recorded(tmp_path: Path):
-    run = write_run(tmp_path / "run", rows=steps(5, mfu=0.41, tokens_per_s=1000.0, time_step_s=3.0))
+    run = write_run(tmp_path / "run", rows=steps(5, mfu=0.41, tokens_per_s=1000.0, **{"timing_s/step": 3.0}))
     (run / "environment.json").write_text('{"versions": {"torch": "2.13.0"}, "hardware": {"driver": "8 x H200"}}')
     made = page(tmp_path, run)
     assert "MFU 41.0%" in made.text("at-a-glance") and "No MFU" not in made.text("throughput")
@@ -114,8 +114,8 @@ def test_mfu_and_the_machine_are_told_where_they_were_recorded(tmp_path: Path):
 
 
 def test_phases_are_means_that_add_up_to_the_step(tmp_path: Path):
-    rows = steps(5, time_step_s=4.0, time_generation_s=3.0, time_other_s=1.0)
-    rows[0] |= {"time_generation_s": 300.0, "time_step_s": 301.0}  # the first step warms up
+    rows = steps(5, **{"timing_s/step": 4.0, "timing_s/gen": 3.0, "timing_s/other": 1.0})
+    rows[0] |= {"timing_s/gen": 300.0, "timing_s/step": 301.0}  # the first step warms up
     made = page(tmp_path, write_run(tmp_path / "run", rows=rows))
     text = made.text("where-the-time-went")
     assert "3 s, 75%" in text and "1 s, 25%" in text and "mean of a step: 4 s" in text

@@ -69,11 +69,13 @@ def test_validations_of_several_runs_stand_side_by_side_with_intervals(tmp_path:
 
 
 def test_hours_are_told_over_the_whole_run_with_what_a_kill_lost(tmp_path: Path):
-    rows = steps(4, seconds=10.0, time_step_s=8.0, time_generation_s=6.0, time_other_s=2.0, time_between_steps_s=2.0)
-    rows[0] |= {"time_start_s": 30.0, "time_start/ray_s": 30.0}
+    rows = steps(4, seconds=10.0, **{"timing_s/step": 8.0, "timing_s/gen": 6.0, "timing_s/other": 2.0})
+    for row in rows:
+        row["timing_s/between_steps"] = 2.0
+    rows[0] |= {"timing_s/start": 30.0, "timing_s/start/ray": 30.0}
     for row in rows[2:]:
         row["unix_s"] += 100.0  # killed after step 2, started again
-    rows[2] |= {"time_start_s": 40.0}
+    rows[2] |= {"timing_s/start": 40.0}
     run = write_run(tmp_path / "run", rows=rows)
     text = page(tmp_path, run, write_run(tmp_path / "other", kind="sft")).text("where-the-time-went")
     whole = 30 + 10 + 3 * 10 + 100  # the first start and step, three steps on, the gap
@@ -86,5 +88,5 @@ def test_without_times_there_is_no_table(tmp_path: Path):
 
     run = write_run(tmp_path / "run", rows=[{"step": 1, "unix_s": NOW_S, "critic/rewards/mean": 1.0}])
     assert spent(read_run(run)) == {}
-    write_rows(run, [{"step": 1, "time_other_s": 3.0}])
+    write_rows(run, [{"step": 1, "timing_s/other": 3.0}])
     assert spent(read_run(run)) == pytest.approx({"other": 3.0})

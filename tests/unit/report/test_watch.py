@@ -79,7 +79,7 @@ def test_a_start_that_hangs_is_told(tmp_path: Path):
 
 
 def rising(first: float, last: float) -> list[dict[str, Any]]:
-    return [{**row, "mismatch/kl": first if row["step"] <= 5 else last} for row in steps(10)]
+    return [{**row, "rollout_corr/kl": first if row["step"] <= 5 else last} for row in steps(10)]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_a_rising_mismatch_is_told_where_it_matters(tmp_path: Path, first: float
 
 def test_a_mismatch_that_is_there_from_the_first_step_is_told(tmp_path: Path):
     for kl, warns in ((-0.06, True), (0.04, False)):
-        rows = [{**row, "mismatch/kl": kl} for row in steps(1)]
+        rows = [{**row, "rollout_corr/kl": kl} for row in steps(1)]
         found = warned(write_run(tmp_path / f"run{kl}", rows=rows, train={"steps": 20}))
-        assert ("engine and actor disagree: mismatch/kl is" in "".join(found)) is warns
+        assert ("engine and actor disagree: rollout_corr/kl is" in "".join(found)) is warns
 
 
 NEWEST = {

@@ -1,16 +1,17 @@
 """Metrics survive a kill, phases add up to the step, and a NaN never reaches a checkpoint."""
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from retool_mcore.run.metric_table import METRICS, is_listed
 from retool_mcore.run.metrics import (
     MetricWriter,
     NonFiniteLoss,
     PhaseTimer,
-    memory_by_rank,
     read_metrics,
     require_finite,
     token_rates,
@@ -28,10 +29,10 @@ def test_phases_add_up_to_the_step():
             time.sleep(0.02)
         time.sleep(0.01)
     times = timer.flush()
-    assert times["time_data_s"] >= 0.01 and times["time_optimizer_s"] >= 0.02
-    assert 0.02 <= times["time_forward_backward_s"] < times["time_step_s"] - 0.03, "an inner span is taken out"
-    parts = [value for name, value in times.items() if name != "time_step_s"]
-    assert sum(parts) == pytest.approx(times["time_step_s"])
+    assert times["timing_s/data"] >= 0.01 and times["timing_s/optimizer"] >= 0.02
+    assert 0.02 <= times["timing_s/forward_backward"] < times["timing_s/step"] - 0.03, "an inner span is taken out"
+    parts = [value for name, value in times.items() if name != "timing_s/step"]
+    assert sum(parts) == pytest.approx(times["timing_s/step"])
 
 
 def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
@@ -53,13 +54,48 @@ def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
     assert [(event.step, event.value) for event in board.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
+def test_a_validation_has_its_own_row_and_a_reader_joins_it_with_its_steps(tmp_path: Path):
+    writer = MetricWriter(run_in(tmp_path), resumed_step=0)
+    writer.write(0, {"val/accuracy": 0.25})
+    writer.write(1, {"accuracy": 0.5, "val/accuracy": 0.75, "val-core/math/acc/mean@2": 0.75, "best/step": 1.0})
+    writer.write(2, {"accuracy": 0.625})
+    writer.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    names = [set(row) - {"step", "unix_s"} for row in rows]
+    validation = {"val/accuracy", "val-core/math/acc/mean@2", "best/step"}
+    assert names == [{"val/accuracy"}, {"accuracy"}, validation, {"accuracy"}]
+    joined = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in joined] == [0, 1, 2]
+    assert (joined[1]["accuracy"], joined[1]["val/accuracy"], "val/accuracy" in joined[2]) == (0.5, 0.75, False)
+    MetricWriter(run_in(tmp_path), resumed_step=1).close()
+    kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kept == rows[:3], "a resume keeps both rows of its step"
+
+
+def test_a_row_has_what_the_table_lists_and_what_a_user_adds(tmp_path: Path):
+    """Names of verl 0.9.1 that a run has no reader for are not written."""
+    verls = ("actor/loss", "critic/returns/mean", "critic/rewards/max", "global_seqlen/min", "num_turns/mean",
+             "perf/mfu/actor", "prompt_length/max", "response/aborted_ratio", "response_length/clip_ratio",
+             "rollout_corr/k3_kl", "timing_per_token_ms/gen", "timing_s/start_profile", "training/epoch",
+             "val-aux/math/reward/mean@2", "val-core/math/acc/best@2/std", "behavior/slowest_tool_s",
+             "val/length/turns/p90")  # fmt: skip
+    users = ("reward/my_part", "mine/count", "behavior/calls/search", "val/reward/my_part")
+    verl_followed = ("actor/kl_loss", "timing_s/gen", "perf/throughput", "rollout_corr/kl", "critic/rewards/mean")
+    writer = MetricWriter(run_in(tmp_path), resumed_step=0)
+    writer.write(1, dict.fromkeys([*verls, *users, *verl_followed], 1.0))
+    writer.close()
+    [row] = read_metrics(tmp_path / "metrics.jsonl")
+    assert set(row) - {"step", "unix_s"} == {*users, *verl_followed}
+    assert all(is_listed(name.replace("*", "x")) for names in METRICS.values() for name in names)
+
+
 def test_tokens_a_second_are_of_the_run_and_of_one_gpu():
-    times = {"time_step_s": 10.0, "time_checkpoint_s": 1.5, "time_validate_s": 0.5, "time_other_s": 1.0}
-    assert token_rates(800.0, times, 4) == {"tokens_per_s": 100.0, "tokens_per_s_per_gpu": 25.0}
-
-
-def test_memory_is_told_by_rank_and_at_most():
-    assert memory_by_rank([1.0, 3.0]) == {"memory_gib": 3.0, "memory_gib/rank_0": 1.0, "memory_gib/rank_1": 3.0}
+    times = {"timing_s/step": 10.0, "timing_s/save_checkpoint": 1.5, "timing_s/validate": 0.5, "timing_s/other": 1.0}
+    assert token_rates(800.0, times, 4) == {
+        "perf/total_num_tokens": 800.0,
+        "tokens_per_s": 100.0,
+        "perf/throughput": 25.0,
+    }
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "critic/vf_loss"])

@@ -25,7 +25,7 @@ def test_each_step_is_a_line_with_what_it_has_and_the_time_left(clock: list[floa
     said = io.StringIO()
     lines = StepLines(Console(file=said), 10)
     lines.tell(
-        {"step": 3, "critic/rewards/mean": -0.25, "accuracy": 0.375, "tokens_per_s": 5120.4, "time_step_s": 12.34}
+        {"step": 3, "critic/rewards/mean": -0.25, "accuracy": 0.375, "tokens_per_s": 5120.4, "timing_s/step": 12.34}
     )
     clock[0] += 30
     lines.tell({"step": 4, "critic/rewards/mean": 0.5, "accuracy": 0.75, "val/accuracy": 0.5})

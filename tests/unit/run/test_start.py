@@ -27,13 +27,17 @@ def test_seconds_are_between_the_beginnings_whatever_is_done_to_the_clock(
     monkeypatch.setattr(start.time, "monotonic", lambda: next(clock))
     for stage in ("checks", "ray", "steps"):
         start.begin(tmp_path, stage)
-    assert start.start_times(tmp_path) == {"time_start/checks_s": 3.5, "time_start/ray_s": 6.5, "time_start_s": 10.0}
+    assert start.start_times(tmp_path) == {
+        "timing_s/start/checks": 3.5,
+        "timing_s/start/ray": 6.5,
+        "timing_s/start": 10.0,
+    }
 
 
 def test_seconds_of_a_run_from_before_are_by_its_clock(tmp_path: Path):
     lines = ('{"stage": "checks", "unix_s": 100.0}', '{"stage": "ray", "unix_s": 103.5}')
     (tmp_path / "start.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert start.start_times(tmp_path) == {"time_start/checks_s": 3.5, "time_start_s": 3.5}
+    assert start.start_times(tmp_path) == {"timing_s/start/checks": 3.5, "timing_s/start": 3.5}
 
 
 def test_stages_before_the_folder_is_held_are_written_with_the_first_one_after(tmp_path: Path):

@@ -81,7 +81,7 @@ class Run:
         engines = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
         trainer.checkpoint_manager = SimpleNamespace(**{name: self._engines(name) for name in engines})
         trainer.standalone_checkpoint_manager = trainer.checkpoint_manager
-        trainer.replay_buffer = SimpleNamespace(sample=self._sample, dropped_total=0)
+        trainer.replay_buffer = SimpleNamespace(sample=self._sample)
         trainer.train_dataloader = SimpleNamespace(state_dict=lambda: self.state)  # the same object, as it changes
         monkeypatch.setattr(module, "upsample_batch_to_divisible_size", lambda rows, multiple, eos: rows)
         monkeypatch.setattr(module, "mismatch_metrics", lambda rows: {})
@@ -551,7 +551,7 @@ def test_with_the_engines_log_probs_the_actors_own_come_from_the_update(monkeypa
     queue, metrics = updated(monkeypatch)
     assert torch.equal(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)
     gap_N = (ENGINE_BT - OLD_BT)[:2][MASK_BT[:2].bool()]
-    assert metrics["mismatch/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
+    assert metrics["rollout_corr/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
     assert metrics["mismatch/max"] == pytest.approx(float(gap_N.abs().max()), abs=1e-6)
     assert metrics["actor/entropy"] == pytest.approx(-float(OLD_BT[:2][MASK_BT[:2].bool()].mean()), abs=1e-6)
     assert metrics["training/rollout_probs_diff_max"] > 0
@@ -580,11 +580,10 @@ def test_a_step_of_several_batches_counts_all_of_them_and_weighs_by_tokens(
     ]
     trainer.sample = lambda of_batch: of_batch.update(told.pop(0)) or batch()
     trainer.learn = lambda rows, of_batch: rows
-    trainer.replay_buffer.dropped_total = 7
     rows = trainer.step(metrics, {})
     assert Counter(rows.keys) == Counter([*KEYS, *KEYS])
     assert metrics["rollout/dropped"] == 7 and metrics["rollout/refilled_prompts"] == 1
-    assert metrics["rollout/dropped_total"] == 7 and metrics["actor/loss_tokens"] == 40
+    assert metrics["actor/loss_tokens"] == 40
     assert metrics["actor/ppo_kl"] == pytest.approx((30 * 0.1 + 10 * 0.5) / 40)
 
 

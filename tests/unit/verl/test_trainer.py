@@ -163,7 +163,7 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     trainer.on_validate_begin()
     trainer.on_validate_end()
     trainer.keep_engine_load()
-    row = {"engine/running/mean": 6.0, "engine/running/max": 8.0, "engine/queued/mean": 2.0, "engine/queued/max": 3.0}
+    row = {"engine/running/mean": 6.0, "engine/queued/mean": 2.0}
     assert trainer._load.metrics() == row
     assert trainer._load.metrics() == {}, "each poll is in one row"
 
@@ -208,7 +208,7 @@ def test_tokens_a_second_are_of_all_devices_and_mfu_of_those_that_train(
     rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 80}], partition_id="train")
     trainer._compute_metrics(rows, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0}, {"step": 2.0})
     row = written[0][0]
-    assert (row["tokens_per_s"], row["tokens_per_s_per_gpu"]) == (40.0, 10.0)
+    assert (row["tokens_per_s"], row["perf/throughput"]) == (40.0, 10.0)
 
 
 @pytest.mark.parametrize(("tp", "pp", "seed"), [(2, 1, None), (1, 1, (5, 6)), (2, 2, (5, 6))])
@@ -426,19 +426,19 @@ def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
 def test_a_row_has_the_engines_the_queues_and_the_goals_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Those of a validation in the row of its step, and in no other."""
     trainer, written = writing_trainer(tmp_path, monkeypatch)
-    trainer._load = SimpleNamespace(metrics=lambda: {"engine/queued/max": 3.0})
+    trainer._load = SimpleNamespace(metrics=lambda: {"engine/queued/mean": 3.0})
     trainer.engine_metrics = lambda: {"engine/restarts": 2.0}
     trainer._best = SimpleNamespace(given_up=False, metrics=lambda: {"best/step": 4})
     trainer._order = SimpleNamespace(metrics=lambda: {"curriculum/seen": 0.5})
-    trainer.replay_buffer.step_metrics = lambda batch, metrics: {"behavior/calls": metrics["mismatch/kl"] * 8}
+    trainer.replay_buffer.step_metrics = lambda batch, metrics: {"behavior/calls": metrics["rollout_corr/kl"] * 8}
     trainer.replay_buffer.val_metrics = {"val/accuracy": 0.5}
     rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 7}], partition_id="train")
     for _ in range(2):
-        found = {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0, "mismatch/kl": 0.125}
+        found = {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0, "rollout_corr/kl": 0.125}
         trainer._compute_metrics(rows, found, {"step": 2.0})
     first, second = (row for row, _ in written)
-    always = {"engine/queued/max": 3.0, "engine/restarts": 2.0, "behavior/calls": 1.0, "curriculum/seen": 0.5}
+    always = {"engine/queued/mean": 3.0, "engine/restarts": 2.0, "behavior/calls": 1.0, "curriculum/seen": 0.5}
     of_validation = {"val/accuracy": 0.5, "best/step": 4.0}
     assert {name: first[name] for name in always | of_validation} == always | of_validation
     assert {name: second[name] for name in always} == always and not second.keys() & of_validation.keys()
-    assert first["tokens"] == 7
+    assert first["perf/total_num_tokens"] == 7

@@ -5,10 +5,10 @@ const SECTIONS = [
   ['Learning', /^(accuracy|critic\/rewards\/mean|val\/accuracy|loss|val_loss)$/],
   ['Reward parts', /^reward\//],
   ['Behaviour', /^behavior\/(calls|code_ratio|turns|code_lines|executable_fraction|self_corrections|correct_code_fraction|first_call_position)$/],
-  ['Lengths', /^(response_tokens|behavior\/(response_tokens|model_tokens|cut_tokens)|length\/finished\/(p50|p99)|response_length\/(mean|max|clip_ratio))$/],
+  ['Lengths', /^(behavior\/(response_tokens|model_tokens|cut_tokens)|length\/finished\/(p50|p99)|response_length\/(mean|max))$/],
   ['KL and mismatch', /^(mismatch\/|.*ppo_kl$|.*kl_loss$|rollout_corr\/.*)/],
   ['Entropy and updates', /^(actor\/entropy|(actor\/)?(grad_norm|lr)|actor\/pg_clipfrac)$/],
-  ['Seconds by phase', /^time_[^/]*_s$/],
+  ['Seconds by phase', /^timing_s\/[^/]*$/],
   ['Throughput', /^(tokens_per_s|mfu|memory_gib)$/],
   ['Drops and groups that taught nothing', /^(rollout\/|groups\/)/],
 ];

@@ -64,8 +64,11 @@ def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
 
 
 def test_events_are_those_of_the_rows(tmp_path: Path):
-    steps = [{"step": 1, "time_start_s": 9.0}, {"step": 2, "time_checkpoint_s": 1.0, "time_weight_sync_s": 0.1}]
-    steps.append({"step": 3, "time_start_s": 8.0})
+    steps = [
+        {"step": 1, "timing_s/start": 9.0},
+        {"step": 2, "timing_s/save_checkpoint": 1.0, "timing_s/update_weights": 0.1},
+    ]
+    steps.append({"step": 3, "timing_s/start": 8.0})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
     assert open_source(tmp_path).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
 
