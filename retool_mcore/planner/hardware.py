@@ -6,7 +6,7 @@ The figures are those of data sheets; calibration.py says how much of them runs 
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ConfigError
@@ -41,56 +41,18 @@ class Device:
     decoding_fitted: bool  # decoding was measured, so the planner may change engine_tp
 
 
-DEVICES = {
-    device.name: device
-    for device in (
-        Device(
-            name="h100",
-            platform="cuda",
-            memory_gib=79.1,
-            flops=989e12,
-            bandwidth=3.35e12,
-            link=450e9,
-            network=50e9,
-            host_link=64e9,
-            fused=True,
-            engine_counts_all=False,
-            group_gib=0.0,
-            engine_share=0.9,
-            decoding_fitted=True,
-        ),
-        Device(
-            name="h200",
-            platform="cuda",
-            memory_gib=139.8,
-            flops=989e12,
-            bandwidth=4.8e12,
-            link=450e9,
-            network=50e9,
-            host_link=64e9,
-            fused=True,
-            engine_counts_all=False,
-            group_gib=0.0,
-            engine_share=0.9,
-            decoding_fitted=True,
-        ),
-        Device(
-            name="a2",
-            platform="ascend",
-            memory_gib=61.0,
-            flops=354e12,
-            bandwidth=1.6e12,
-            link=196e9,
-            network=25e9,
-            host_link=32e9,
-            fused=False,
-            engine_counts_all=True,
-            group_gib=0.4,  # HCCL: two buffers of HCCL_BUFFSIZE, 200 MB unless set
-            engine_share=0.75,  # verl's scripts of Megatron on NPUs have 0.5 to 0.75; measured here: none
-            decoding_fitted=False,
-        ),
-    )
-}
+H100 = Device(
+    name="h100", platform="cuda", memory_gib=79.1, flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9,
+    host_link=64e9, fused=True, engine_counts_all=False, group_gib=0.0, engine_share=0.9, decoding_fitted=True,
+)  # fmt: skip
+H200 = replace(H100, name="h200", memory_gib=139.8, bandwidth=4.8e12)
+A2 = Device(
+    name="a2", platform="ascend", memory_gib=61.0, flops=354e12, bandwidth=1.6e12, link=196e9, network=25e9,
+    host_link=32e9, fused=False, engine_counts_all=True, decoding_fitted=False,
+    group_gib=0.4,  # HCCL: two buffers of HCCL_BUFFSIZE, 200 MB unless set
+    engine_share=0.75,  # verl's scripts of Megatron on NPUs have 0.5 to 0.75; measured here: none
+)  # fmt: skip
+DEVICES = {device.name: device for device in (H100, H200, A2)}
 
 
 @dataclass(frozen=True)
@@ -120,23 +82,24 @@ def parse(name: str) -> Hardware:
 
 
 def of_run(config: RunConfig) -> Hardware:
-    """The hardware at the end of a configuration's file name or run.name, else this machine's.
+    """This machine's GPUs for a run on one node; else those that end its file name or run.name.
 
     For example, "rl_qwen2.5_32b_h100x16" ends in "h100x16". Raises ConfigError where none is known.
     """
-    words = (config.source.rpartition("/")[2].removesuffix(".toml"), config.run.name)
-    for word in words:
+    platform, count = config.run.platform, config.cluster.num_gpus
+    here = _device_here() if platform == "cuda" and config.cluster.nodes == 1 else None
+    if here is not None:
+        return Hardware(here, count)
+    for word in (config.source.rpartition("/")[2].removesuffix(".toml"), config.run.name):
         try:
             hardware = parse(word.rpartition("_")[2])
         except ConfigError:
             continue
-        if hardware.count == config.cluster.num_gpus and hardware.device.platform == config.run.platform:
+        if hardware.count == count and hardware.device.platform == platform:
             return hardware
-    if (device := _device_here()) and device.platform == config.run.platform:
-        return Hardware(device, config.cluster.num_gpus)
     raise ConfigError(
         f"{config.source}: neither its name nor run.name says which GPU to plan for, and [cluster] only "
-        f"{config.cluster.num_gpus} x {config.run.platform}. Add --hardware, for example --hardware h200x8."
+        f"{count} x {platform}. Add --hardware, for example --hardware h200x8."
     )
 
 

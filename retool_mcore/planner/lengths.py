@@ -1,7 +1,5 @@
 """How long a run's sequences are: assumed from its configuration, or as another run had them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -16,30 +14,8 @@ from retool_mcore.planner.data_lengths import InFile
 from retool_mcore.run.metrics import read_metrics
 
 SAMPLES = 64  # lengths that stand for all lengths of a run
-FINISHED = 0.95  # of the responses, for their median to be that of all
+PROMPT, RESPONSE, ROW = 0.25, 0.4, 0.25  # assumed means, as shares of the longest
 NEEDED = {"prompt_length/mean", "response_length/min", "response_length/mean", "response_length/max"}
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A share of the responses, from its shortest to its longest by a power law."""
-
-    share: float
-    low: float
-    mean: float
-    high: float
-
-    @property
-    def _power(self) -> float:
-        return (self.high - self.low) / (self.mean - self.low) - 1 if self.mean > self.low else 1.0
-
-    def at(self, share: float) -> float:
-        return self.low + (self.high - self.low) * share**self._power
-
-    @property
-    def squares(self) -> float:
-        low, rise, power = self.low, self.high - self.low, self._power
-        return low**2 + 2 * low * rise / (power + 1) + rise**2 / (2 * power + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +23,21 @@ class Lengths:
     """Tokens of a run's sequences. Those of SFT are all response.
 
     Responses rise from the shortest to the longest by a power law whose mean is ``mean``: evenly
-    where the mean is in the middle, with few long ones where it is lower. Where the median is known
-    they rise evenly to it, and the upper half by that law.
+    where the mean is in the middle, with few long ones where it is lower.
     """
 
     shortest: float
     mean: float
     longest: float
-    median: float | None = None
     prompt: float = 0.0  # mean
     limit: float  # one response in each engine is so long
     sampled: float = 1.0  # share of a response that the model sampled; tools wrote the rest
     calls: float | None = None  # of a response; None: not known
     tool_s: float | None = None  # that a response waits for its calls
-    note: str = ""  # where they come from; "" where the user said it
+    note: str = ""  # where they come from; "" where the user gave the mean
 
     @staticmethod
-    def evenly(mean: float, limit: float, prompt: float = 0.0, note: str = "") -> Lengths:
+    def evenly(mean: float, limit: float, prompt: float = 0.0, note: str = "") -> "Lengths":
         """Around ``mean``, up to ``limit`` or down to nothing, whichever is nearer to it."""
         high = max(mean, min(limit, 2 * mean))
         return Lengths(
@@ -75,33 +49,24 @@ class Lengths:
         return self.prompt + self.mean
 
     @property
-    def _parts(self) -> list[_Part]:
-        if self.median is None:
-            return [_Part(1.0, self.shortest, self.mean, self.longest)]
-        lower = (self.shortest + self.median) / 2
-        upper = _Part(0.5, self.median, 2 * self.mean - lower, self.longest)
-        return [_Part(0.5, self.shortest, lower, self.median), upper]
+    def _power(self) -> float:
+        return (self.longest - self.shortest) / (self.mean - self.shortest) - 1 if self.mean > self.shortest else 1.0
 
     def quantiles(self, count: int) -> list[float]:
         """``count`` responses of a step, shortest first."""
-        parts = self._parts
-        found = list[float]()
-        for number in range(count):
-            share = (number + 0.5) / count
-            part = parts[share >= parts[0].share] if len(parts) > 1 else parts[0]
-            found.append(part.at((share - (0.0 if part is parts[0] else parts[0].share)) / part.share))
-        return found
+        rise = self.longest - self.shortest
+        return [self.shortest + rise * ((number + 0.5) / count) ** self._power for number in range(count)]
 
     @property
     def _squares(self) -> float:
         """The mean square of the responses."""
-        return sum(part.share * part.squares for part in self._parts)
+        low, rise, power = self.shortest, self.longest - self.shortest, self._power
+        return low**2 + 2 * low * rise / (power + 1) + rise**2 / (2 * power + 1)
 
     @property
     def spread(self) -> float:
         """The mean square of the sequences' lengths over the square of their mean."""
-        squares = self.prompt**2 + 2 * self.prompt * self.mean + self._squares
-        return squares / self.sequence**2
+        return (self.prompt**2 + 2 * self.prompt * self.mean + self._squares) / self.sequence**2
 
     @property
     def context(self) -> float:
@@ -133,25 +98,24 @@ def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFil
     if data is not None and not mean_tokens:
         mean, longest = min(data.mean, limit), min(data.longest, limit)  # longer rows are left out
         return Lengths(shortest=data.shortest, mean=mean, longest=longest, limit=longest, note=data.note)
-    mean = mean_tokens or limit / 4
-    rule = "a quarter of data.max_length_tokens"
-    note = "" if mean_tokens else f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
-    return Lengths.evenly(mean, limit, note=note)
+    mean = mean_tokens or ROW * limit
+    return Lengths.evenly(mean, limit, note=_note(mean_tokens, mean, f"{ROW:.0%} of data.max_length_tokens"))
 
 
 def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: InFile | None) -> Lengths:
-    prompt = config.data.max_prompt_tokens / 2 if data is None else data.mean
+    prompt = PROMPT * config.data.max_prompt_tokens if data is None else data.mean
     if data is None and mean_tokens:
-        prompt = min(prompt, mean_tokens / 2)  # a known mean may be less than half of the longest prompt
-    mean = mean_tokens or prompt + config.rollout.max_response_tokens / 2
-    if data is None:
-        rule = "half of the longest prompt and of the longest response"
-        note = f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
-        note = "" if mean_tokens else note
-    else:
-        rule = f"; mean length {mean:,.0f} tokens is assumed, with half of the longest response"
-        note = data.note + ("" if mean_tokens else f"{rule}; --like or --mean-tokens sets it")
-    return Lengths.evenly(max(1.0, mean - prompt), config.rollout.max_response_tokens, prompt, note)
+        prompt = min(prompt, mean_tokens / 2)  # a known mean may be less than that
+    longest = config.rollout.max_response_tokens
+    mean = mean_tokens or prompt + RESPONSE * longest
+    rule = f"{RESPONSE:.0%} of the longest response"
+    rule = rule if data is not None else f"{PROMPT:.0%} of the longest prompt and {rule}"
+    notes = [data.note if data is not None else "", _note(mean_tokens, mean, rule)]
+    return Lengths.evenly(max(1.0, mean - prompt), longest, prompt, "; ".join(note for note in notes if note))
+
+
+def _note(mean_tokens: float | None, mean: float, rule: str) -> str:
+    return "" if mean_tokens else f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
 
 
 def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
@@ -164,9 +128,9 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
     if isinstance(config, RlConfig):
         return of_rl_rows(rows, note)
     other = load_run(str(path / "config.toml"))
-    mean = _mean(rows, "perf/total_num_tokens") / other.train.global_batch if isinstance(other, SftConfig) else 0.0
-    if not mean:
+    if not isinstance(other, SftConfig):
         raise ConfigError(f"--like {path} is a run of RL, and {config.source} one of SFT: give a run of the same kind.")
+    mean = _mean(rows, "perf/total_num_tokens") / other.train.global_batch
     return Lengths.evenly(mean, config.max_sequence_tokens, note=note)
 
 
@@ -174,22 +138,15 @@ def of_rl_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
     """The lengths of RL's steps. Raises ConfigError where their metrics have none."""
     if not any(row.keys() >= NEEDED for row in rows):
         raise ConfigError(f"{note}, and none has {min(NEEDED)}, as RL's steps have: give a run of the same kind.")
+    mean, longest = _mean(rows, "response_length/mean"), _mean(rows, "response_length/max")
     steps = [row for row in rows if "behavior/model_tokens" in row]
-    longest = _mean(rows, "response_length/max")
     return Lengths(
-        shortest=_mean(rows, "response_length/min"), mean=_mean(rows, "response_length/mean"), longest=longest,
-        median=_median(rows),
-        prompt=_mean(rows, "prompt_length/mean"), limit=longest, note=note,
+        shortest=_mean(rows, "response_length/min"), mean=mean, longest=longest, limit=longest,
+        prompt=_mean(rows, "prompt_length/mean"), note=note,
         sampled=_mean(steps, "behavior/model_tokens") / _mean(steps, "response_length/mean") if steps else 1.0,
         calls=_mean(steps, "behavior/calls") if steps else None,
         tool_s=_mean(steps, "behavior/tool_s") if steps else None,
     )  # fmt: skip
-
-
-def _median(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Of all responses, where nearly all finished; the others' lengths are counted apart."""
-    known = [row for row in rows if "length/finished/p50" in row and row["behavior/stop/finished"] >= FINISHED]
-    return _mean(known, "length/finished/p50") if known else None
 
 
 def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:

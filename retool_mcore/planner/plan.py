@@ -11,17 +11,7 @@ from retool_mcore.planner.generation import calls_of, decode
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
-from retool_mcore.planner.steptime import (
-    Work,
-    driver_s,
-    offload_s,
-    optimizer_s,
-    pass_s,
-    passes_of,
-    stretch,
-    sync_host_s,
-    sync_s,
-)
+from retool_mcore.planner.steptime import Work, offload_s, optimizer_s, pass_s, passes_of, stretch, sync_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +23,6 @@ class Sandboxes:
     workers_per_node: int  # the value for sandbox.workers
 
 
-HOST_SHARE = 0.25
-BESIDE = 1.3  # measured: four runs on one host of 64 cores
 STALL_MARGIN = 2.0  # of train.stall_s over what is planned: first steps and long batches take longer
 
 
@@ -45,7 +33,6 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
-    host_s: dict[str, float]  # of them, what the host does while devices wait, and takes longer on another
     parts: dict[str, float]  # what ends with a sign of life (run/alive.py) -> seconds of the longest
     mean_tokens: float  # of a sequence, prompt and response together: assumed or given
     tokens_per_step: float
@@ -176,139 +163,82 @@ def make_plan(
     if isinstance(config, RlConfig):
         return _rl_plan(config, shape, hardware, dp=dp, train=train, lengths=lengths)
     work = Work.of(config.train.global_batch, lengths.sequence, calibrated("spread"))
-    phases, slower = (
-        {
-            "train": _train_s(config, shape, training, work, updates=1, lengths=lengths, host=host),
-            "optimizer": optimizer_s(shape, training, parallel, memory, dp, lora=config.lora, host=host),
-        }
-        for host in (1.0, 2.0)
-    )
-    host_s = {name: slower[name] - seconds for name, seconds in phases.items()}
-    notes = (*((lengths.note,) if lengths.note else ()), *_host_notes(host_s, phases))
+    phases = {
+        "train": _train_s(config, shape, training, work, updates=1, lengths=lengths),
+        "optimizer": optimizer_s(shape, training, parallel, memory, dp, lora=config.lora),
+    }
     return Plan(
-        config=config, dp=dp, train=train, rollout=None, phases=phases, host_s=host_s,
-        parts={"an update": sum(phases.values())},
+        config=config, dp=dp, train=train, rollout=None, phases=phases, parts={"an update": sum(phases.values())},
         mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
-        device_gib=hardware.device.memory_gib, notes=notes,
+        device_gib=hardware.device.memory_gib, notes=(lengths.note,) if lengths.note else (),
     )  # fmt: skip
 
 
 def _rl_plan(
-    config: RlConfig,
-    shape: ModelShape,
-    hardware: Hardware,
-    *,
-    dp: int,
-    train: TrainMemory,
-    lengths: Lengths,
+    config: RlConfig, shape: ModelShape, hardware: Hardware, *, dp: int, train: TrainMemory, lengths: Lengths
 ) -> Plan:
     rollout = rollout_memory(shape, train, config.memory, config.rollout, device=hardware.device)
-    responses = config.train.prompts_per_step * config.rollout.group_size
-    work = Work.of(responses, lengths.sequence, lengths.spread)
-    training, host_s = _training_phases(config, shape, hardware, dp=dp, train=train, work=work, lengths=lengths)
+    work = Work.of(config.train.prompts_per_step * config.rollout.group_size, lengths.sequence, lengths.spread)
+    training = _training_phases(
+        config, shape, trainers(config, hardware), dp=dp, train=train, work=work, lengths=lengths
+    )
     training_s = sum(training.values())
     decoding = decode(shape, hardware, config, rollout, lengths, training_s=training_s)
     parts = {"a turn": decoding.longest_turn_s, "an update": training["update"] / config.train.updates_per_step}
     if "old_log_prob" in training:
         parts["the pass over old log-probabilities"] = training["old_log_prob"]
-    phases, host_s = {"generate": decoding.seconds} | training, {"generate": decoding.host_s} | host_s
     mode, engines = config.train.mode, (config.rollout.gpus or hardware.count) // config.rollout.engine_tp
     notes = (
         *((lengths.note,) if lengths.note else ()),
         f"generation waits for {decoding.limit}: {decoding.concurrency:.0f} responses at once in each of "
         f"{engines} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
         *([f'mode "{mode}": generate is what the trainer waits'] if mode == "async" else []),
-        *_host_notes(host_s, phases),
     )
     sampling_s = decoding.seconds + (training_s if mode == "async" else 0.0)
     return Plan(
-        config=config, dp=dp, train=train, rollout=rollout, phases=phases,
-        host_s=host_s, parts=parts, mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
+        config=config, dp=dp, train=train, rollout=rollout, phases={"generate": decoding.seconds} | training,
+        parts=parts, mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
         device_gib=hardware.device.memory_gib, notes=notes,
         sandbox=_sandboxes(config, sampling_s, calls_of(config, lengths)) if config.rollout.tool else None,
     )  # fmt: skip
 
 
-def _host_notes(host_s: dict[str, float], phases: dict[str, float]) -> list[str]:
-    """Said where a step is the host's more than a quarter, as it is of small models."""
-    seconds = sum(host_s.values())
-    if seconds < HOST_SHARE * sum(phases.values()):
-        return []
-    return [f"{seconds:,.2f} s of a step are the host's work: {BESIDE:g} times that where other runs share its cores"]
-
-
 def _training_phases(
-    config: RlConfig,
-    shape: ModelShape,
-    hardware: Hardware,
-    *,
-    dp: int,
-    train: TrainMemory,
-    work: Work,
-    lengths: Lengths,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of a step beyond its generation, and how much longer those are that a host of half
-    the speed takes for its part. The last of them pass between one step and the next.
-    """
-    parallel, memory, devices = config.parallel, config.memory, trainers(config, hardware)
-    updates, fp8 = config.train.updates_per_step, config.model.fp8 != "off"
+    config: RlConfig, shape: ModelShape, devices: Hardware, *,
+    dp: int, train: TrainMemory, work: Work, lengths: Lengths,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of a step beyond its generation; ``devices``: those that train."""
+    parallel, memory, updates = config.parallel, config.memory, config.train.updates_per_step
     micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
     responses = config.train.prompts_per_step * config.rollout.group_size
     phases: dict[str, float] = {}
     if config.algorithm.old_log_prob == "actor":
-        count = math.ceil(micro_batches)
-        forward = pass_s(shape, devices, parallel, work, passes=1, micro_batches=count, fp8=fp8, lora=config.lora)
-        phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("infer_phase_s")
-    update, slower = (
-        _train_s(config, shape, devices, work, updates=updates, lengths=lengths, host=host)
-        + updates * optimizer_s(shape, devices, parallel, memory, dp, lora=config.lora, host=host)
-        for host in (1.0, 2.0)
-    )
-    phases["update"] = update + update_host_s(config, dp)
-    phases["weight_sync"] = sync_s(shape, devices, running=config.train.mode != "sync", lora=config.lora)
+        forward = pass_s(
+            shape, devices, parallel, work, passes=1, micro_batches=math.ceil(micro_batches),
+            fp8=config.model.fp8 != "off", lora=config.lora,
+        )  # fmt: skip
+        phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("phase_s")
+    update = _train_s(config, shape, devices, work, updates=updates, lengths=lengths)
+    update += updates * (optimizer_s(shape, devices, parallel, memory, dp, lora=config.lora) + calibrated("phase_s"))
+    phases["update"] = update + responses / dp * calibrated("update_response_s")
+    phases["weight_sync"] = sync_s(shape, running=config.train.mode != "sync")
     if memory.offload_idle:
         phases["offload"] = offload_s(train, devices)
-    phases["other"] = calibrated("other_s") + responses * calibrated("other_response_s")
-    replayed = shape.layers * shape.experts_per_token if config.algorithm.router_replay == "R3" else 0
-    recorded = min(responses, config.rollout.record_groups * config.rollout.group_size) * lengths.sequence
-    phases["advantage"], phases["metrics"] = driver_s(responses, work.tokens * replayed, recorded)
-    host_s = {
-        "update": slower - update + update_host_s(config, dp),
-        "weight_sync": sync_host_s(shape, config.lora),
-        "other": phases["other"],
-    }
-    return phases, host_s
-
-
-def update_host_s(config: RlConfig, dp: int) -> float:
-    """Seconds of a step's updates in which devices wait for the host: it fetches and packs."""
-    responses = config.train.prompts_per_step * config.rollout.group_size
-    seconds = responses / dp * calibrated("update_response_s")
-    seconds += config.train.updates_per_step * calibrated("update_s")
-    return seconds + (0.0 if config.rollout.gpus else calibrated("update_shared_s"))
+    phases["other"] = responses * calibrated("driver_response_s")
+    return phases
 
 
 def _train_s(
-    config: SftConfig | RlConfig,
-    shape: ModelShape,
-    hardware: Hardware,
-    work: Work,
-    *,
-    updates: int,
-    lengths: Lengths,
-    host: float = 1.0,
+    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, work: Work, *, updates: int, lengths: Lengths
 ) -> float:
     """Seconds of the forward and backward passes of one step, which makes ``updates`` updates."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
-    twice = 0.0
-    if memory.recompute == "auto":
-        twice = lengths.recomputed(shape, parallel, memory, micro)
-    passes = passes_of(memory, math.ceil(shape.layers / parallel.pp), twice)
+    twice = lengths.recomputed(shape, parallel, memory, micro) if memory.recompute == "auto" else 0.0
     micro_batches = work.tokens * parallel.tp * parallel.pp / hardware.count / micro / updates
     seconds = pass_s(
         shape, hardware, parallel, work,
-        passes=passes, micro_batches=math.ceil(micro_batches) * updates, fp8=config.model.fp8 != "off",
-        lora=config.lora, host=host,
+        passes=passes_of(memory, math.ceil(shape.layers / parallel.pp), twice),
+        micro_batches=math.ceil(micro_batches) * updates, fp8=config.model.fp8 != "off", lora=config.lora,
     )  # fmt: skip
     return seconds * stretch(shape, parallel, micro_batches)
 

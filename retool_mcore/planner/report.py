@@ -5,10 +5,9 @@ from dataclasses import asdict
 
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import CALIBRATION, START_S, calibrated
+from retool_mcore.planner.calibration import CALIBRATION, calibrated
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.plan import Plan
-from retool_mcore.run.start import STAGES
 
 
 def report(
@@ -18,12 +17,11 @@ def report(
     lines = [
         f"{config.source} on {hardware.name}: {shape.params / 1e9:.3g} G parameters, {_layout(plan)}",
         f"estimates; of {len(CALIBRATION)} constants {sum('assumed' in c.source for c in CALIBRATION.values())} are "
-        "assumed, the others fitted to runs on H200 (retool_mcore/planner/calibration.py)",
+        "assumed, the others fitted to runs on H100 and H200; a measured step differs by up to 20 %",
         "",
         *_memory_lines(plan),
         "",
         *_time_lines(plan),
-        *(_start_lines() if isinstance(config, RlConfig) else ()),
     ]
     if plan.sandbox is not None:
         s = plan.sandbox
@@ -49,16 +47,12 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
             f"rollout does not fit: an engine's weights are {rollout.weights:.1f} GiB of each {device}, "
             f"{-rollout.kv_cache:.1f} GiB more than rollout.engine_memory_fraction leaves. Raise rollout.engine_tp"
         )
-    if rollout is not None and rollout.syncing > plan.device_gib:
+    if rollout is not None and plan.rollouts_gib > plan.device_gib:
+        need_gib, what = max((rollout.total, "rollout"), (rollout.syncing, "the weight sync"))
         return (
-            f"the weight sync does not fit: the actor's weights and an engine's are {rollout.syncing:.1f} GiB of each "
-            f"{device}, {rollout.syncing - plan.device_gib:.1f} GiB more than its {plan.device_gib:.1f} GiB. Raise "
-            'parallel.tp and rollout.engine_tp, or take rollout.precision = "fp8", or train adapters on a base in FP8'
-        )
-    if rollout is not None and rollout.total > plan.device_gib:
-        return (
-            f"rollout does not fit: it needs {rollout.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
-            f"than its {plan.device_gib:.1f} GiB. Lower rollout.engine_memory_fraction, or set memory.offload_idle"
+            f"{what} does not fit: it needs {need_gib:.1f} GiB of each {device}, which has {plan.device_gib:.1f}. Lower "
+            "rollout.engine_memory_fraction, set memory.offload_idle, raise parallel.tp and rollout.engine_tp, or take "
+            'rollout.precision = "fp8"'
         )
     parts = asdict(plan.train) | {"engine": plan.training_gib - plan.train.total}
     largest = max(parts, key=lambda name: parts[name])
@@ -115,14 +109,6 @@ def _duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds / 3600:,.1f} hours"
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
-
-
-def _start_lines() -> Iterator[str]:
-    yield ""
-    yield "from the command to the first step, s (as measured once, of a 7B shape on two H200 with cold caches)"
-    for name, seconds in START_S.items():
-        yield f"  {STAGES[name]:<58}{seconds:8.1f}"
-    yield f"  {'start':<58}{sum(START_S.values()):8.1f}"
 
 
 def _row(plan: Plan, configured: Plan) -> str:

@@ -35,6 +35,8 @@ def test_without_a_name_the_plan_is_for_this_machines_gpu(
     run = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml")
     if name:
         assert of_run(run).name == name
+        assert of_run(rl("rl_qwen2.5_7b_lora_h100x1")).name == name, "not the GPU that its file names"
+        assert of_run(rl("rl_qwen2.5_32b_h100x16")).name == "h100x16", "of two nodes: not of this machine"
     else:
         with pytest.raises(ConfigError, match=r"neither its name nor run\.name says which GPU to plan for"):
             of_run(run)

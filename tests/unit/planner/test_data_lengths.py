@@ -15,7 +15,7 @@ from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.planner import data_lengths
 from retool_mcore.planner.data_lengths import of_data_file
-from retool_mcore.planner.lengths import assumed
+from retool_mcore.planner.lengths import PROMPT, RESPONSE, assumed
 from retool_mcore.rollout.protocol import protocol_of
 from tests.unit.planner.plans import CONFIGS
 
@@ -50,14 +50,14 @@ def test_prompts_are_as_long_as_the_rollout_renders_them(folder: Path):
     found = of_data_file(config)
     assert found is not None and (found.mean, found.longest) == (pytest.approx(sum(tokens) / 3), max(tokens))
     lengths = assumed(config, None, found)
-    assert lengths.prompt == found.mean != config.data.max_prompt_tokens / 2
-    assert lengths.mean == pytest.approx(config.rollout.max_response_tokens / 2), (
+    assert lengths.prompt == found.mean != PROMPT * config.data.max_prompt_tokens
+    assert lengths.mean == pytest.approx(RESPONSE * config.rollout.max_response_tokens), (
         "a response stays assumed, and the note says so"
     )
     assert f"{max(tokens)} at most (3 rows)" in lengths.note and "is assumed" in lengths.note
     assert assumed(config, 500.0, found).mean == pytest.approx(500 - found.mean)
-    known = assumed(config, 100.0)
-    assert (known.prompt, known.mean) == (50, 50), "a mean below half of the longest prompt is halved"
+    known = assumed(config, 60.0)
+    assert (known.prompt, known.mean) == (30, 30), "a mean below twice the assumed prompt is halved"
 
 
 def test_rows_of_sft_are_their_whole_conversations_up_to_the_limit(folder: Path):

@@ -12,19 +12,51 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import shape_of_config
-from retool_mcore.planner.calibration import CALIBRATION, START_S
+from retool_mcore.planner.calibration import CALIBRATION
 from retool_mcore.planner.generation import Engines
 from retool_mcore.planner.hardware import GIB, of_run, parse
-from retool_mcore.planner.lengths import Lengths
+from retool_mcore.planner.lengths import Lengths, of_run_dir
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import _duration, refusal, report
-from retool_mcore.run.start import STAGES
-from tests.unit.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
+from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
 
 
 def test_a_short_run_is_not_0_hours():
     assert [_duration(seconds) for seconds in (7.4, 90, 5400)] == ["7 seconds", "1.5 minutes", "1.5 hours"]
+
+
+def test_lengths_by_hand():
+    """Half of the mean's way up is even; a third of it puts few at the top."""
+    even = Lengths(shortest=1000, mean=2000, longest=3000, prompt=100, limit=3000)
+    assert even.quantiles(4) == [1250, 1750, 2250, 2750]
+    assert even.spread == pytest.approx((2100**2 + 2000**2 / 12) / 2100**2)
+    assert even.context == pytest.approx(100 + (2000**2 + 2000**2 / 12) / 2 / 2000)
+    few = Lengths(shortest=0, mean=1000, longest=3000, limit=3000)
+    assert few.quantiles(1000)[500] == pytest.approx(3000 / 4, rel=0.01)
+    assert sum(few.quantiles(1000)) / 1000 == pytest.approx(1000, rel=0.001)
+    same = Lengths(shortest=500, mean=500, longest=500, limit=500)
+    assert same.quantiles(3) == [500] * 3 and same.spread == 1.0
+
+
+def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
+    run = rl("rl_qwen2.5_7b_h200x8")
+    with pytest.raises(ConfigError, match=r"has no metrics\.jsonl with a step"):
+        of_run_dir(tmp_path, run)
+    steps = json.loads((ROOT / "perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json").read_text(encoding="utf-8"))["steps"]
+    lines = [{"step": 0, "val-core/math/acc/mean@8": 0.5}, *steps]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = of_run_dir(tmp_path, run)
+    tokens = sum(step["perf/total_num_tokens"] for step in steps) / len(steps)
+    assert found.sequence == pytest.approx(tokens / 128, rel=0.001) and found.calls == 2
+    assert f"{len(steps)} steps" in found.note and str(tmp_path) in found.note
+    file.write_text('{"step": 1, "perf/total_num_tokens": 83081.0, "loss": 0.5}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="give a run of the same kind"):
+        of_run_dir(tmp_path, run)
+    (tmp_path / "config.toml").write_text((CONFIGS / "rl_tiny_cpu.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="give a run of the same kind"):
+        of_run_dir(tmp_path, sft())
 
 
 @pytest.mark.parametrize(
@@ -196,16 +228,6 @@ def test_the_report_says_what_was_assumed():
         "none of this batch",
     ):
         assert words in text
-
-
-def test_the_start_of_rl_is_told_as_it_was_measured():
-    config = rl("rl_qwen2.5_7b_h200x8")
-    text = report(config, SEVEN, parse("h200x8"), make_plan(config, SEVEN, parse("h200x8")), [])
-    seconds = [float(line.split()[-1]) for line in text.partition("first step, s")[2].splitlines()[1:8]]
-    assert seconds[-1] == pytest.approx(sum(seconds[:-1]), abs=0.1) == pytest.approx(205.6, abs=0.1)
-    assert START_S.keys() <= STAGES.keys()
-    of_sft = sft()
-    assert "first step" not in report(of_sft, SEVEN, parse("h200x8"), make_plan(of_sft, SEVEN, parse("h200x8")), [])
 
 
 @pytest.mark.parametrize("name", ["h100", "b300x8", "h100x0", "8xh100"])

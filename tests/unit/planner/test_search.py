@@ -15,39 +15,17 @@ from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
 from retool_mcore.planner.steptime import stretch
-
-ROOT = Path(__file__).parents[3]
-CONFIGS = ROOT / "configs"
-SEVEN, THIRTY_TWO = PUBLISHED["Qwen2.5-7B"], PUBLISHED["Qwen2.5-32B"]
+from tests.unit.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
 
 
-def rl(name: str, *settings: str) -> RlConfig:
-    return load_config(RlConfig, CONFIGS / f"{name}.toml", settings)
-
-
-def sft(name: str, *settings: str) -> SftConfig:
-    return load_config(SftConfig, CONFIGS / f"{name}.toml", settings)
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("rl_*_*x*.toml")), ids=lambda path: path.stem)
-def test_every_shipped_rl_configuration_is_nearly_the_best_there_is(path: Path):
-    config = load_config(RlConfig, path)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
+def test_no_proposal_is_faster_than_a_shipped_configuration_by_more_than_a_plan_may_err(path: Path):
+    config = load_config(RlConfig if path.name.startswith("rl_") else SftConfig, path)
     shape, hardware = of_model(config.model.path), of_run(config)
     plan = make_plan(config, shape, hardware)
     best = proposals(config, shape, hardware, assumed(config, None))[0]
     assert plan.fits
-    assert plan.step_s <= 1.03 * best.step_s, f"{plan.step_s:.0f} s, and {best.config} takes {best.step_s:.0f} s"
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft_*_*x*.toml")), ids=lambda path: path.stem)
-def test_every_shipped_sft_configuration_is_near_the_best_there_is(path: Path):
-    """The planner does not know that ranks wait for the longest sequence of a small batch, so it
-    may differ more.
-    """
-    config = load_config(SftConfig, path)
-    shape, hardware = of_model(config.model.path), of_run(config)
-    best = proposals(config, shape, hardware, assumed(config, None))[0]
-    assert make_plan(config, shape, hardware).step_s <= 1.07 * best.step_s
+    assert plan.step_s <= 1.2 * best.step_s, f"{plan.step_s:.0f} s, and {best.config} takes {best.step_s:.0f} s"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
@@ -79,7 +57,7 @@ def test_proposals_fit_with_a_margin_divide_and_are_sorted():
         assert 16 % plan.parallel.model_parallel == 0 and THIRTY_TWO.kv_heads % plan.parallel.tp == 0
         longest = plan.config.max_sequence_tokens
         assert plan.micro_batch_tokens * plan.parallel.cp >= longest or plan.memory.recompute == "auto"
-    config = sft("sft_qwen2.5_7b_h200x8")
+    config = sft()
     assert proposals(config, PUBLISHED["Qwen2.5-72B"], parse("h100x1"), assumed(config, None)) == []
 
 
@@ -155,7 +133,8 @@ def test_auto_costs_what_long_responses_recompute():
     updates: dict[str, float] = {}
     for recompute, tokens in (("none", 18432), ("auto", 12288), ("full", 18432)):
         settings = (f"memory.recompute={recompute}", f"train.micro_batch_tokens={tokens}")
-        plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *settings), SEVEN, parse("h200x8"))
+        spread = Lengths.evenly(8192, 16384, prompt=1024)
+        plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *settings), SEVEN, parse("h200x8"), lengths=spread)
         updates[recompute] = plan.phases["update"]
     found = (updates["auto"] - updates["none"]) / (updates["full"] - updates["none"])
     assert found == pytest.approx(twice(range(1024 + 8, 1024 + 16384, 16)), abs=0.005)  # a prompt before each response
