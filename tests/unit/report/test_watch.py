@@ -8,9 +8,12 @@ import pytest
 from rich.console import Console
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.report.build import make_report
+from retool_mcore.report.document import Text
 from retool_mcore.report.record import read_run
 from retool_mcore.report.state import state_of
-from retool_mcore.report.warnings import AlarmLines, warnings_of
+from retool_mcore.report.table import runs_table
+from retool_mcore.report.warnings import AlarmLines, alarms, warnings_of
 from retool_mcore.report.watch import frame, watch
 from retool_mcore.run.folder import lock_run
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
@@ -116,6 +119,11 @@ def test_what_is_wrong_with_the_newest_step_is_told(tmp_path: Path, case: str):
 
 ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no alarm
     "no gradient": ({"grad_norm": 0.0}, "grad_norm of step 1 is 0: the step has changed no weight", {"grad_norm": 0.1}),
+    "no gradient in RL": (
+        {"actor/grad_norm": 0.0},
+        "grad_norm of step 1 is 0: the step has changed no weight",
+        {"actor/grad_norm": 0.1},
+    ),
     "groups": (
         {"groups/same_reward": 0.95},
         "95% of the groups of step 1 teach nothing: all their trajectories have the same reward",
@@ -151,6 +159,32 @@ def test_an_alarm_is_raised_from_the_first_step_on(tmp_path: Path, case: str):
     rollout = {"max_response_tokens": 64}
     assert warned(write_run(tmp_path / "run", rows=steps(1, **raised), rollout=rollout)) == [sentence]
     assert warned(write_run(tmp_path / "other", rows=steps(1, **quiet), rollout=rollout)) == []
+
+
+def test_a_run_that_learns_nothing_is_called_failing_by_every_tool(tmp_path: Path):
+    """A report said "no warnings" of such a run: accuracy 0, and 56 % of its calls malformed."""
+    training = {"accuracy": 0.0, "actor/grad_norm": 0.0, "groups/same_reward": 1.0, "groups/all_wrong": 1.0}
+    training |= {"behavior/malformed/tags": 0.56, "behavior/calls": 0.44, "behavior/code_ratio": 0.44}
+    training |= {"behavior/stop/length": 0.69, "rollout_corr/kl": 0.2}
+    [step] = steps(1, **training)
+    validation = {"step": 1, "val/accuracy": 0.0, "unix_s": NOW_S}
+    path = write_run(tmp_path / "run", rows=[step, validation], train={"steps": 1})
+    run = read_run(path)
+    sentences = list(alarms(run.rows, run.settings).values())
+    starts = ("grad_norm of step 1 is 0", "every answer", "100% of the groups", "56% of the calls", "69% of the resp",
+              "engine and actor disagree")  # fmt: skip
+    assert [any(each.startswith(start) for each in sentences) for start in starts] == [True] * len(starts) == [True] * 6
+    frame_of_watch = " ".join(shown(path).replace("│", " ").split())
+    _, of_runs, _ = runs_table(tmp_path, [path])
+    report, _ = make_report([run])
+    [of_report] = [section for section in report.sections if section.title == "Warnings"]
+    console = Console(file=io.StringIO(), width=400)
+    AlarmLines(console, load_config(RlConfig, Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml")).tell(run.rows)
+    assert isinstance(console.file, io.StringIO)
+    for each in sentences:
+        assert each in frame_of_watch and ("run", each) in of_runs
+        assert any(each in block.text for block in of_report.blocks if isinstance(block, Text))
+        assert f"warning: {each[:40]}" in console.file.getvalue()
 
 
 def test_an_alarm_takes_the_mean_of_the_last_steps(tmp_path: Path):
