@@ -17,8 +17,6 @@ from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory
 
-LENGTH_PERCENTILES = (50, 90, 99)
-CALL_PERCENTILES = (50, 95, 99)
 PER_TRAJECTORY = (  # fields whose metric is their mean over trajectories
     "calls",
     "turns",
@@ -201,28 +199,23 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
     """Percentiles over trajectories that were not dropped, and over their calls.
 
-    length/REASON/p50, p90, p99, max   response tokens of trajectories that ended for this reason
-    tool/latency_s/p50, p95, p99       seconds of a call from request to answer, including transport
-                                       and retries, over calls
-    tool/queue_s/..., tool/run_s/...   of these, seconds waiting for a free place in the sandbox,
-                                       and seconds running
-    engine/cache_hit_rate              request tokens that the engine had in its prefix cache /
-                                       request tokens
+    length/finished/p50, p99     response tokens of trajectories that ended by themselves
+    tool/latency_s/p50, p99      seconds of a call from request to answer, including transport and
+                                 retries, over calls
+    tool/queue_s/p99             of these, seconds waiting for a free place in the sandbox
+    engine/cache_hit_rate        request tokens that the engine had in its prefix cache /
+                                 request tokens
     """
     rows = list(behaviors)
-    out: dict[str, float] = {}
-    for reason in sorted({row.stop_reason for row in rows}):
-        lengths = sorted(row.response_tokens for row in rows if row.stop_reason == reason)
-        out |= {f"length/{reason}/p{percent}": percentile(lengths, percent) for percent in LENGTH_PERCENTILES}
-        out[f"length/{reason}/max"] = lengths[-1]
-    calls = {
-        "latency_s": [seconds for row in rows for seconds in row.call_s],
-        "queue_s": [seconds for row in rows for seconds in row.call_queue_s],
-        "run_s": [seconds for row in rows for seconds in row.call_run_s],
+    values: dict[str, tuple[list[float], tuple[int, ...]]] = {
+        "length/finished": ([row.response_tokens for row in rows if row.stop_reason == StopReason.FINISHED], (50, 99)),
+        "tool/latency_s": ([seconds for row in rows for seconds in row.call_s], (50, 99)),
+        "tool/queue_s": ([seconds for row in rows for seconds in row.call_queue_s], (99,)),
     }
-    for name, times_s in calls.items():
-        if ordered := sorted(times_s):
-            out |= {f"tool/{name}/p{percent}": percentile(ordered, percent) for percent in CALL_PERCENTILES}
+    out: dict[str, float] = {}
+    for name, (found, percents) in values.items():
+        if ordered := sorted(found):
+            out |= {f"{name}/p{percent}": percentile(ordered, percent) for percent in percents}
     if sent := sum(row.context_tokens for row in rows):
         out["engine/cache_hit_rate"] = sum(row.cached_tokens for row in rows) / sent
     return out
