@@ -50,9 +50,9 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
     if rollout is not None and plan.rollouts_gib > plan.device_gib:
         need_gib, what = max((rollout.total, "rollout"), (rollout.syncing, "the weight sync"))
         return (
-            f"{what} does not fit: it needs {need_gib:.1f} GiB of each {device}, which has {plan.device_gib:.1f}. Lower "
-            "rollout.engine_memory_fraction, set memory.offload_idle, raise parallel.tp and rollout.engine_tp, or take "
-            'rollout.precision = "fp8"'
+            f"{what} does not fit: it needs {need_gib:.1f} GiB of each {device}, which has {plan.device_gib:.1f}. "
+            "Lower rollout.engine_memory_fraction, set memory.offload_idle, raise parallel.tp and rollout.engine_tp, "
+            'or set rollout.precision = "fp8"'
         )
     parts = asdict(plan.train) | {"engine": plan.training_gib - plan.train.total}
     largest = max(parts, key=lambda name: parts[name])
