@@ -14,7 +14,7 @@ from typing import Any
 TO = Path(__file__).with_name("quickstart")
 RUNS = ("sft", "tool_rl", "text_rl")
 EVALUATIONS = tuple(f"{name}{text}" for name in RUNS for text in ("", "_text"))
-LEFT_OUT = ("val-core/", "rollout_corr/", "prompt_length/", "length/", "tool/", "val/length/", "val/tool/")
+LEFT_OUT = ("val-core/", "prompt_length/", "length/", "tool/", "val/length/", "val/tool/")
 
 
 def shortened(value: Any) -> Any:
