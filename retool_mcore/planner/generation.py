@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from retool_mcore.config import RlConfig
+from retool_mcore.errors import ConfigError
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import Hardware
@@ -42,6 +43,11 @@ class Engines:
     def of(config: RlConfig, shape: ModelShape, hardware: Hardware, kv_tokens: int, lengths: Lengths) -> "Engines":
         r, t = config.rollout, config.train
         count = (r.gpus or hardware.count) // r.engine_tp
+        if count < 1:
+            raise ConfigError(
+                f"{config.source}: rollout.engine_tp = {r.engine_tp} is more than the {hardware.count} devices of "
+                f"{hardware.name}. Lower it, or plan for more devices with --hardware"
+            )
         return Engines(
             shape=shape, hardware=hardware, tp=r.engine_tp, fp8=r.precision == "fp8",
             count=count, responses=t.prompts_per_step * r.group_size / count, group_size=r.group_size,

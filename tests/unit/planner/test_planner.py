@@ -202,6 +202,12 @@ def test_every_shipped_configuration_fits_its_hardware(path: Path):
     assert plan.fits, refusal(plan, hardware)
 
 
+def test_an_engine_of_more_devices_than_there_are_is_refused():
+    config = rl("rl_qwen2.5_7b_h200x8", "rollout.engine_tp=4", "parallel.tp=1")
+    with pytest.raises(ConfigError, match=r"rollout\.engine_tp = 4 is more than the 2 devices of h200x2"):
+        make_plan(config, SEVEN, parse("h200x2"))
+
+
 def test_more_devices_and_shorter_sequences_are_faster():
     config = rl("rl_qwen2.5_32b_h200x8")
     base = make_plan(config, THIRTY_TWO, parse("h200x8"))
