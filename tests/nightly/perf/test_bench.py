@@ -76,11 +76,12 @@ def test_planned_turns_fill_their_share_of_the_response():
 
 
 def test_a_summary_takes_the_rates_that_the_rows_have():
-    row = {"time_step_s": 2.0, "tokens": 800.0, "tokens_per_s": 400.0, "tokens_per_s_per_gpu": 100.0}
+    row = {"timing_s/step": 2.0, "perf/total_num_tokens": 800.0, "tokens_per_s": 400.0, "perf/throughput": 100.0}
+    row["memory_gib"] = 1.25
     script = (
         f"import sys, json; sys.path.insert(0, {str(PERF)!r})\n"
         f"from bench import summarize\nprint(json.dumps(summarize([{row!r}] * 3)))"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
-    rates = {"tokens_per_s": 400.0, "tokens_per_s_per_gpu": 100.0}
-    assert json.loads(done.stdout) == {**rates, "time_step_s": 2.0, "peak_gib_by_rank": {}}
+    rates = {"tokens_per_s": 400.0, "perf/throughput": 100.0}
+    assert json.loads(done.stdout) == {**rates, "timing_s/step": 2.0, "memory_gib": 1.25}
