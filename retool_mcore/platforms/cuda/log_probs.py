@@ -1,8 +1,9 @@
 """``memory.fused_cross_entropy``: log-probabilities and entropies without float32 logits.
 
 The output layer's logits are never copied whole to float32. Plain torch around two kernels,
-cuBLAS's product and Transformer Engine's cross-entropy;
-tests/nightly/numerics/cuda_twin.py has both for a CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows (some of the tokens).
+cuBLAS's product and Transformer Engine's cross-entropy; tests/nightly/numerics/cuda_twin.py has
+both for a CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows (some of the
+tokens).
 """
 
 from collections.abc import Callable
