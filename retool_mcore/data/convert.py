@@ -519,4 +519,5 @@ def _nothing_left(report: VerifiedRows, rows: Sequence[tuple[str, Mapping[str, A
     told = f"none of {len(report.rejects)} rows survived; the first: {place}{first['reason']}"
     if rows:
         told += f". Its columns: {', '.join(rows[0][1])}. A row: {example(rows[0][1])}"
-    return f"{told}. {REMEDIES[first['stage']]}"
+    remedy = REMEDIES[first["stage"]]
+    return told if told.endswith(remedy) else f"{told}. {remedy}"

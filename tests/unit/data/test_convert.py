@@ -198,6 +198,9 @@ def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
         ("source", f"{source}, line 2"),
         ("source", f"{source}, line 3"),
     ]
+    source.write_bytes(lines[1])
+    output = refused("sft", source, "--out", out, "--reject-bad")
+    assert output.count("--messages names the column of the conversation") == 1
 
 
 @pytest.mark.parametrize(
