@@ -1,4 +1,4 @@
-"""A schema that leads out of itself is refused at start, and patterns are not checked."""
+"""A schema that attacks the trainer is refused at start; every other one is checked in bounds."""
 
 import json
 import threading
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.rollout import schemas
 from retool_mcore.rollout.tools import check_tool, complaint
 from tests.unit.rollout.test_tools import Counter
 
@@ -31,7 +32,7 @@ def tool(**schema: Any) -> Counter:
         ({"description": "x" * (300 << 10)}, "characters, and at most"),
     ],
 )
-def test_a_schema_that_cannot_be_checked_is_refused_at_start(schema: dict[str, Any], told: str):
+def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_start(schema: dict[str, Any], told: str):
     with pytest.raises(ConfigError) as error:
         check_tool("rollout.mcp.x", tool(**schema))
     assert told in str(error.value) and "leave this tool out" in str(error.value)
@@ -86,11 +87,17 @@ def test_ordinary_schemas_are_taken_and_told_as_before():
         ({"properties": {"n": {"pattern": "^(a+)+$"}}}, {"n": "a" * 10_000 + "b"}),
         ({"properties": {"n": {"pattern": "a*a*a*a*b"}}}, {"n": "a" * 16_000}),
         ({"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}, {"a" * 10_000 + "b": 1}),
+        ({"properties": {"n": {"uniqueItems": True}}}, {"n": [{"a": n} for n in range(15_000)]}),
+        (
+            {"$defs": {"t": {"anyOf": [{"properties": {"a": {"$ref": "#/$defs/t"}}, "required": ["z"]}] * 4}},
+             "properties": {"a": {"$ref": "#/$defs/t"}}},
+            json.loads('{"a":' * 30 + "1" + "}" * 30),
+        ),
         ({"properties": {"n": {"multipleOf": 0.1}}}, {"n": 10**400}),
         ({"properties": {"n": {}}}, json.loads('{"n":' + "[" * 200 + "]" * 200 + "}")),
     ],
 )  # fmt: skip
-def test_no_pattern_keeps_the_loop_busy_and_no_error_escapes(schema: dict[str, Any], arguments: Any):
+def test_no_arguments_keep_the_loop_busy_or_escape(schema: dict[str, Any], arguments: Any):
     check_tool("x", tool(**schema))
     started = time.process_time()
     found = complaint(tool(**schema), arguments)
@@ -107,3 +114,10 @@ def test_patterns_are_shown_to_the_model_and_not_checked():
     assert named.schema["function"]["parameters"]["patternProperties"] == patterns["patternProperties"]
     assert complaint(named, {"n": "no match", "other": "no integer"}) is None
     assert complaint(named, {"n": 3}) == "arguments['n'] of count: 3 is not of type 'string'"
+
+
+def test_the_steps_of_a_check_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schemas, "MAX_STEPS", 50)
+    wide = tool(properties={"n": {"items": {"type": "integer"}}})
+    assert complaint(wide, {"n": [1] * 10}) is None
+    assert "take too long to check" in str(complaint(wide, {"n": [1] * 100}))
