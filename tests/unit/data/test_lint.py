@@ -169,7 +169,7 @@ def test_rl_does_not_start_on_its_own_validation_set(tmp_path):
         list(inputs.data(config, all_rows=True, render=False))
     meant = load_config(RlConfig, config.source, [*files, "data.allow_overlap=true"])
     (found,) = inputs.data(meant, all_rows=True, render=False)
-    assert "validation problems may overlap" in found.text
+    assert "permits training on validation problems" in found.text
 
 
 def test_files_of_no_known_schema_are_errors(tmp_path):

@@ -34,7 +34,7 @@ def test_a_run_that_names_it_renders_its_prompts(tokenizer):
         ("xml", r"'xml' is none of hermes, qwen3_coder, retool, llama3, mistral, nor of the form \"module:Name\""),
         ("configs.examples.protocol:INSTRUCTION", "is no subclass of retool_mcore.rollout.protocol.ToolProtocol"),
         ("configs.examples.reward:Response", "is no subclass"),
-        ("configs.examples.absent:Protocol", "there is no module configs.examples.absent"),
+        ("configs.examples.absent:Protocol", "no module configs.examples.absent in"),
     ],
 )
 def test_what_is_no_protocol_is_one_error(tokenizer, name: str, told: str):

@@ -89,7 +89,7 @@ def test_other_errors_stay_what_they_are():
 
 @pytest.mark.parametrize(("rank", "local_rank", "watched"), [(0, 0, [0]), (1, 1, []), (2, 0, [2]), (3, 1, [])])
 def test_the_first_rank_of_each_node_has_a_watchdog(
-    rank: int, local_rank: int, watched: list[int], monkeypatch: pytest.MonkeyPatch
+    rank: int, local_rank: int, watched: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """Two nodes of two ranks. Where the network is gone, node 0 ends nobody on the other."""
     found: list[int] = []
@@ -105,5 +105,7 @@ def test_the_first_rank_of_each_node_has_a_watchdog(
         monkeypatch.setattr(sft, name, lambda config, lines=lines: lines)
     monkeypatch.setattr(sft, "Watchdog", watchdog)
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
-    sft._run(mock.MagicMock(), mock.MagicMock(), rank, Console())
+    config = mock.MagicMock()
+    config.run.dir = tmp_path
+    sft._run(config, mock.MagicMock(), rank, Console())
     assert found == watched
