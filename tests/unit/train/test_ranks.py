@@ -106,6 +106,6 @@ def test_the_first_rank_of_each_node_has_a_watchdog(
     monkeypatch.setattr(sft, "Watchdog", watchdog)
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     config = mock.MagicMock()
-    config.run.dir = tmp_path
+    config.run.dir, config.train.steps = tmp_path, 1
     sft._run(config, mock.MagicMock(), rank, Console())
     assert found == watched
