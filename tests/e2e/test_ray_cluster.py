@@ -79,6 +79,7 @@ def test_an_agent_that_ignores_sigterm_does_not_outlive_its_server(monkeypatch: 
     agent = ["sh", "-c", 'trap "" TERM; echo $$; while :; do sleep 0.1; done']
     with own_process_groups():
         server = services.ConsolePopen(["sh", "-c", '"$@" &', "sh", *agent], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
         pid = int(server.stdout.readline())
         server.wait()
         assert psutil.pid_exists(pid) and os.getpgid(pid) == server.pid != os.getpgrp()
