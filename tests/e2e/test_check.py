@@ -5,7 +5,11 @@ from pathlib import Path
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight.check import Machine, check
 from retool_mcore.preflight.findings import Finding, require
-from tests.unit.preflight.test_check import ELSEWHERE, wrong
+from tests.unit.preflight.test_check import (
+    ELSEWHERE,
+    own_code,  # noqa: F401  a fixture
+    wrong,
+)
 from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
 
 
@@ -13,7 +17,7 @@ def notes(found: list[Finding]) -> str:
     return " ".join(each.text for each in found if each.severity == "note")
 
 
-def test_what_is_not_here_is_a_note_for_a_dry_run_and_an_error_for_a_start(task: Path):  # noqa: F811
+def test_what_is_not_here_is_a_note_for_a_dry_run_and_an_error_for_a_start(task: Path):
     absent = good(
         task, "model.path=runs/absent", "data.train_file=absent.parquet", "reward.function=own_mistakes:of_extra_info"
     )
@@ -26,7 +30,7 @@ def test_what_is_not_here_is_a_note_for_a_dry_run_and_an_error_for_a_start(task:
     assert "model.path = runs/absent does not exist" in start and "data.train_file = absent.parquet not found" in start
 
 
-def test_the_first_prompt_is_shown_as_the_model_sees_it(task: Path):  # noqa: F811
+def test_the_first_prompt_is_shown_as_the_model_sees_it(task: Path):
     found = check(good(task), Machine(platform=get_platform("cpu")))
     (prompt,) = [each.text for each in found if each.name == "prompt"]
     assert prompt.startswith("the first prompt, as the model sees it:\n<|im_start|>")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_mistakes import RL, ROOT, RUN
+from tests.unit.test_mistakes import RL, ROOT, RUN, folder, no_stage_lasts  # noqa: F401  fixtures
 
 
 @pytest.mark.parametrize(

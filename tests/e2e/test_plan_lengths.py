@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.planner import app
 from tests.unit.planner.plans import CONFIGS
+from tests.unit.planner.test_data_lengths import folder  # noqa: F401  a fixture
 
 
 def test_the_command_says_where_its_lengths_are_from(folder: Path):

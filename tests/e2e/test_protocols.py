@@ -7,7 +7,7 @@ import pytest
 from retool_mcore.errors import CheckpointError
 from retool_mcore.train import sft
 from tests.unit.preflight.test_preflight import command
-from tests.unit.preflight.test_protocols import SFT, run_of, settings
+from tests.unit.preflight.test_protocols import SFT, run_of, settings, task  # noqa: F401  a fixture
 
 
 def test_a_dry_run_refuses_and_so_does_the_start_before_any_weight_is_read(task: Path, monkeypatch: pytest.MonkeyPatch):

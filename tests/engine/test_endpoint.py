@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.rollout.engine import trajectory_seed
-from tests.unit.evaluate.test_endpoint import StandIn, chat, evaluate, row
+from tests.unit.evaluate.test_endpoint import StandIn, chat, evaluate, row, server  # noqa: F401  a fixture
 
 
 def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(

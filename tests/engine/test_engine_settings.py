@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.verl.test_engine_settings import worker_with
+from tests.unit.verl.test_engine_settings import (
+    adapter,  # noqa: F401  a fixture
+    worker_with,
+)
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 

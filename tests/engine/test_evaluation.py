@@ -10,7 +10,10 @@ from tests.unit.evaluate.test_run import ROOT
 
 @pytest.mark.parametrize(
     ("setting", "told"),
-    [("sandbox.python=/absent/python", "cannot be started"), ('sandbox.preload=["absent_module"]', "has no module")],
+    [
+        ("sandbox.python=/absent/python", "cannot be started"),
+        ('sandbox.preload=["absent_module"]', "cannot import"),
+    ],
 )
 async def test_the_code_runs_in_the_interpreter_of_the_settings(setting: str, told: str):
     config = load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", [setting])

@@ -9,6 +9,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.rollout.protocol import open_protocol, protocol_of
 from retool_mcore.rollout.tools import Tool
 from tests.unit.rollout.mcp_tools import ROOT, ask, config, over_stdio, tools
+from tests.unit.rollout.test_mcp import url  # noqa: F401  a fixture
 
 
 @pytest.fixture(scope="module")

@@ -349,7 +349,7 @@ def as_tensordict(rows: list[tuple[list[int], list[int]]], temperature: float = 
 def run(job: dict[str, Any]) -> list[Any]:
     from megatron.core import parallel_state
 
-    from tests.numerics import lora_ranks, rl_ranks
+    from tests.parity import lora_ranks, rl_ranks
 
     try:
         kind = lora_ranks.LoraEngine if "adapters" in job else rl_ranks.RlEngine if "role" in job else Engine

@@ -16,6 +16,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.model.families import check_fields
 from retool_mcore.rollout.protocol import serving_protocol
 from tests.unit.data.gguf_file import MODEL_NAME
+from tests.unit.data.test_gguf_model import file  # noqa: F401  a fixture
 
 TEXT = 'What is 12 + 7?\n<tool_call>\n{"name": "code_interpreter"}\n</tool_call><|im_end|>\né→ print(1)'
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.unit.platforms.test_network import nothing_set  # noqa: F401  a fixture
+
 
 def test_ray_is_not_imported_before_even_in_a_child_of_a_run():
     """Ray reads its variables when imported, and a run's platform loads verl, which imports it."""

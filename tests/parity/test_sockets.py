@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.preflight.limits import MANAGER, sockets
-from tests.unit.preflight.test_sockets import SFT, use_folder
+from tests.unit.preflight.test_sockets import (
+    SFT,
+    short,  # noqa: F401  a fixture
+    use_folder,
+)
 
 
 def test_a_manager_of_multiprocessing_starts_up_to_that_length_and_no_further(

@@ -13,7 +13,13 @@ import pytest
 
 from ascend.adapter import driver_version
 from retool_mcore.errors import PlatformError
-from tests.unit.ascend.test_ascend_adapter import HERE, ROOT, no_npu, verl_here
+from tests.unit.ascend.test_ascend_adapter import (
+    HERE,
+    ROOT,
+    _no_other_platforms_variable,  # noqa: F401  a fixture
+    no_npu,
+    verl_here,
+)
 
 STANDIN = HERE / "standin"
 

@@ -6,7 +6,11 @@ from tests.e2e.commands import (
     assert_one_error,
     run,
 )
-from tests.e2e.test_async_save import argv, saved_steps
+from tests.e2e.test_async_save import (
+    argv,
+    disk,  # noqa: F401  a fixture
+    saved_steps,
+)
 
 
 def test_a_disk_that_fills_up_behind_the_steps_is_one_clear_error(task: Path, tmp_path: Path, mark: str, disk: Path):

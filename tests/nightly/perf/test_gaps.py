@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.perf.test_gaps import PERF
+from tests.unit.perf.test_gaps import (
+    PERF,
+    gaps,  # noqa: F401  a fixture
+)
 
 # perf/kernels.py on one process of platform cpu, which has no device.
 RECORD = """

@@ -23,9 +23,9 @@ from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
-from tests.parity import megatron_ranks
+from tests.parity import expert_gathers, host_reads, megatron_ranks
 from tests.parity.host_reads import known_tokens, reads
-from tests.platforms import doors, expert_gathers, host_reads, model_probes, prefill_waits, token_stops
+from tests.unit.platforms import doors, model_probes, prefill_waits, token_stops
 
 
 def join_gloo() -> None:

@@ -37,11 +37,11 @@ def wrong(config: RlConfig, here: Machine = ELSEWHERE) -> list[str]:
     return [each.text for each in check(config, here) if each.severity == "error"]
 
 
-def test_a_good_run_has_no_mistake(task: Path):  # noqa: F811
+def test_a_good_run_has_no_mistake(task: Path):
     assert wrong(good(task)) == []
 
 
-def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):  # noqa: F811
+def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):
     assert wrong(good(task, "reward.function=own_mistakes:of_behavior")) == []
 
 
@@ -63,13 +63,13 @@ def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):  # noqa:
         ("reward.function=own_mistakes:of_extra_info", ["the function raised KeyError: 'level'"]),
     ],
 )
-def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, told: list[str]):  # noqa: F811
+def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, told: list[str]):
     found = wrong(good(task, override))
     assert all(text in " ".join(found) for text in told), found
     assert all("\n" not in text for text in found)
 
 
-def test_a_file_for_sft_is_no_file_for_rl(task: Path):  # noqa: F811
+def test_a_file_for_sft_is_no_file_for_rl(task: Path):
     (text,) = wrong(good(task, f"data.train_file={task}/sft_train.parquet"))
     assert "no column data_source, prompt, reward_model; it has messages, tools. `retool data rl` makes" in text
 
