@@ -36,6 +36,7 @@ def test_differences_are_leaves_of_either_side():
     assert differences(ours, ours) == {}
 
 
+@pytest.mark.long
 def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
     sft = command("sft", "configs/sft_tiny_cpu.toml", f"run.root={tmp_path}", "parallel.tp=2")
     assert sft.returncode == 0, sft.stderr[-2000:]

@@ -128,6 +128,7 @@ def test_scripts_read_settings_on_one_line():
     assert done.returncode == 2 and "'run.model_fields' is not a setting" in done.stderr and not done.stdout
 
 
+@pytest.mark.long
 def test_a_run_whose_sandbox_is_not_there_ends_before_anything_slow_starts(task: Path, tmp_path: Path):
     absent = f'sandbox.where=["unix://{tmp_path}/absent.sock"]'
     done = command("rl", str(RL), *settings(task, absent, f"run.root={tmp_path}"))

@@ -144,6 +144,7 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
         assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
 
 
+@pytest.mark.long
 def test_a_mistake_is_one_line_before_ray_starts(task: Path, tmp_path: Path, mark: str):
     done = run(argv_rl(*settings(task, tmp_path, "data.max_prompt_tokens=8")), mark)
     assert_nothing_left(mark, timeout_s=0.5)

@@ -45,6 +45,7 @@ def sandbox_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(timeout=300)
 
 
+@pytest.mark.long
 async def test_both_are_killed_and_nothing_is_lost(
     model_dir: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

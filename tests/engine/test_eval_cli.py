@@ -73,6 +73,7 @@ def test_other_weights_under_the_same_name_are_another_evaluation(folder: Path):
     assert "error: out/first holds an evaluation with weights =" in done.stderr
 
 
+@pytest.mark.long
 def test_without_a_configuration_the_papers_rollout_is_used(folder: Path):
     """On a terminal, behind proxies that do not answer: the screen has our lines only, and the
     server on this machine is reached past them.

@@ -62,6 +62,7 @@ async def test_each_draw_has_numbers_of_its_own_and_copies_are_rejected(monkeypa
     ]
 
 
+@pytest.mark.long
 def test_the_script_writes_what_the_other_commands_read(tmp_path):
     out, again, x = tmp_path / "large.jsonl", tmp_path / "again.jsonl", tmp_path / "x.parquet"
     output = script("large.py", SAMPLE, "--out", out)

@@ -177,6 +177,7 @@ async def test_a_process_that_hangs_is_replaced(tokenizer: Any, monkeypatch: pyt
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_a_remote_server_that_hangs_is_an_outage(monkeypatch: pytest.MonkeyPatch):
     """Told to the model as its own slow call, it would be told so for the rest of the run."""
     monkeypatch.setattr("retool_mcore.rollout.mcp_session.PROBE_S", 0.5)
@@ -206,6 +207,7 @@ async def test_calls_that_fail_together_open_one_session(tokenizer: Any):
     assert len({result.shown for result in found}) == 1, "one process answered all"
 
 
+@pytest.mark.long
 async def test_a_slow_call_is_stopped_and_others_go_on(tokenizer: Any):
     slow = tools({"slow": over_stdio(timeout_s=10.0, tools=["waits", "count"], max_calls=2)})
     waited, counted = await ask(tokenizer, slow, ("waits", {"s": 30.0}), ("count", {"n": 1}))

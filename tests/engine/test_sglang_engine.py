@@ -197,6 +197,7 @@ async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
     assert not isinstance(caught.value, EngineUnavailable)
 
 
+@pytest.mark.long
 def test_no_path_of_the_server_answers_without_its_key(server: SglangServer):
     """On each socket that speaks HTTP. SGLang leaves open only what monitors ask for."""
     with httpx.Client(**access(server)) as client:
