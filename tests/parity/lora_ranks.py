@@ -61,7 +61,7 @@ class LoraEngine(Engine):
         return found
 
     def save_adapter(self, folder: str) -> None:
-        self.engine.adapters.save(folder)
+        self.engine.adapters.save(self.engine.module, folder)
 
     def initial(self) -> dict[str, Any]:
         """Of each adapter before any step: two numbers that tell A apart, and B's largest."""

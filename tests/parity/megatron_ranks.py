@@ -238,7 +238,8 @@ class Engine:
 
     def export(self, folder: str) -> None:
         """The Hugging Face checkpoint, as mbridge writes it."""
-        self.engine.bridge.save_weights(self.engine.module, folder)
+        bridge = self.engine.bridge  # an engine with adapters has replaced its method
+        type(bridge).save_weights(bridge, self.engine.module, folder)
 
     def sync(self, port: int) -> None:
         """Send the weights to an SGLang server, with the adapter a run uses; only verl's way to
