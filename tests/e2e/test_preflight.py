@@ -17,6 +17,7 @@ from tests import forked
 from tests.unit.preflight.test_preflight import HERE, RL, Usage, command, good, judged, levels, settings
 
 
+@pytest.mark.long
 def test_a_good_run_passes_as_a_command(task: Path):
     short, done = (command("preflight", str(RL), *settings(task), *words) for words in ([], ["-v"]))
     lines = done.stdout.splitlines()

@@ -10,6 +10,7 @@ from tests.unit.preflight.test_preflight import command
 from tests.unit.preflight.test_protocols import SFT, run_of, settings, task  # noqa: F401  a fixture
 
 
+@pytest.mark.long
 def test_a_dry_run_refuses_and_so_does_the_start_before_any_weight_is_read(task: Path, monkeypatch: pytest.MonkeyPatch):
     done = command("sft", str(SFT), *settings(task, "plain"), "--dry-run")
     assert done.returncode == 2 and "It supports retool" in done.stderr and "Traceback" not in done.stderr

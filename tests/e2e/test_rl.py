@@ -161,6 +161,7 @@ def test_ctrl_c_while_ray_starts_leaves_nothing(task: Path, tmp_path: Path, mark
         assert_nothing_left(mark, timeout_s=30)  # Ray's agents look for their raylet once they are up
 
 
+@pytest.mark.long
 def test_a_ray_that_does_not_start_is_one_error(task: Path, tmp_path: Path, mark: str):
     done = run(argv_rl(*settings(task, tmp_path, "verl_overrides.ray_kwargs.ray_init.num_cpus=-1")), mark)
     assert_one_error(done, "Ray did not start: ")

@@ -145,6 +145,7 @@ def test_three_updates_from_two_megatron_ranks_arrive_exactly(server, model, tmp
     check_three_updates(server, model, {"tp": 2}, tmp_path)
 
 
+@pytest.mark.long
 def test_three_updates_of_experts_on_two_ranks_arrive_exactly(tmp_path):
     model, log = make_model(tmp_path / "model", "qwen3_moe"), tmp_path / "log"
     with SglangServer(model, get_platform("cpu"), dtype="float32", log_path=log, max_running_requests=16) as server:

@@ -69,6 +69,7 @@ def test_stale_installed_metadata_is_refused(tmp_path):
     assert "names no plugin of group sglang.srt.plugins" in run(code).stderr
 
 
+@pytest.mark.long
 @cpu_only
 @pytest.mark.parametrize(("given", "seen"), [("", "-1"), ("7", "7")])
 def test_ray_has_logical_gpus_where_all_devices_are_hidden(given: str, seen: str):

@@ -135,6 +135,7 @@ def test_an_open_address_without_a_token_is_warned_of(tmp_path: Path):
 # ------------------------------------------------------------ connections, load
 
 
+@pytest.mark.long
 async def test_above_the_limit_of_connections_a_newcomer_is_answered_at_once(sandbox: LocalSandbox):
     slow = {"code": "import time; time.sleep(3)", "language": "python"}
     async with served(sandbox, connections=5) as url, httpx.AsyncClient(base_url=url) as http:
@@ -185,6 +186,7 @@ def with_free_descriptors(count: int) -> int:
     return next(itertools.islice(free, count - 1, None)) + 1
 
 
+@pytest.mark.long
 async def test_a_lack_of_descriptors_is_an_outage_that_is_retried(monkeypatch: pytest.MonkeyPatch):
     """It ends with the first attempt: the time between attempts is drawn, and may be none."""
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
