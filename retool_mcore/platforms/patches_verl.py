@@ -10,6 +10,7 @@ Suffixes: N tokens of all sequences of a micro-batch, R rows that they take with
 B responses padded to W tokens, L tokens of all responses.
 """
 
+import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
-from retool_mcore.platforms.network import engine_key
+from retool_mcore.platforms.network import LATER_PORTS, engine_key
 from retool_mcore.platforms.patches import Change, Patch, requirement
 
 VERL = requirement("verl")
@@ -536,5 +537,36 @@ KEY_PATCH = Patch(  # in processes that send weights to SGLang
     upstream="https://github.com/sgl-project/sglang/issues/30165",
 )
 
+
+def _below_client_ports(original: Callable[..., None]) -> Callable[..., None]:
+    """Have verl look for a port from a random one of LATER_PORTS on.
+
+    From a fixed one two runs that start at once would find the same.
+    """
+
+    @wraps(original)
+    def _get_master_addr_port(
+        self: Any, pg: Any, bundle_index: int = 0, master_port_range: list[int] | None = None
+    ) -> None:
+        first, end = LATER_PORTS
+        master_port_range = master_port_range or [random.randrange(first, (first + end) // 2), end]
+        original(self, pg, bundle_index, master_port_range)
+
+    return _get_master_addr_port
+
+
+MASTER_PORT_PATCH = Patch(
+    changes=(
+        Change(
+            "verl.single_controller.ray.base.RayWorkerGroup._get_master_addr_port",
+            ("self", "pg", "bundle_index", "master_port_range"),
+            _below_client_ports,
+        ),
+    ),
+    reason="verl picks a store's port seconds before the store listens, and Linux may give it to a client meanwhile",
+    gain="No EADDRINUSE at a start: one of two runs that began at once had it, and a quickstart beside another run",
+    applies_to=VERL,
+    remove_when="verl's trainer passes its worker groups a master_port_range",
+)
 
 TRAINING_PATCHES = (PACKING_PATCH, PADDING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)  # with Megatron, on any device

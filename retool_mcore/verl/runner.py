@@ -22,6 +22,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.process import exit_on_sigterm, sighup_blocked
 from retool_mcore.run.environment import write_environment
@@ -54,6 +55,7 @@ class Driver:
         settings = settings_of_run(run_config_of(config))
         begin(settings.run.dir, "driver")
         register_engine(settings, config.actor_rollout_ref.rollout.name)
+        MASTER_PORT_PATCH.apply()
         configure_verl_logging()
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)

@@ -92,10 +92,10 @@ class Cpu(Platform):
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES, PROCESS_PATCHES
         from retool_mcore.platforms.patches_torch import STORE_PATCH
-        from retool_mcore.platforms.patches_verl import KEY_PATCH
+        from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 
         everywhere = (STORE_PATCH, *PROCESS_PATCHES)
-        of_runs = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH)
+        of_runs = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH, MASTER_PORT_PATCH)
         return listed((*everywhere, *of_runs))
 
     def seams(self) -> Sequence[Seam]:

@@ -104,11 +104,11 @@ class Cuda(Platform):
 
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.patches_torch import STORE_PATCH
-        from retool_mcore.platforms.patches_verl import KEY_PATCH
+        from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 
         keys = (KEY_PATCH,) if self.sglang_patches() else ()
         of_runs = (*self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
-        return listed((STORE_PATCH, *of_runs, *keys))
+        return listed((STORE_PATCH, *of_runs, *keys, MASTER_PORT_PATCH))
 
     def training_patches(self) -> Sequence[Patch]:
         if importlib.util.find_spec(TRANSFORMER_ENGINE) is None:

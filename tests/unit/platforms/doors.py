@@ -1,11 +1,14 @@
-"""Where torch's store listens, and what verl sends to a server."""
+"""Where torch's store listens, at which port, and what verl sends to a server."""
 
 import asyncio
 import os
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
-from retool_mcore.platforms.patches_verl import KEY_PATCH
+from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 from tests.sockets import listening
 
 
@@ -38,7 +41,34 @@ def what_verl_says_to_a_server(_: object) -> str:
         return asyncio.run(headers())
 
 
+def ports_of_workers(_: object) -> list[int]:
+    """Twenty ports that verl chooses, one after the other, for the stores of worker groups."""
+    import ray
+    from verl.single_controller.ray import base
+
+    choose = base.get_master_addr_port._function
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=choose))
+    ports = []
+    with (
+        mock.patch.object(base, "get_master_addr_port", task),
+        mock.patch.object(base, "PlacementGroupSchedulingStrategy", lambda **_: None),
+        mock.patch.object(ray, "get", lambda chosen: chosen),
+        mock.patch.object(ray.util, "get_node_ip_address", lambda: "127.0.0.1"),
+    ):
+        for _ in range(20):
+            group: Any = SimpleNamespace(_master_addr=None, _master_port=None)
+            base.RayWorkerGroup._get_master_addr_port(group, pg=None)
+            ports.append(int(group._master_port))
+    return ports
+
+
+def are_ports_of_clients(_: object) -> str:
+    clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return f"of clients: {any(port >= clients for port in ports_of_workers(None))}"
+
+
 ENABLES = {
+    MASTER_PORT_PATCH.changes[0].target: are_ports_of_clients,
     KEY_PATCH.changes[0].target: what_verl_says_to_a_server,
     "torch.distributed.TCPStore.__init__": where_the_store_listens,
 }

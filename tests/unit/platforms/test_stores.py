@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from retool_mcore.platforms.network import LATER_PORTS
 from retool_mcore.platforms.patches_torch import STORE_PATCH
+from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from tests.sockets import listening, reachable_from_elsewhere
-from tests.unit.platforms.doors import where_the_store_listens
+from tests.unit.platforms.doors import ports_of_workers, where_the_store_listens
 
 PATCH = STORE_PATCH
 EVERY_INTERFACE = ["::", "0.0.0.0"]
@@ -46,3 +48,14 @@ def test_torchruns_stores_of_one_node_listen_on_loopback(patched):
     assert len(found) == 2, "one for the agents, one for the ranks"
     assert not reachable_from_elsewhere(found)
     assert store is not None and f"{store.master_addr}:{store.master_port}" in found
+
+
+def test_a_worker_groups_store_gets_a_port_that_no_client_is_given(monkeypatch: pytest.MonkeyPatch):
+    """Nor, at the same time, the store of another run."""
+    base = pytest.importorskip("verl.single_controller.ray.base", reason="verl is not installed")
+    [change] = MASTER_PORT_PATCH.changes
+    name = change.target.rpartition(".")[2]
+    monkeypatch.setattr(base.RayWorkerGroup, name, change.replace(getattr(base.RayWorkerGroup, name)))
+    chosen = ports_of_workers(None)
+    first, end = LATER_PORTS
+    assert all(first <= port < end for port in chosen) and len(set(chosen)) > 15

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,11 +15,8 @@ from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.data.task_model import END_OF_TEXT, END_OF_TURN
 from retool_mcore.data.tokenizer import end_of_turn
-from retool_mcore.platforms import get_platform
-from retool_mcore.rollout.server import SglangServer
 from retool_mcore.run import saving
 from retool_mcore.run.export import export
-from tests.sglang_client import access
 
 CONFIG = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
 
@@ -84,23 +80,6 @@ def test_the_export_of_a_base_model_ends_where_its_template_ends_a_turn(tmp_path
     loaded: Any = AutoModelForCausalLM.from_pretrained(made)
     said = loaded.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=50, do_sample=False)
     assert said.tolist() == [[1, 2, 3, turn_end]]
-
-
-@pytest.mark.long
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-def test_sglang_too_stops_by_itself_where_the_template_ends_a_turn(tmp_path: Path, base: Path):
-    made = exported(tmp_path, base)
-    turn_end = values(made / "config.json")["eos_token_id"]
-    request = {"input_ids": [1, 2, 3], "sampling_params": {"temperature": 0, "max_new_tokens": 50}}
-    with (
-        SglangServer(
-            made, get_platform("cpu"), dtype="float32", log_path=tmp_path / "log", max_running_requests=4
-        ) as server,
-        httpx.Client(**access(server)) as client,
-    ):
-        answer = client.post("/generate", json=request).raise_for_status().json()
-    assert answer["output_ids"] == [turn_end]
-    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": turn_end}
 
 
 def test_a_model_that_knows_the_end_keeps_its_files(tmp_path: Path, model_dir: Path):
