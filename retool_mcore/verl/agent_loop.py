@@ -1,15 +1,16 @@
-"""Our loop inside verl, whose agent-loop worker makes one ``ReToolAgentLoop`` per trajectory.
+"""Our agent loop: verl's agent-loop worker creates one ``ReToolAgentLoop`` per trajectory.
 
-The file that rollout.agent.agent_loop_config_path names says where the run's settings are. The
-trajectories of one worker process share the protocol and the sandbox; the first of them opens both.
+The file at rollout.agent.agent_loop_config_path contains the path of the run's settings. All
+trajectories of a worker process share one protocol and one sandbox; the first trajectory opens
+both.
 
-What verl does with the outputs:
+verl handles the output of ``ReToolAgentLoop.run`` as follows:
 
-- A trajectory is stored in TransferQueue. Its ``extra_fields`` stay with it: the reward function
-  gets them in ``extra_info``, and ``verl.replay`` reads them back for the ``behavior/`` metrics and
-  the trajectory file.
-- For ``[]``, a dropped trajectory, nothing is stored. It is in no group's advantage, verl pads the
-  batch with rows of loss mask 0, and ``verl.replay`` counts it and stops the run above
+- It stores a trajectory in TransferQueue together with its ``extra_fields``. The reward function
+  gets these in ``extra_info``, and ``verl.replay`` reads them for the ``behavior/`` metrics and the
+  trajectory file.
+- It stores nothing for ``[]``, a dropped trajectory. No advantage includes it, verl pads the batch
+  with rows of loss mask 0, and ``verl.replay`` counts it and stops the run above
   rollout.max_dropped_fraction.
 """
 
@@ -60,13 +61,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-causes: Counter[str] = Counter()  # what has cost this process's trajectories: "TYPE: text"
+causes: Counter[str] = Counter()  # errors that dropped trajectories in this process: "TYPE: text"
 
 
 class ReToolAgentLoop(AgentLoopBase):
     """Samples one trajectory of a run.
 
-    ``run_config``: the path of the run's settings, see ``verl.keys.rollout.write_settings``.
+    ``run_config``: path of the run's settings, written by ``verl.keys.rollout.write_settings``.
     """
 
     def __init__(self, *args: Any, run_config: str, **kwargs: Any) -> None:
@@ -78,7 +79,7 @@ class ReToolAgentLoop(AgentLoopBase):
         return VerlEngine(self.server_manager, request_seeds=ENGINES[self.rollout_config.name].request_seeds)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Sample one trajectory of the row in ``kwargs``; ``[]`` if an outage dropped it."""
+        """Sample one trajectory for the dataset row ``kwargs``; ``[]`` if an outage dropped it."""
         shared = self.shared
         where = " or ".join(path for _, path in shared.config.data_files)
         messages = list(kwargs["raw_prompt"])
@@ -110,12 +111,12 @@ class ReToolAgentLoop(AgentLoopBase):
         return output
 
     def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The trajectory file's record, tokens aside; ``row``: the dataset's row."""
+        """The trajectory's record for the trajectory file, without tokens, from dataset ``row``."""
         return {
             "prompt": self.tokenizer.decode(trajectory.ledger.prompt_ids),
             "truth": (row.get("reward_model") or {}).get("ground_truth"),
             **record(trajectory),
-            "versions": trajectory.ledger.versions,  # verl has no column for each token's
+            "versions": trajectory.ledger.versions,  # verl has no column for per-token versions
         }
 
 
@@ -138,11 +139,11 @@ def _shared(run_config: str, tokenizer: Any) -> _Shared:
 
 @lru_cache(maxsize=1)
 def sandbox_of(run_config: str) -> Sandbox | None:
-    """The sandbox of this process's trajectories, not open yet; None in a run without the tool."""
+    """The sandbox that this process's trajectories share; None if ``rollout.tool`` is off."""
     config = settings_of_run(run_config)
     if not config.rollout.tool:
         return None
-    # The numbers are per node. Agent workers are dealt in turn, so a node may have one more.
+    # The settings are per node. Agent workers are assigned to nodes round-robin, so round up.
     per_node = -(-config.rollout.agent_workers // config.cluster.nodes)
     workers = max(1, config.sandbox.workers // per_node)
     return open_sandbox(
@@ -156,10 +157,10 @@ def sandbox_of(run_config: str) -> Sandbox | None:
 
 
 class VerlEngine:
-    """verl's client of its rollout servers as our ``Engine``.
+    """Adapts verl's client of the rollout servers to our ``Engine`` interface.
 
-    ``options``: further sampling parameters. ``request_seeds``: each request carries its own seed,
-    and how the end of a call is found, under SGLang's names.
+    ``options``: further sampling parameters. ``request_seeds``: send a seed with each request, and
+    the parameters that detect the end of a tool call, under SGLang's names.
     """
 
     def __init__(
@@ -206,16 +207,19 @@ class VerlEngine:
 
 
 def _is_candidate(row: dict[str, Any], config: RlConfig) -> bool:
-    """verl names a problem anew in each validation, so there its row tells which it is."""
+    """Whether to record the trajectory of this ``verl.dataset`` row in the trajectory file.
+
+    verl assigns new uids in each validation, so the row number identifies a held-out problem.
+    """
     if row["held_out"]:
         return is_held_out_candidate(int(row["row"]), config)
     return is_candidate(row.get("uid", ""), config)
 
 
 def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
-    """The seed of a trajectory of a ``verl.dataset`` row.
+    """The sampling seed of a trajectory of a ``verl.dataset`` row.
 
-    For a held-out row it is the seed that `retool eval` uses.
+    For a held-out row, the seed that `retool eval` uses.
     """
     problem, sample = int(row["row"]), int(row["session_id"])
     if row["held_out"]:
@@ -224,7 +228,7 @@ def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
 
 
 def _given(row: Mapping[str, Any]) -> Given:
-    """What tools are told of a ``verl.dataset`` row."""
+    """The fields of a ``verl.dataset`` row that tools receive."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
     return Given(
         truth="" if truth is None else str(truth),
@@ -236,9 +240,9 @@ def _given(row: Mapping[str, Any]) -> Given:
 def _stop(
     reason: str | None, token_ids: Sequence[int], stop_token_ids: Sequence[int]
 ) -> Literal["stop", "length", "abort"]:
-    """Translate the stop reason, which verl passes on in the engine's own words.
+    """Translate the engine's stop reason, which verl passes through unchanged.
 
-    SGLang says "stop", vLLM "completed"; both say "length" and "abort(ed)".
+    SGLang reports "stop", vLLM "completed"; both report "length" and "abort" or "aborted".
     """
     if reason in ("abort", "aborted"):
         return "abort"
@@ -248,7 +252,7 @@ def _stop(
 
 
 def _logprobs(output: TokenOutput, stop: str) -> Sequence[float]:
-    """The log-probabilities of the sampled tokens; verl's aborts before the first have no list."""
+    """Log-probs of the sampled tokens; verl returns None for an abort before the first token."""
     if output.log_probs is None and stop == "abort" and not output.token_ids:
         return []
     assert output.log_probs is not None, "verl's server returned no logprobs although they were asked for"
@@ -256,7 +260,11 @@ def _logprobs(output: TokenOutput, stop: str) -> Sequence[float]:
 
 
 def routes_of(trajectory: Trajectory) -> Routes:
-    """The experts [T - 1, L, K] of a trajectory of T tokens, for all that one was sampled after."""
+    """The experts chosen in a trajectory of T tokens, for router replay.
+
+    Returns:
+        int16 [T - 1, L, K]: for each token but the last, the K experts of each of L layers.
+    """
     ledger = trajectory.ledger
     routes = ledger.routes
     told, needed = 0 if routes is None else len(routes), len(ledger.context) - 1
@@ -266,17 +274,14 @@ def routes_of(trajectory: Trajectory) -> Routes:
 
 
 def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:
-    """Whether the run's settings keep the whole response out of the loss."""
+    """Whether ``algorithm.mask`` excludes the whole response from the loss."""
     truncated = trajectory.stop_reason in (StopReason.LENGTH, StopReason.NO_ROOM)
     masked = {"truncated": truncated, "void_turns": trajectory.has_void_turn}
     return any(masked[kind] for kind in algorithm.mask)
 
 
 def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool, row: int) -> AgentLoopOutput:
-    """The trajectory of a data set's ``row`` as verl stores it.
-
-    ``masked``: with a loss mask of zeros.
-    """
+    """The trajectory of dataset row ``row`` in verl's format; ``masked`` zeros its loss mask."""
     ledger = trajectory.ledger
     versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
     return AgentLoopOutput(
@@ -284,13 +289,13 @@ def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool
         response_ids=ledger.response_ids,
         response_mask=[0] * len(ledger.loss_mask) if masked else ledger.loss_mask,
         response_logprobs=ledger.logprobs,
-        num_turns=ledger.model_turns + ledger.tool_turns + 1,  # verl counts the user's prompt too
+        num_turns=ledger.model_turns + ledger.tool_turns + 1,  # verl also counts the prompt
         metrics=AgentLoopMetrics(generate_sequences=trajectory.engine_s, tool_calls=trajectory.tool_s),
         extra_fields={
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
-            # The reward judges what the model boxed in its last turn, not what an interpreter may
-            # have printed.
+            # The reward uses the answer that the model boxed in its last turn, never one that the
+            # interpreter printed.
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),
             "record": said,

@@ -1,9 +1,9 @@
-"""Assigns trajectories to the optimizer updates of a step, and to data-parallel ranks.
+"""Assigns trajectories to the optimizer steps of an RL step, and to data-parallel ranks.
 
-verl 0.9.1 cuts a step's mini-batches from the order in which trajectories finished, which is the
-order of their lengths. The updates would then learn from short answers first, most of them right,
-and from long ones last, when the weights have moved furthest from those that sampled them. Here
-whole groups are assigned at random, by the run's seed.
+verl 0.9.1 splits a step into mini-batches in the order in which trajectories finish, and short
+trajectories finish first. The first optimizer steps would then train on short, mostly correct
+answers. The last ones would train on long answers, when the weights have moved furthest from the
+weights that sampled them. This module assigns whole groups at random instead, from the run's seed.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 
 def uid_of(key: str) -> str:
-    """The prompt of a trajectory, from verl's key PROMPT_SESSION_PART."""
+    """The prompt's uid, from a trajectory's key in verl, ``PROMPT_SESSION_PART``."""
     return key.rsplit("_", 2)[0]
 
 
 def groups_of_rows(rows: KVBatchMeta) -> list[str | None]:
-    """The prompt of each row; None for a row that only pads the batch."""
+    """The prompt's uid of each row; None for padding rows."""
     pairs = zip(rows.keys, rows.tags, strict=True)
     return [None if tag.get("is_padding", False) else uid_of(key) for key, tag in pairs]
 
@@ -43,15 +43,16 @@ def assign_to_updates(groups: Sequence[str | None], updates: int, seed: Sequence
     """Rows of each update: whole groups in random order, equally many for each update.
 
     Args:
-        groups: [N] the group of each row; None for a row that only pads the batch.
-        updates: how many updates learn from the N rows.
-        seed: decides the order.
+        groups: [N] the group of each row; None for padding rows.
+        updates: number of updates that the N rows are split into.
+        seed: seed of the random order of groups.
 
     Returns:
-        N / updates rows for each update. Padding rows take the place of rows that its groups lack.
+        For each update, the indices of its N / updates rows. Padding rows fill up an update whose
+        groups have fewer rows.
 
     Raises:
-        ValueError: the groups do not fit.
+        ValueError: N is not divisible by ``updates``, or an update's groups exceed its size.
     """
     size, rest = divmod(len(groups), updates)
     if rest:
@@ -60,7 +61,7 @@ def assign_to_updates(groups: Sequence[str | None], updates: int, seed: Sequence
     padding: list[int] = []
     for row, group in enumerate(groups):
         (padding if group is None else rows.setdefault(group, [])).append(row)
-    names = sorted(rows)  # not as they came: the same seed assigns the same prompts
+    names = sorted(rows)  # so that the assignment depends on the seed, not on the order of arrival
     order = np.random.default_rng(seed).permutation(len(names))
     assigned = [[row for name in part for row in rows[names[name]]] for part in np.array_split(order, updates)]
     for part in assigned:
@@ -72,11 +73,11 @@ def assign_to_updates(groups: Sequence[str | None], updates: int, seed: Sequence
 
 
 def order_for_ranks(assigned: Sequence[Sequence[int]], lengths: Sequence[int], ranks: int) -> list[int]:
-    """The row order in which verl's dispatch and mini-batches reproduce ``assigned``.
+    """The row order for which verl's dispatch and mini-batch split yield ``assigned``.
 
-    verl gives each of ``ranks`` data-parallel ranks a contiguous run of rows, and each rank cuts
-    its own into mini-batches one after the other. Within an update all ranks get equally many rows,
-    of about equal work. ``lengths`` [N]: tokens of each row.
+    verl gives each of ``ranks`` data-parallel ranks a contiguous block of rows. Each rank splits
+    its block into consecutive mini-batches. Within an update, all ranks get the same number of rows
+    and about the same amount of work. ``lengths`` [N]: tokens of each row.
     """
     by_rank: list[list[int]] = [[] for _ in range(ranks)]
     for part in assigned:
@@ -87,7 +88,7 @@ def order_for_ranks(assigned: Sequence[Sequence[int]], lengths: Sequence[int], r
 
 
 def rows_of_update(rows: int, update: int, updates: int, ranks: int) -> list[int]:
-    """Which of ``rows``, in the order of ``order_for_ranks``, the given update learns from."""
+    """Indices of the rows that ``update`` trains on, among ``rows`` rows in verl's dispatch order."""
     of_rank, of_update = rows // ranks, rows // ranks // updates
     first = update * of_update
     return [rank * of_rank + row for rank in range(ranks) for row in range(first, first + of_update)]

@@ -1,16 +1,16 @@
-"""Engines that die are restarted and get the actor's weights, up to train.max_engine_restarts.
+"""Restarts dead engines and sends them the actor's weights, up to train.max_engine_restarts times.
 
-verl's trainer has no such part; its replicas, router and weight sync do the work. All of it happens
-in the trainer's own thread, at two moments when the actor does nothing else:
+verl's trainer cannot restart engines. We do it with verl's replicas, router and weight sync, in the
+trainer's thread, at two points where the actor is idle:
 
-- While a batch is awaited. The new engine is started on the devices of the old one, and then every
-  engine pauses for one weight sync: requests in flight come back with the tokens that they have,
-  and go on after it.
-- At the end of a step, before its weight sync, for an engine that died while the actor learnt.
+- While the trainer waits for a batch. We start the new engine on the GPUs of the dead one. Then all
+  engines pause for a weight sync: requests in flight return the tokens that they have, and continue
+  after the sync.
+- At the end of a step, before its weight sync, for an engine that died while the actor trained.
 
-A new engine has random weights until the sync; only then does the router hear of it. Until then
-``EngineClient`` sends requests elsewhere, or holds them. An engine that dies during a sync, or
-while it goes to sleep, ends the run.
+A new engine has random weights until the sync, so we add it to the router only afterwards. Until
+then ``EngineClient`` sends its requests to other engines or retries them. An engine that dies during
+a sync, or while it goes to sleep, ends the run.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ from retool_mcore.verl.weight_check import different_layers
 
 logger = logging.getLogger(__name__)
 
-# The longest wait of a request. In mode "partial_rollout" it may begin before a step's update,
-# after which the engine is restarted.
+# How long a request is retried. In mode "partial_rollout" an engine may die before a step's update,
+# and restarts only after it.
 ENGINE_AWAY_S = 3600.0
-PAUSE_S = (0.2, 5.0)  # between two attempts: at first, at most
+PAUSE_S = (0.2, 5.0)  # between attempts: initial and maximum
 ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error for an actor
 NONE_NOW = "No available servers"  # in the router's own error
 
 
 class EngineClient(LLMServerClient):
-    """verl's client, which waits for an engine that is being restarted.
+    """verl's client, with retries while an engine restarts.
 
-    A request that an engine took with it, or that finds none, is sent again. Nothing of it has
-    reached the trajectory, so no token is lost or counted twice.
+    It retries a request if the engine dies or if none is available. No token of a failed request
+    has reached the trajectory, so no token is lost or counted twice.
     """
 
     away_s = ENGINE_AWAY_S
 
     async def generate(self, request_id: Any, **request: Any) -> Any:
-        """verl's, again until an engine answers. Raises what verl's raises after ``away_s``."""
+        """Retry verl's ``generate`` until an engine answers; re-raise its error after ``away_s``."""
         retrying = AsyncRetrying(
             retry=retry_if_exception(is_away),
             stop=stop_after_delay(self.away_s),
@@ -62,22 +62,22 @@ class EngineClient(LLMServerClient):
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether ``error`` says that the engine died, or, from the router, that there is none now.
+    """Whether ``error`` means that the engine died or that the router has no engine.
 
-    Nothing restarts the router: a request that finds it dead fails.
+    A dead router does not count: nothing restarts it, so the request must fail.
     """
     none_now = isinstance(error, RayTaskError) and NONE_NOW in str(error.cause)
     return none_now or (isinstance(error, RayActorError) and ROUTER_DIED not in str(error))
 
 
 class Watch:
-    """Tells which servers have died, by a call to each that ends with it."""
+    """Detects dead servers with a pending call to each, which Ray fails when the server dies."""
 
     def __init__(self) -> None:
         self._calls: dict[Any, Any] = {}  # by server
 
     def death(self, servers: Sequence[Any]) -> RayActorError | None:
-        """Ray's error for the first of a replica's ``servers`` that has died; does not wait."""
+        """Ray's error for the first dead one of a replica's ``servers``, or None. Does not block."""
         for server in servers:
             if server not in self._calls:
                 self._calls[server] = server.until_it_dies.remote()
@@ -86,27 +86,27 @@ class Watch:
             try:
                 ray.get(self._calls.pop(server))
             except ActorUnavailableError:
-                continue  # the network failed; the next look asks again
+                continue  # a network error; the next check calls again
             except RayActorError as error:
                 return error
         return None
 
 
 class EngineRestarts(PPOTrainer):
-    """Mixed in before one of verl's trainers; ``_run`` has the run's settings."""
+    """Mixin for one of verl's trainers; it comes first. ``_run`` has the run's settings."""
 
     _run: RlConfig
-    engine_version = 0  # of the weights that the engines have: the step of the last sync
-    actor_is_ahead = False  # whether the actor has been updated since
-    _restarts = 0  # in this start of the run
-    _restarts_reported = 0  # of them in rows of metrics
+    engine_version = 0  # step of the last weight sync
+    actor_is_ahead = False  # whether the actor was updated after that sync
+    _restarts = 0  # since this process started
+    _restarts_reported = 0  # restarts already in rows of metrics
 
     def _managers(self) -> tuple[Any, Any]:
-        """verl's managers of the engines that sample, and of their weight sync."""
+        """verl's managers of the sampling engines and of their weight sync."""
         return self.llm_server_manager, self.checkpoint_manager
 
     def servers(self) -> list[Any]:
-        """The servers that take requests, one of each engine."""
+        """The servers that take requests, one per engine."""
         return self._managers()[0].server_handles
 
     @property
@@ -114,7 +114,7 @@ class EngineRestarts(PPOTrainer):
         return ENGINES[self.config.actor_rollout_ref.rollout.name].own_server
 
     def get_llm_client(self) -> LLMServerClient:
-        """A client that hands on aborts: our loop continues after one, and so knows versions."""
+        """A client that returns aborted requests; our loop resumes them and records the version."""
         restarts = self._watches and self._run.train.max_engine_restarts > 0
         return self._managers()[0].get_client(client_cls=EngineClient if restarts else LLMServerClient)
 
@@ -125,14 +125,14 @@ class EngineRestarts(PPOTrainer):
         self.compare_weights()
 
     def engine_metrics(self) -> dict[str, float]:
-        """``engine/restarts``: since the row of metrics before; nothing where nobody watches."""
+        """``engine/restarts`` since the last row of metrics; {} for engines that we do not watch."""
         if not self._watches:
             return {}
         since, self._restarts_reported = self._restarts - self._restarts_reported, self._restarts
         return {"engine/restarts": float(since)}
 
     def compare_weights(self) -> None:
-        """Raise RunError unless all engines hold the weights that the actor has sent."""
+        """Raise RunError unless all engines have the weights that the actor sent."""
         if not self._watches:
             return
         layer, actor = self.actor_rollout_wg.sent_weights()[0]
@@ -140,7 +140,7 @@ class EngineRestarts(PPOTrainer):
             try:
                 different = different_layers(actor, ray.get(call))
             except RayActorError:
-                continue  # it died, which the next look at the engines notices
+                continue  # it died; the next detach_dead_engines finds it
             if different:
                 raise RunError(
                     f"Engine {number} does not hold the actor's weights after the weight sync of step "
@@ -150,14 +150,20 @@ class EngineRestarts(PPOTrainer):
                 )
 
     def replace_dead_engines(self) -> None:
-        """Called while a batch is awaited: what has died is replaced before it returns."""
+        """Restart dead engines, sync their weights and route requests to them.
+
+        Called while the trainer waits for a batch. Blocks until the engines run.
+        """
         self.detach_dead_engines()
         if restarted := self.restart_lost_engines():
             self._sync_all_engines()
             self.admit_engines(restarted)
 
     def detach_dead_engines(self) -> None:
-        """Take dead engines out of routing and weight sync. Raises RunError above the limit."""
+        """Remove dead engines from routing and weight sync.
+
+        Raises RunError if that takes more than train.max_engine_restarts restarts.
+        """
         if not self._watches:
             return
         manager, syncs = self._managers()
@@ -171,14 +177,17 @@ class EngineRestarts(PPOTrainer):
             self._lost.append(replica)
 
     def _count(self, error: RayError) -> None:
-        """One restart more. Raises RunError for ``error`` if train.max_engine_restarts are done."""
+        """Count a restart. Raises RunError for ``error`` above train.max_engine_restarts."""
         limit = self._run.train.max_engine_restarts
         if self._restarts >= limit:
             raise error_for_user(error, self._run, f"train.max_engine_restarts = {limit} allows no restart") from error
         self._restarts += 1
 
     def restart_lost_engines(self) -> list[Any]:
-        """Start the lost engines again, all at once; one that does not start counts once more."""
+        """Restart all lost engines in parallel. Each failed attempt counts as another restart.
+
+        Returns the replicas. Raises RunError above train.max_engine_restarts.
+        """
         back, self._lost = self._lost, []
         if not back:
             return []
@@ -198,12 +207,12 @@ class EngineRestarts(PPOTrainer):
         return back
 
     def sleep_engines(self, restarted: Sequence[Any]) -> None:
-        """The new engines sleep like the others, which the step's weight sync wakes up."""
+        """Put the restarted engines to sleep; the weight sync expects sleeping engines."""
         if restarted:
             asyncio.run(_each(replica.sleep() for replica in restarted))
 
     def _sync_all_engines(self) -> None:
-        """Give all engines the weights that they are to have, with requests in flight paused."""
+        """Pause the requests in flight and send the weights of ``engine_version`` to all engines."""
         syncs = self._managers()[1]
         syncs.abort_replicas()
         syncs.sleep_replicas()
@@ -211,7 +220,7 @@ class EngineRestarts(PPOTrainer):
         syncs.resume_generation_replicas()
 
     def admit_engines(self, restarted: Sequence[Any]) -> None:
-        """Requests may go to the new engines, which have the actor's weights by now."""
+        """Add the restarted engines to the router; call after the weight sync."""
         manager, _ = self._managers()
         for replica in restarted:
             at = manager.rollout_replicas.index(replica)
@@ -221,21 +230,21 @@ class EngineRestarts(PPOTrainer):
 
 
 class DetachedEngineRestarts(EngineRestarts):
-    """For mode "async", whose engines have devices of their own and never sleep.
+    """For mode "async", whose engines run on separate GPUs and never sleep.
 
-    Between the updates of a step they keep the weights of its start, and a new engine gets those
-    too: from the copy on the host that each update is compared with.
+    During a step the engines keep the weights from its start. A restarted engine gets those weights
+    too, from the copy in host memory with which verl computes old log-probs.
     """
 
     def _managers(self) -> tuple[Any, Any]:
         return self.standalone_server_manager, self.standalone_checkpoint_manager
 
     def sleep_engines(self, restarted: Sequence[Any]) -> None:
-        """Does nothing: verl's sync to these engines begins with them awake."""
+        """Do nothing: verl's weight sync expects these engines to be awake."""
 
     def _sync_all_engines(self) -> None:
         syncs, actor = self._managers()[1], self.actor_rollout_wg
-        ahead = self.actor_is_ahead  # false in a step of one update, for which no copy is made
+        ahead = self.actor_is_ahead  # False with one update per step, where verl makes no copy
         if ahead:
             actor.save_model_to_cpu(1)
             actor.restore_model_from_cpu(0)
@@ -246,7 +255,7 @@ class DetachedEngineRestarts(EngineRestarts):
 
 
 async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:
-    """Start each again. Returns Ray's error of each that failed; raises all others."""
+    """Restart each replica. Returns Ray's error or None for each; raises any other error."""
     results = await asyncio.gather(*(replica.relaunch() for replica in replicas), return_exceptions=True)
     failed: list[RayError | None] = []
     for result in results:

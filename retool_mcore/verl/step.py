@@ -1,22 +1,23 @@
-"""One step of reinforcement learning, from prompts to new weights in the engines.
+"""One RL step, from prompts to new weights in the rollout engines.
 
-Read it from the top. verl's ``fit`` drives the run and calls, for each step and in this order:
+Read this file from the top. verl's ``fit`` drives the run. For each step it calls, in this order:
 
-    on_step_begin       per-step records are reset
-    step                sample trajectories, then learn from them          (this file)
-    _save_checkpoint    when one is due                                    (trainer.py)
+    on_step_begin       reset the per-step records
+    step                sample trajectories, then train on them            (this file)
+    _save_checkpoint    if a checkpoint is due                             (trainer.py)
     on_step_end         send the new weights to the engines                (this file)
-    _validate           when one is due                                    (trainer.py)
-    _compute_metrics    one row of metrics.jsonl                           (trainer.py)
+    _validate           if a validation is due                             (trainer.py)
+    _compute_metrics    write one row of metrics.jsonl                     (trainer.py)
 
-The three modes share every line. They differ in verl's own classes (where engines sleep, and how
-weights travel) and in the places below that name a mode:
+All three modes run this code. They differ in their verl base classes, which decide when engines
+sleep and how weights reach them, and in the few lines below that name a mode:
 
-    sync              the next step's prompts are submitted as soon as the engines have its weights
-    partial_rollout   more prompts are in flight than a step needs; unfinished ones continue
-    async             engines have devices of their own; a step samples and learns several times
+    sync              submits the next step's prompts as soon as the engines have the new weights
+    partial_rollout   keeps more prompts in flight than a step needs; unfinished ones continue
+    async             runs the engines on separate GPUs; a step samples and trains several times
 
-Rows are verl's ``KVBatchMeta``: names of trajectories whose columns are in the transfer queue.
+``rows`` are a ``KVBatchMeta`` of verl: keys and tags of trajectories, one per trajectory. The
+tensors themselves are in TransferQueue, one column per field.
 """
 
 import copy
@@ -55,22 +56,25 @@ from retool_mcore.verl.token_means import mean_of_updates
 from retool_mcore.verl.trainer import RlRun
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, REAL_ROWS
 
-# The columns that workers read. A worker that is given no list fetches every column, texts and
-# records among them, and tensordict copies those one object at a time for each micro-batch.
+# The columns that workers read. Without a list, a worker fetches every column, including texts and
+# records, and tensordict copies those object by object for each micro-batch.
 FORWARD = ("input_ids", "loss_mask", "response_mask", "routed_experts")
 CRITIC = (*FORWARD, "prompts", "responses", "values", "returns")
 ACTOR = (*FORWARD, "prompts", "responses", "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
 
-FOLLOWS_TOKENS = ("ppo", "reinforce_plus_plus")  # estimators that read rewards token by token
-SUMMED = ("rollout/dropped", "rollout/refilled_prompts")  # over the batches of a step
+FOLLOWS_TOKENS = ("ppo", "reinforce_plus_plus")  # estimators that use per-token rewards
+SUMMED = ("rollout/dropped", "rollout/refilled_prompts")  # metrics summed over the batches of a step
 
 
 class RlStep(RlRun):
-    """A run whose step is written out here; see the module."""
+    """The step that the trainers of all modes share; see the module docstring."""
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """Sample and learn; returns the rows that were learned from, and fills ``metrics``."""
-        self.prepare_step()  # submits the step's prompts, unless they are in flight already
+        """Sample trajectories and train on them.
+
+        Returns the rows that the step trained on, padding rows included. Adds to ``metrics``.
+        """
+        self.prepare_step()  # submits the step's prompts unless they are already in flight
 
         learned, aggregator, batches = KVBatchMeta(partition_id="train", keys=[], tags=[]), MetricsAggregator(), []
         for number in range(self.parameter_sync_step):  # one batch; several in mode "async"
@@ -83,36 +87,40 @@ class RlStep(RlRun):
             learned.tags.extend(rows.tags)
 
         metrics |= aggregator.get_aggregated_metrics()
-        metrics |= mean_of_updates(batches)  # verl weighs batches by rows, not by tokens
+        metrics |= mean_of_updates(batches)  # token-weighted; verl's aggregator weights by rows
         metrics |= {name: sum(each[name] for each in batches) for name in SUMMED}
         return learned
 
     def sample(self, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Wait until enough groups are finished and take them out of the replay buffer."""
+        """Wait for one batch of finished groups and take it out of the replay buffer."""
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         with self.timed("gen"):
             self.on_sample_begin()
-            with self.may_be_interrupted():  # meanwhile the buffer calls while_sampling
+            with self.may_be_interrupted():  # while it waits, the buffer calls while_sampling
                 rows, counts = self.replay_buffer.sample(self.global_steps, "train", prompts)
             metrics |= counts
             self.keep_engine_load()
             self.detach_dead_engines()
             with self.timed("engine_sleep"):
-                self.on_sample_end()  # colocated engines release their memory to training
+                self.on_sample_end()  # colocated engines free their GPU memory for training
         return rows
 
     def learn(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Update actor and critic. The mathematics is verl's: core_algos, rollout_corr_helper."""
+        """Update actor and critic on one batch.
+
+        verl computes advantages, losses and corrections (core_algos.py, rollout_corr_helper.py).
+        """
         run = self._run.algorithm
 
-        # Whole groups to optimizer updates, and rows of similar length to data-parallel ranks.
+        # Assign whole groups to optimizer steps, and balance the tokens of data-parallel ranks.
         rows = self.assign(rows, metrics)
         if run.masks_responses:
             metrics["loss/masked_fraction"] = require_learnable(
                 rows, self.global_steps, f"algorithm.mask = {json.dumps(run.mask)}"
             )
 
-        # Log-probabilities of the sampled tokens before the update, and of the reference model.
+        # Compute log-probs of the sampled tokens: of the actor before the update, of the reference
+        # model; and the critic's values.
         with self.timed("old_log_prob"):
             rows = self.old_log_probs(reading(rows, FORWARD), metrics)
             if run.old_log_prob == "actor":
@@ -124,11 +132,11 @@ class RlStep(RlRun):
             with self.timed("values"):
                 rows = self._compute_values(reading(rows, FORWARD), metrics)
 
-        # KL penalty, importance weights, rejection; then advantages, by algorithm.name.
+        # Apply KL penalty, importance weights and rejection; then compute advantages.
         with self.timed("adv"):
             rows = self.compute_advantages(rows, metrics)
 
-        # Gradient steps. Until here nothing has changed, so a run that was asked to end stops.
+        # Take the gradient steps. No weight has changed yet, so a run asked to stop stops here.
         self.stop_if_asked()
         if self.use_critic:
             with self.timed("update_critic"):
@@ -139,10 +147,10 @@ class RlStep(RlRun):
         return rows
 
     def assign(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Put the rows into the order in which verl's dispatch and mini-batches yield our updates.
+        """Reorder the rows so that verl's dispatch and mini-batch split yield our optimizer steps.
 
-        Each update learns from ``train.mini_batch_prompts`` prompts, however many of their
-        trajectories were dropped; verl's padding rows, which have no token in the loss, fill it up.
+        Each optimizer step trains on ``train.mini_batch_prompts`` prompts. verl's padding rows,
+        whose loss mask is 0, replace dropped trajectories.
         """
         run = self._run
         sort_rows(rows)
@@ -158,16 +166,20 @@ class RlStep(RlRun):
         return rows
 
     def compute_advantages(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Store "advantages" and "returns"; by the settings also weights and a smaller mask."""
+        """Store the columns "advantages" and "returns".
+
+        Depending on the settings, also store importance weights and a mask without rejected tokens.
+        Raises RolloutError if rejection leaves no token in the loss.
+        """
         run = self._run.algorithm
         if run.name in FOLLOWS_TOKENS:
             move_rewards_into_loss(rows)
-        if run.rejection == "off" or run.old_log_prob == "rollout":  # there the loss rejects
+        if run.rejection == "off" or run.old_log_prob == "rollout":  # with "rollout" the loss rejects
             return self._compute_advantage(rows, metrics)
         settings = f'algorithm.rejection = "{run.rejection}"'
         try:
             rows = self._compute_advantage(rows, metrics)
-        except ValueError as error:  # of verl's masked_whiten, over no token
+        except ValueError as error:  # verl's masked_whiten raises it if the mask is empty
             if "mask" in str(error):
                 raise nothing_left(self.global_steps, settings) from error
             raise
@@ -183,18 +195,19 @@ class RlStep(RlRun):
         return self._update_critic(rows, metrics)
 
     def update_actor(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """The optimizer updates; with the engine's as old log-probabilities, also the actor's own.
+        """Run the optimizer steps of the actor.
 
-        In that case only the updates' forward passes compute the actor's log-probabilities, which
-        the records and the mismatch metrics need.
+        With ``algorithm.old_log_prob = "rollout"`` the actor computes log-probs only in the forward
+        passes of these steps. This method stores them for the trajectory file and the mismatch
+        metrics.
         """
         rows, of_engine = reading(rows, ACTOR), self._run.algorithm.old_log_prob == "rollout"
         rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows), KEEP_LOG_PROBS: of_engine}
-        self.actor_is_ahead = True  # of the engines, until on_step_end
+        self.actor_is_ahead = True  # the engines have older weights until on_step_end
         rows = self._update_actor(rows, metrics)
         if of_engine:
             self.actor_rollout_wg.log_probs_of_update(reading(rows, ("response_mask",)))
-            if self.local_trigger_step == 0:  # later batches are learned from with weights that have moved
+            if self.local_trigger_step == 0:  # before later batches the actor's weights have changed
                 first = self.rows_of_update(rows, 0)
                 metrics |= mismatch_after_update(first, self.config.algorithm.rollout_correction)
         return rows
@@ -205,12 +218,12 @@ class RlStep(RlRun):
         return KVBatchMeta(partition_id=rows.partition_id, keys=keys, tags=tags)
 
     def real_rows_of_updates(self, rows: KVBatchMeta) -> tuple[int, ...]:
-        """How many trajectories each update learns from: the divisor of a mean over responses."""
+        """Number of trajectories in each update, without padding: the divisor of response means."""
         updates = range(self.updates_per_batch)
         return tuple(len(real_keys(self.rows_of_update(rows, update))) for update in updates)
 
     def on_step_end(self) -> None:
-        """Send the new weights to the engines, also to restarted ones, and compare them."""
+        """Restart dead engines, send the new weights to all engines and verify what arrived."""
         self.save_if_asked()
         self.detach_dead_engines()
         restarted = self.restart_lost_engines()
@@ -225,47 +238,50 @@ class RlStep(RlRun):
 
     @contextmanager
     def timed(self, name: str) -> Generator[None]:
-        """verl's timer ``name`` of this step, in seconds."""
+        """Time the block, in seconds, with verl's timer ``name`` of this step."""
         with marked_timer(name, self.timing_raw):
             yield
 
 
 def reading(rows: KVBatchMeta, columns: Sequence[str]) -> KVBatchMeta:
-    """The rows for a worker that reads only ``columns``, without an earlier pass's options."""
-    asked = copy.copy(rows)  # the constructor would copy each row's tags, item by item
+    """``rows`` limited to ``columns``, for one call of a worker; drops the last call's options."""
+    asked = copy.copy(rows)  # shallow: the constructor would copy the tags of each row
     asked.fields, asked.extra_info = list(columns), {}
     return asked
 
 
 @register_trainer(TRAINER_MODES["sync"])
 class ReToolTrainer(RlStep, PPOTrainerSync):
-    """Each step waits for all of its trajectories; engines sleep while the actor learns."""
+    """Each step waits for all of its trajectories; engines sleep while the actor trains."""
 
     verl_mode = "sync"
 
 
 @register_trainer(TRAINER_MODES["partial_rollout"])
 class ReToolPartialRolloutTrainer(RlStep, PPOTrainerColocateAsync):
-    """More prompts are in flight than a step needs; unfinished ones continue in the next step."""
+    """Keeps more prompts in flight than a step needs; unfinished ones continue in the next step."""
 
     verl_mode = "colocate_async"
 
 
 @register_trainer(TRAINER_MODES["async"])
 class ReToolAsyncTrainer(DetachedEngineRestarts, RlStep, PPOTrainerSeparateAsync):
-    """Engines on their own devices sample while the actor learns, with the last step's weights."""
+    """Engines on separate GPUs sample with the last step's weights while the actor trains."""
 
     verl_mode = "separate_async"
 
     def __init__(self, config: DictConfig) -> None:
-        # verl 0.9.1 passes print's flush=True to a log call of level INFO, a TypeError where that
-        # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
+        # verl 0.9.1 passes flush=True to logger.info, which raises TypeError if INFO is enabled.
+        # Remove this when _setup in trainer_separate_async.py no longer does so.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super().__init__(config)
         self.updates_per_batch = 1
 
     def old_log_probs(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's, which compares with a copy of the weights; one update needs no copy."""
+        """Compute log-probs with verl's saved copy of the weights at the start of the step.
+
+        With one update per step, the current weights are those weights, so no copy is needed.
+        """
         if self._run.train.updates_per_step == 1:
             return PPOTrainer._compute_old_log_prob(self, rows, metrics)
         return super().old_log_probs(rows, metrics)

@@ -1,8 +1,8 @@
-"""What surrounds a step: set-up, prompts, ending on request, checkpoints, validation, metrics.
+"""The trainer around a step: set-up, prompts, stopping on request, checkpoints, validation, metrics.
 
-``step.py`` has the step itself and registers the trainers of the three modes. The engines' restart
-is in ``engines.py``. verl truncates its own tracker file before it writes it, and its own clean-up
-forgets old checkpoints across restarts, so neither is used.
+``step.py`` has the step itself and registers the trainers of the three modes. ``engines.py``
+restarts dead engines. We do not use verl's checkpoint tracker file, which verl truncates before it
+writes it, nor verl's clean-up of old checkpoints, which forgets them when a run restarts.
 """
 
 import copy
@@ -41,27 +41,27 @@ from retool_mcore.verl.token_means import LOSS_TOKENS
 from retool_mcore.verl.workers import worker_class
 
 TRAIN = "train"  # verl's partition of the transfer queue
-PHASES = (  # timers of a step, one after another; together with timing_s/other they add up to timing_s/step
+PHASES = (  # consecutive timers of a step; with timing_s/other they add up to timing_s/step
     *("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "save_checkpoint"),
     "update_weights",
 )
 
 
 class StoppedBeforeUpdate(Exception):
-    """The step ends before its first update, because the run was asked to end."""
+    """The run was asked to stop, and the step stops before its first update."""
 
 
 class RlRun(EngineRestarts):
-    """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
+    """Mixin for one of verl's trainers, which verl registers as ``verl_mode``; it comes first."""
 
     verl_mode: str
-    updates_per_batch: int  # optimizer updates that learn from one sampled batch
-    validated: Mapping[str, Any]  # the last validation's metrics; when the first step begins, the start's
-    _order: SolveRateOrder | None = None  # the curriculum's, of the training rows
+    updates_per_batch: int  # optimizer updates per sampled batch
+    validated: Mapping[str, Any]  # metrics of the last validation, also of the one before the first step
+    _order: SolveRateOrder | None = None  # order of the training rows; None without a curriculum
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
+            config.trainer.v1.trainer_mode = self.verl_mode  # verl branches on the name, not on the class
         self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
         platform = get_platform(self._run.run.platform)
@@ -72,15 +72,15 @@ class RlRun(EngineRestarts):
         self._load = EngineLoad(self.servers)
         self._starting = True
         values = read_config(self._run.model.path)
-        self._shape = shape_of_config(values) if values else None  # None: not in the hub cache
+        self._shape = shape_of_config(values) if values else None  # None: config not in the hub cache
         self._peak_flops = (platform.device.peak_flops or 0.0) * self._run.train_gpus()
 
     # ---------------------------------------------------------------- set-up
 
     def _init_resource_pool_mgr(self) -> None:
-        """verl's, with our workers in place of verl's; creates the agent loops meanwhile.
+        """Replace verl's training workers by ours, and start the agent-loop workers.
 
-        The data sets are read by now, and no worker is built yet.
+        verl calls this after it has loaded the data sets and before it builds any worker.
         """
         super()._init_resource_pool_mgr()
         self._order_training_rows()
@@ -92,7 +92,7 @@ class RlRun(EngineRestarts):
         loop_workers.create_workers(self._run)
 
     def on_init_end(self) -> None:
-        """verl has loaded the checkpoint that ``checkpoint.resume`` chooses, if there is one."""
+        """Restore our own state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""
         clear_orphans()
         self._prompts_restored()
         self._resume_best(self.global_steps)
@@ -100,7 +100,10 @@ class RlRun(EngineRestarts):
         self.replay_buffer.while_waiting = self.while_sampling
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop over steps, until ``train.steps``, a signal, or ``best.patience`` ends it."""
+        """Run verl's loop until ``train.steps``, a signal, or ``best.patience`` ends it.
+
+        Raises Ended if a signal stopped the run before an update.
+        """
         start.begin(self._run.run.dir, "weights")
         self.replay_buffer.causes = agent_loop_manager.causes
         for group in self._saved_groups():
@@ -116,7 +119,7 @@ class RlRun(EngineRestarts):
                     self._writer.close()
 
     def on_train_begin(self) -> None:
-        self.replay_buffer.val_metrics = {}  # the start's validation has its own row
+        self.replay_buffer.val_metrics = {}  # the first validation gets its own row, below
         super().on_train_begin()
         self._stop_without_progress(self.global_steps - 1)
         self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
@@ -135,12 +138,12 @@ class RlRun(EngineRestarts):
 
     # --------------------------------------------------------------- prompts
 
-    _has_fetched = False  # the coming step's prompts are in the queue already
-    _named_step = -1  # the step whose prompts were named last
-    _named = 0  # how many of that step's prompts have names
+    _has_fetched = False  # whether the next step's prompts are already in the queue
+    _named_step = -1  # the last step whose prompts got uids
+    _named = 0  # number of that step's prompts with uids
 
     def _fetch_one_gen_batch(self) -> Any:
-        """verl's prompts, named by step and place so that a resumed run gives the same names."""
+        """Fetch verl's prompts; uids by step and position, so that a resumed run repeats them."""
         batch = super()._fetch_one_gen_batch()
         if self._named_step != self.global_steps:
             self._named_step, self._named = self.global_steps, 0
@@ -150,14 +153,14 @@ class RlRun(EngineRestarts):
         return batch
 
     def prepare_step(self) -> dict[str, Any]:
-        """verl's, which submits the step's prompts, unless they are in flight already."""
+        """Submit the step's prompts, unless they are already in flight."""
         if self._has_fetched:
             self._has_fetched = False
             return {}
         return super().prepare_step()
 
     def submit_next_prompts(self) -> None:
-        """Submit the next step's prompts now rather than at its begin."""
+        """Submit the next step's prompts now instead of when it begins."""
         self.global_steps += 1
         try:
             self.prepare_step()
@@ -166,51 +169,54 @@ class RlRun(EngineRestarts):
         self._has_fetched = True
 
     def _prompts_restored(self) -> None:
-        """After a checkpoint's queue was loaded: a step that was stopped has its prompts in it.
+        """Find prompts of an interrupted step in the queue that the checkpoint restored.
 
-        The step that repeats it fetches none; it would otherwise have a batch more in flight than
-        the settings say.
+        The resumed step then submits no prompts. Otherwise one batch more than configured would be
+        in flight.
         """
         places = places_of_step(self.global_steps + 1)
         self._has_fetched = bool(places)
         self._named_step, self._named = self.global_steps + 1, max(places, default=-1) + 1
 
-    # -------------------------------------------------------- end on request
+    # -------------------------------------------------------- stop on request
 
-    # Until its first update a step has changed nothing but the engines' requests: the weights are
-    # those of the step before, and the data loader gives the same prompts again. From then on the
-    # step is finished, and saved before its weights go to the engines. Where prompts are in flight
-    # over steps they are saved in verl's queue; a sampled batch has left the queue, so there a step
-    # is finished once it is sampled.
+    # Before its first update, a step has not changed the weights, and the data loader returns the
+    # same prompts again, so the run can stop at once and repeat the step later. After the first
+    # update, the run finishes the step and saves it before it sends the weights to the engines.
+    # In the modes that keep prompts in flight across steps, the checkpoint contains verl's queue.
+    # A sampled batch has left that queue, so in these modes the run finishes a sampled step.
 
     _ending: Ending | None = None
     _sampling = False
-    _loader_state: Any = None  # of the data loader, at the end of the last step
+    _loader_state: Any = None  # the data loader's state at the end of the last step
     _stopped = False
 
     @contextmanager
     def may_be_interrupted(self) -> Generator[None]:
-        """While a batch is awaited; an exception leaves ``_sampling`` set for the save after it."""
+        """Allow the run to stop while it waits for a batch.
+
+        After an exception ``_sampling`` stays set, for the checkpoint that follows.
+        """
         self._sampling = True
-        self.stop_if_asked()  # a batch that is ready already would not be waited for
+        self.stop_if_asked()  # if the batch is ready, the replay buffer never calls while_sampling
         yield
         self._sampling = False
 
     def while_sampling(self) -> None:
-        """The replay buffer calls it between two looks at an unfinished batch."""
+        """Called by the replay buffer at each poll of an unfinished batch."""
         if self._sampling:
             self.stop_if_asked()
         self.replace_dead_engines()
 
     def stop_if_asked(self) -> None:
-        """Raise StoppedBeforeUpdate if the run was asked to end and the step can be repeated."""
+        """Raise StoppedBeforeUpdate if the run was asked to stop and can repeat the step."""
         if self._ending is None or not self._ending.asked or self.local_trigger_step > 0:
             return
         if self._sampling or self.trainer_mode == "sync":
             raise StoppedBeforeUpdate
 
     def save_if_asked(self) -> None:
-        """At the end of a step, before its weights go to the engines."""
+        """Save the step if the run was asked to stop; call before the weight sync."""
         if self._ending is None:
             return
         if self.trainer_mode == "sync":
@@ -219,7 +225,7 @@ class RlRun(EngineRestarts):
             self._save_once(self.global_steps)
 
     def _save_previous_step(self) -> None:
-        if self._sampling and not self._run.rollout.gpus:  # the save needs the devices that sampling has
+        if self._sampling and not self._run.rollout.gpus:  # colocated engines occupy the GPUs that the save needs
             syncs: Any = self.checkpoint_manager
             syncs.abort_replicas()
             self.detach_dead_engines()
@@ -230,7 +236,7 @@ class RlRun(EngineRestarts):
         self._saver.wait()
 
     def _save_once(self, step: int) -> None:
-        """Save the step, unless it is saved already or the run keeps nothing."""
+        """Save the step, unless it is already saved or the run saves no checkpoints."""
         saved = [each.step for each in checkpoint.complete_checkpoints(self._run.run.dir / "checkpoints")]
         if step and step not in (*saved, self._saver.begun) and self._run.saved_every:
             self._saver.save(step)
@@ -241,12 +247,12 @@ class RlRun(EngineRestarts):
         self._saver.save(self.global_steps)
 
     def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
-        """verl's own saving; verl uses the same folder for this step."""
+        """Let verl write the checkpoint of the current step, into ``folder``."""
         del step
         with unwrap_worker_errors():
             super()._save_checkpoint()
         if self._stopped and self._loader_state is not None:
-            torch.save(self._loader_state, Path(folder).parent / "data.pt")  # as the step before had left it
+            torch.save(self._loader_state, Path(folder).parent / "data.pt")  # from the end of the saved step
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
     def _saved_groups(self) -> list[Any]:
@@ -277,20 +283,21 @@ class RlRun(EngineRestarts):
         self.replay_buffer.observe = self._order.observe
 
     def _resume_best(self, step: int) -> None:
-        """Continue from ``step``: its best step, and its validation again if a kill took that.
+        """Restore the best step and the curriculum at ``step``.
 
-        Called when the data loader's state is loaded; the curriculum's state comes with it.
+        Repeats the validation of ``step`` if the run was killed before it finished. verl has read
+        the data loader's state, which includes the curriculum's.
         """
         self._best = BestKeeper(self._run, step)
         if self._order is not None:
-            self.train_dataloader_it = iter(self.train_dataloader)  # loads the state now, not at the first batch
+            self.train_dataloader_it = iter(self.train_dataloader)  # applies the state now, not at the first batch
         self.validated = {}
         with open_dict(self.config):
             self.config.trainer.val_before_train = self._best.lacks(step) or (self._run.validation.before and step == 0)
 
     @property
     def validates_now(self) -> bool:
-        """Whether a validation follows this step; it has the engines for itself."""
+        """Whether a validation follows this step. No training prompts may run during it."""
         every: int = self.config.trainer.test_freq
         return every > 0 and self.global_steps % every == 0
 
@@ -312,23 +319,26 @@ class RlRun(EngineRestarts):
         self._load.forget()
 
     def _stop_without_progress(self, step: int) -> None:
-        """No step after ``step`` if best.patience is spent."""
+        """Make ``step`` the last one if best.patience is exhausted."""
         if self._best.given_up:
             self.total_training_steps = step
 
     # --------------------------------------------------------------- metrics
 
     def keep_engine_load(self) -> None:
-        """Keep how many requests the engines had; before they sleep or take the next step's."""
+        """Collect the engines' load of this step, before they sleep or get the next step's prompts."""
         self._load.keep()
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
-        """Write the step's row: verl's metrics, the trajectories', times, rates and memory."""
+        """Write the step's row of metrics.jsonl.
+
+        The row has verl's metrics, those of the trajectories, times, rates and memory.
+        """
         self._clock.metrics_begin()
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         buffer = self.replay_buffer
         metrics |= buffer.step_metrics(batch, metrics)
-        metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
+        metrics |= buffer.val_metrics  # of this step's validation; verl drops them
         metrics |= self._best.metrics() if buffer.val_metrics else {}
         metrics |= self._order.metrics() if self._order is not None else {}
         buffer.val_metrics = {}
@@ -357,21 +367,22 @@ class RlRun(EngineRestarts):
 
 
 def prompt_name(step: int, place: int) -> str:
-    """The step that submits the prompt and its place in the step; names sort in that order."""
+    """The uid of a prompt: the step that submits it and its position. Uids sort in this order."""
     return f"{step:06d}-{place:05d}"
 
 
 def places_of_step(step: int) -> list[int]:
-    """The places of the prompts in verl's queue that ``step`` has submitted."""
+    """Positions of the prompts in verl's queue that ``step`` submitted."""
     items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
     names = [name.split("-") for name, tag in items.items() if tag.get("is_prompt", False)]
     return [int(place) for submitted, place in names if int(submitted) == step]
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
-    """A step's seconds, verl's own timers among them, by the names of run/metric_table.py.
+    """The ``timing_s/*`` metrics of a step, in seconds, named as in run/metric_table.py.
 
-    ``tool_wait_s``: what the interpreter takes in the slowest trajectory.
+    ``timing_raw``: verl's timers. ``tool_wait_s``: time that the trajectory with the longest tool
+    calls spent in the interpreter.
     """
     times = {f"timing_s/{name}": float(seconds) for name, seconds in timing_raw.items()}
     phases_s = sum(times.get(f"timing_s/{name}", 0.0) for name in PHASES)
