@@ -1,1 +1,1 @@
-"""Drives verl: its keys from our settings; its trainer, workers and agent loop with our steps."""
+"""Runs verl: maps our settings to its keys, and extends its trainer, workers and agent loop."""

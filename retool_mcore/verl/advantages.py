@@ -1,6 +1,7 @@
-"""Where verl's own advantages are wrong for a run of ours: OPO, and rewards outside of the loss.
+"""Fixes two errors in verl's advantages: OPO for masked groups, and rewards on masked tokens.
 
-All other estimators are verl's (verl/trainer/ppo/core_algos.py). Shapes: B responses, T tokens.
+All other estimators are verl's (verl/trainer/ppo/core_algos.py). Shapes: B responses, T tokens, G
+groups.
 """
 
 from typing import Any
@@ -18,15 +19,15 @@ from retool_mcore.verl.keys.algorithm import OPO
 def opo_advantages(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """OPO (arXiv 2505.23585, Eq. 9): the baseline is the group's mean reward, weighted by length.
+    """OPO (arXiv 2505.23585, Eq. 9): the baseline is the group's length-weighted mean reward.
 
     verl's ``opo`` divides 0 by 0 for a group without a token in the loss, and the NaN reaches every
-    weight. Such a group gets advantage 0 here. A response alone in its group has no baseline.
+    weight. Here such a group gets advantage 0. A response alone in its group gets baseline 0.
 
     Args:
         token_level_rewards: [B, T] float.
         response_mask: [B, T]; 1 for tokens in the loss.
-        index: [B] the prompt of each response.
+        index: [B] the prompt's uid of each response.
 
     Returns:
         Advantages and returns, the same [B, T] tensor.
@@ -45,9 +46,9 @@ def opo_advantages(
 def move_rewards_into_loss(batch: KVBatchMeta) -> None:
     """Store each response's score on its last token in the loss.
 
-    verl puts the score on the last token of the response. When the response was cut inside a tool's
-    output, that token is not in the loss, and the estimators that follow tokens (ppo and
-    reinforce_plus_plus) would lose the reward.
+    verl puts the score on the last token of the response. If the response was truncated inside a
+    tool's output, that token is not in the loss, and the estimators that use per-token rewards (ppo
+    and reinforce_plus_plus) would lose the reward.
     """
     data: Any = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "rm_scores"]
@@ -61,7 +62,7 @@ def move_rewards_into_loss(batch: KVBatchMeta) -> None:
 
 
 def on_last_token_in_loss(score_T: torch.Tensor, mask_T: torch.Tensor) -> torch.Tensor:
-    """The sum of ``score_T`` [T] on the last token whose mask is 1; unchanged if there is none."""
+    """Move the sum of ``score_T`` [T] to the last token with mask 1; unchanged if there is none."""
     assert len(score_T), "a response has at least one token"
     in_loss = mask_T.nonzero()
     if not len(in_loss):

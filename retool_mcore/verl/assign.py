@@ -88,7 +88,7 @@ def order_for_ranks(assigned: Sequence[Sequence[int]], lengths: Sequence[int], r
 
 
 def rows_of_update(rows: int, update: int, updates: int, ranks: int) -> list[int]:
-    """Indices of the rows that ``update`` trains on, among ``rows`` rows in verl's dispatch order."""
+    """Indices of the rows that ``update`` trains on, among ``rows`` rows in dispatch order."""
     of_rank, of_update = rows // ranks, rows // ranks // updates
     first = update * of_update
     return [rank * of_rank + row for rank in range(ranks) for row in range(first, first + of_update)]

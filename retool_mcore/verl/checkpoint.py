@@ -1,8 +1,8 @@
-"""Checkpoints of one rank's engine, and of all roles of a run: written beside the steps, and read.
+"""Saves and loads checkpoints of one rank's engine, and asynchronously those of all roles of a run.
 
-verl 0.9.1 can ask Megatron for asynchronous writes, but never asks whether they have ended. Here
-each rank forks one process that writes all files of a checkpoint. run/saving.py publishes a
-checkpoint when every rank has finished, so it is complete or absent.
+verl 0.9.1 can start asynchronous writes in Megatron but never checks whether they finished. Here
+each rank forks one process that writes all its files of a checkpoint. run/saving.py publishes a
+checkpoint when every rank has finished, so a checkpoint is complete or absent.
 """
 
 import gc
@@ -34,11 +34,12 @@ logger = logging.getLogger(__name__)
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
     """Load weights, optimizer, schedule and random states from a checkpoint.
 
-    With ``new_seed`` the random states start afresh from it: the saved ones belong to the pipeline
-    and tensor parallel ranks that saved them. Only the schedule's position comes from the
-    checkpoint; its learning rates and weight decay are the run's own. Raises CheckpointError.
+    ``new_seed`` seeds new random states instead; use it if the tensor or pipeline parallel layout
+    has changed, because the saved states belong to the old ranks. The schedule takes its position
+    from the checkpoint, and its learning rates and weight decay from the run's settings. Raises
+    CheckpointError.
     """
-    engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
+    engine.lr_scheduler.num_steps = 0  # loading adds the saved number of updates to it
     source = getattr(engine.bridge, "safetensor_io", None)
     manager = engine.checkpoint_mananager  # verl's spelling
     contents = manager.checkpoint_load_contents
@@ -49,7 +50,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
-        if source is not None:  # exports read the model itself again: this checkpoint makes room for later ones
+        if source is not None:  # later exports must read the base model: this checkpoint will be deleted
             engine.bridge.safetensor_io = source
     if new_seed is not None:
         from verl.workers.engine.megatron.utils import set_random_seed
@@ -60,7 +61,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
 @contextmanager
 def _explain_failed_read(folder: str) -> Iterator[None]:
-    """Turn whatever a damaged file raises into one error that names the folder."""
+    """Turn any error from a damaged file into a CheckpointError that names the folder."""
     try:
         yield
     except CheckpointError:
@@ -72,19 +73,20 @@ def _explain_failed_read(folder: str) -> Iterator[None]:
         ) from error
 
 
-# Of a schedule, what a load may set: where it stands, and the updates that it spans.
+# The attributes of a schedule that a load may set: its position and its length in updates.
 LOADED = ("optimizer", "num_steps", "lr_decay_steps", "lr_warmup_steps", "wd_incr_steps")
 
 
 @contextmanager
 def _own_schedule(engine: Any) -> Iterator[None]:
-    """Keep the run file's rates during a load, which would silently overwrite them.
+    """Keep the run's learning rates and weight decay, which a load would silently overwrite.
 
-    The span stays the checkpoint's: more steps begin no other schedule (run/checkpoint.py).
+    The schedule keeps the checkpoint's length: raising train.steps does not start a new schedule
+    (run/checkpoint.py).
 
-    Megatron stores the schedule's values twice: in the schedule, and as the bounds of each
-    parameter group. The bounds take precedence and are saved with the optimizer. Megatron's own
-    switch for this, override_opt_param_scheduler, leaves the groups' bounds as loaded, and with it
+    Megatron stores the rates twice: in the schedule, and as max_lr and min_lr of each parameter
+    group. The groups' values take precedence and are saved with the optimizer. Megatron's option
+    override_opt_param_scheduler does not help: it leaves the groups' values as loaded, and with it
     verl does not load the position.
     """
     schedule = engine.lr_scheduler
@@ -96,16 +98,16 @@ def _own_schedule(engine: Any) -> Iterator[None]:
     vars(schedule).update(own)
     for group, bound in zip(engine.optimizer.param_groups, bounds, strict=True):
         group.update(bound)
-    schedule.step(0)  # learning rate and weight decay of every group, at the loaded position
+    schedule.step(0)  # sets learning rate and weight decay of every group for the loaded position
 
 
 def seed_at(seed: int, step: int) -> int:
-    """The seed of fresh random states for a run that resumes at ``step`` without the saved ones."""
+    """The seed of new random states for a run that resumes at ``step`` without the saved ones."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
 
 
 def seed_of_other_layout(engine: Any, checkpoint: Path) -> int | None:
-    """``seed_at`` the checkpoint's step; None where its random states fit the engine's layout."""
+    """``seed_at`` the checkpoint's step; None if its TP and PP sizes match the engine's."""
     saved, now = read_state(checkpoint), engine.engine_config
     same = (
         saved.layout["tp"] == now.tensor_model_parallel_size and saved.layout["pp"] == now.pipeline_model_parallel_size
@@ -114,9 +116,9 @@ def seed_of_other_layout(engine: Any, checkpoint: Path) -> int | None:
 
 
 class Writer:
-    """A forked process that runs jobs one after another, on the memory of the moment of the fork.
+    """A forked process that runs ``jobs`` in order, on a snapshot of this process's memory.
 
-    When this process ends, the writer is killed.
+    The kernel kills it when this process ends.
     """
 
     def __init__(self, jobs: Sequence[Callable[[], object]]) -> None:
@@ -131,9 +133,9 @@ class Writer:
         return self._process.is_alive()
 
     def wait(self) -> str | None:
-        """Wait until the process has ended. Returns what went wrong, or None."""
+        """Wait until the process ends. Returns its error message, or None if it succeeded."""
         said: str | None = None
-        with suppress(EOFError):  # it ended without a message: it succeeded or was killed
+        with suppress(EOFError):  # the process ended without a message: it succeeded or was killed
             said = self._receiver.recv()
         self._process.join()
         if said is None and self._process.exitcode:
@@ -147,8 +149,8 @@ class Writer:
 
 def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
     die_with_parent()
-    torch.set_num_threads(1)  # the threads of the pool were not forked
-    gc.disable()  # this process must not free the parent's device memory
+    torch.set_num_threads(1)  # fork does not copy the threads of torch's pool
+    gc.disable()  # a collection here would free the parent's device memory
     try:
         for job in jobs:
             job()
@@ -159,10 +161,10 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
 
 @contextmanager
 def explain_failed_write(folder: str) -> Iterator[None]:
-    """Turn Megatron's error of a failed write into a CheckpointError that names the causes.
+    """Turn torch's CheckpointException of a failed write into a CheckpointError with the causes.
 
-    Megatron's error is outside of ``Exception``. All ranks raise it, but only the first one learns
-    why.
+    CheckpointException is not a subclass of ``Exception``. All ranks raise it, but only rank 0 has
+    the causes.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -176,19 +178,19 @@ def explain_failed_write(folder: str) -> Iterator[None]:
 
 
 class PendingSave:
-    """A checkpoint whose files are being written. ``ended`` and ``finish`` are collective."""
+    """A checkpoint that is being written. ``ended`` and ``finish`` are collective."""
 
     def __init__(self, folder: str, writer: Writer, finishers: Iterable[Callable[[], object]]) -> None:
         self._folder, self._writer, self._finishers = folder, writer, finishers
 
     def ended(self) -> bool:
-        """Has every rank's writer ended?"""
+        """Whether every rank's writer has ended."""
         running: list[bool] = [True] * dist.get_world_size()
         dist.all_gather_object(running, self._writer.running)
         return not any(running)
 
     def finish(self) -> None:
-        """Wait for every rank's writer, then write the files that describe the others.
+        """Wait for every rank's writer, then write the checkpoint's metadata.
 
         Raises CheckpointError on all ranks.
         """
@@ -202,7 +204,7 @@ class PendingSave:
                 finisher()
 
     def kill(self) -> None:
-        """Give up the checkpoint on this rank."""
+        """Kill this rank's writer and abandon the checkpoint."""
         self._writer.kill()
 
 
@@ -215,9 +217,9 @@ def save(engine: Any, folder: str, step: int) -> None:
 
 
 def start_save(engine: Any, folder: str, step: int) -> PendingSave:
-    """Copy what is saved to the host and start a process beside each rank that writes it.
+    """Copy the state to host memory and fork a process on each rank that writes it.
 
-    Collective. The engine's checkpoint configuration must ask for asynchronous saves.
+    Collective. Requires ``checkpoint.async_save`` in verl's configuration of the engine.
     """
     apply_all(MEGATRON_PATCHES)
     manager = engine.checkpoint_mananager
@@ -229,7 +231,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
             if request.async_fn is not None:
                 arguments = list(request.async_fn_args)
                 if request.preload_fn is not None:
-                    arguments[1] = request.preload_fn()  # its tensors on the host, as Megatron's own callers do it
+                    arguments[1] = request.preload_fn()  # copies tensors to the host, as Megatron's callers do
                 jobs.append(partial(request.async_fn, *arguments, **request.async_fn_kwargs))
             finishers.extend(request.finalize_fns)
         finishers.append(finalize)
@@ -261,10 +263,11 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
 
 
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
-    """Runs in the writer: the bridge's own writing, with weights that are already gathered.
+    """Write the gathered ``weights`` with the bridge's save function; runs in the writer.
 
-    What training did not read of the model, and its config.json, are the source's own: verl and
-    transformers write some of its fields anew, under names that older programs do not know.
+    Weights that training did not load, and config.json, are copied from the source model. verl and
+    transformers would rewrite some fields of config.json under names that older programs do not
+    know.
     """
     source = Path(engine.bridge.safetensor_io.hf_dir)
     weights = weights if engine.is_value_model else [*weights, *untrained_copies(source, dict(weights))]
@@ -279,7 +282,7 @@ def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
 
 @contextmanager
 def unwrap_worker_errors() -> Iterator[None]:
-    """Raise a worker's ReToolError as the worker raised it, without Ray's wrapping."""
+    """Re-raise a worker's ReToolError without Ray's RayTaskError around it."""
     from ray.exceptions import RayTaskError
 
     try:
@@ -291,7 +294,7 @@ def unwrap_worker_errors() -> Iterator[None]:
 
 
 class WorkersSave:
-    """The save in flight of all roles' workers; a ``saving.Pending``."""
+    """The pending save of all roles' workers; implements ``saving.Pending``."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         self._groups = groups
@@ -305,4 +308,4 @@ class WorkersSave:
                 group.finish_save()
 
     def kill(self) -> None:
-        """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
+        """Do nothing: a failed run ends its workers, and each writer dies with its worker."""

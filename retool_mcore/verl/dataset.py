@@ -1,7 +1,7 @@
-"""The rows that verl's trainer hands to our agent loop, from files of verl's own scripts or others.
+"""The dataset that verl's trainer reads, from parquet files in verl's format.
 
-verl loads this class through data.custom_cls. Only the columns that we read are passed on. verl
-would hand any other column to the agent loop under its own name: ``agent_name`` would replace our
+verl loads this class through data.custom_cls. It returns only the columns that we read, because
+verl passes every column to the agent loop as an argument: a column ``agent_name`` would replace our
 loop by one of verl's, and ``output`` or ``trace`` would end the run.
 """
 
@@ -22,9 +22,10 @@ READ = ("data_source", "extra_info", "index", "dummy_tensor")
 
 @contextmanager
 def _no_copy_kept() -> Generator[None]:
-    """What `datasets` reads it first copies, for ever and below HOME, which may not be writable.
+    """Put the cache of `datasets` into TMPDIR and delete its files after loading.
 
-    Here the copy is in TMPDIR; once it is mapped it needs no name.
+    By default `datasets` keeps a copy of each file below HOME for ever, and HOME may be read-only.
+    A mapped file stays readable after it is deleted.
     """
     kept = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory(prefix="retool_rows_") as folder:
@@ -45,7 +46,7 @@ class ReToolDataset(Dataset[dict[str, Any]]):
     held_out = False
 
     def __init__(self, data_files: Sequence[str], **settings: Any) -> None:
-        with _no_copy_kept():  # one of verl's data sets a file: it refuses files whose structs differ
+        with _no_copy_kept():  # one dataset of verl's per file, because it rejects files of different structs
             self._rows: Any = ConcatDataset([RLHFDataset(data_files=[file], **settings) for file in data_files])
 
     def __len__(self) -> int:

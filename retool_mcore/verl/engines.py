@@ -9,8 +9,8 @@ trainer's thread, at two points where the actor is idle:
 - At the end of a step, before its weight sync, for an engine that died while the actor trained.
 
 A new engine has random weights until the sync, so we add it to the router only afterwards. Until
-then ``EngineClient`` sends its requests to other engines or retries them. An engine that dies during
-a sync, or while it goes to sleep, ends the run.
+then ``EngineClient`` sends requests to other engines or retries them. An engine that dies during a
+sync, or while it goes to sleep, ends the run.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class EngineClient(LLMServerClient):
     away_s = ENGINE_AWAY_S
 
     async def generate(self, request_id: Any, **request: Any) -> Any:
-        """Retry verl's ``generate`` until an engine answers; re-raise its error after ``away_s``."""
+        """Retry verl's ``generate`` until an engine answers; re-raise its error after away_s."""
         retrying = AsyncRetrying(
             retry=retry_if_exception(is_away),
             stop=stop_after_delay(self.away_s),
@@ -77,7 +77,7 @@ class Watch:
         self._calls: dict[Any, Any] = {}  # by server
 
     def death(self, servers: Sequence[Any]) -> RayActorError | None:
-        """Ray's error for the first dead one of a replica's ``servers``, or None. Does not block."""
+        """Ray's error for the first dead server of a replica, or None. Does not block."""
         for server in servers:
             if server not in self._calls:
                 self._calls[server] = server.until_it_dies.remote()
@@ -125,7 +125,7 @@ class EngineRestarts(PPOTrainer):
         self.compare_weights()
 
     def engine_metrics(self) -> dict[str, float]:
-        """``engine/restarts`` since the last row of metrics; {} for engines that we do not watch."""
+        """``engine/restarts`` since the last row of metrics; {} if we do not watch the engines."""
         if not self._watches:
             return {}
         since, self._restarts_reported = self._restarts - self._restarts_reported, self._restarts
@@ -212,7 +212,7 @@ class EngineRestarts(PPOTrainer):
             asyncio.run(_each(replica.sleep() for replica in restarted))
 
     def _sync_all_engines(self) -> None:
-        """Pause the requests in flight and send the weights of ``engine_version`` to all engines."""
+        """Pause requests in flight and send the weights of ``engine_version`` to all engines."""
         syncs = self._managers()[1]
         syncs.abort_replicas()
         syncs.sleep_replicas()

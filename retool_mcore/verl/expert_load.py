@@ -1,4 +1,4 @@
-"""How evenly the tokens of an update go to the experts of each layer."""
+"""Measures how evenly the routers distribute an update's tokens over the experts of each layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,9 @@ MAX_OVER_MEAN = EXPERTS + "load_max_over_mean"
 
 
 class ExpertLoad:
-    """Counts the choices of every router of a Megatron model in passes with a gradient.
+    """Counts how often each router of a Megatron model chooses each expert in training passes.
 
-    ``chunks``: the model's chunks of this rank; ``config``: its TransformerConfig.
+    ``chunks``: this rank's model chunks; ``config``: the model's TransformerConfig.
     """
 
     def __init__(self, chunks: Sequence[Any], config: Any) -> None:
@@ -28,15 +28,16 @@ class ExpertLoad:
                     module.register_forward_hook(self._count)
 
     def _count(self, router: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        # A layer that is recomputed is first run without a gradient.
+        # Skips the first pass of a recomputed layer, which runs without gradients.
         if torch.is_grad_enabled():
             self._counts_LE[router.layer_number - 1] += output[1].sum(dim=0)
 
     def take(self) -> dict[str, float]:
-        """``load_metrics`` of the passes since the last call; all ranks call it.
+        """``load_metrics`` of the passes since the last call. Collective.
 
-        A token is counted by one rank alone: data, context and sequence parallelism divide the
-        tokens, pipeline parallelism the layers, and a router chooses among all experts.
+        Exactly one rank counts each token of a layer: data, context and sequence parallelism divide
+        the tokens, pipeline parallelism divides the layers, and each router chooses among all
+        experts.
         """
         dist.all_reduce(self._counts_LE)
         metrics = load_metrics(self._counts_LE.cpu())
@@ -47,7 +48,7 @@ class ExpertLoad:
 def load_metrics(counts_LE: torch.Tensor) -> dict[str, float]:
     """The metrics ``experts/*`` of run/metric_table.py.
 
-    ``counts_LE`` [L, E]: how often each expert was chosen; a layer without experts has zeros.
+    ``counts_LE``: int64 [L, E], how often each expert was chosen; 0 in layers without experts.
     """
     layers = counts_LE.sum(dim=1).nonzero().flatten().tolist()
     if not layers:

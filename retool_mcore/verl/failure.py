@@ -1,6 +1,7 @@
-"""One error for a process of the run that died or failed: which, its last lines, how to go on.
+"""Turns Ray's error for a dead or failed process into one message for the user.
 
-Ray raises its own traceback beside those of the processes in between; that goes to the run's log.
+The message names the process, quotes its last lines and says how to resume. Ray's own tracebacks go
+to the run's log.
 """
 
 import os
@@ -21,12 +22,12 @@ _FAILED = re.compile(r"ray::(?P<what>[\w.]+)\(\).*?pid=(?P<pid>\d+)", re.DOTALL)
 
 
 def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolError:
-    """What the command line prints for ``error``: a worker's own ReToolError, or a RunError.
+    """The error that the command line prints: a worker's own ReToolError, or else a RunError.
 
-    ``why``: the rule by which the error ends the run, if one does.
+    ``why``: the setting because of which the error ends the run, if there is one.
     """
     while isinstance(error, RayTaskError) and isinstance(error.cause, RayError):
-        error = error.cause  # a process that failed because another had
+        error = error.cause  # this process failed because another one did
     if isinstance(error, RayTaskError) and isinstance(error.cause, ReToolError):
         return error.cause
     said = _COLOURS.sub("", str(error))
@@ -36,7 +37,7 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
         what = f"Ray ended the run: {type(error).__name__}: {said.splitlines()[0]}"
     elif isinstance(error, RayTaskError):
         first, *more = f"{type(error.cause).__name__}: {error.cause}".splitlines()
-        cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # hydra's: the cause is below
+        cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # Hydra has it in line 2
         what = f"{name} (process {found['pid']}) failed with {cause}"
     else:
         return death_for_user(name, int(found["pid"]), config, why)
@@ -45,7 +46,7 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
 
 
 def death_for_user(what: str, pid: int, config: RlConfig, why: str = "") -> RunError:
-    """The error for a process that died, with its last lines; ``pid`` is 0 where it is unknown."""
+    """The error for a process that died, with its last lines; ``pid`` is 0 if unknown."""
     lines = last_lines(_log(config), pid) if pid else []
     process = f"{what} (process {pid})" if pid else what
     reason = f", and {why}" if why else ""
@@ -62,7 +63,7 @@ def _log(config: RlConfig) -> Path:
 
 
 def last_lines(log: Path, pid: int) -> list[str]:
-    """The last lines that the process wrote to the run's log, at most LAST_LINES."""
+    """The last LAST_LINES lines that process ``pid`` wrote to the run's log."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         text = _COLOURS.sub("", file.read().decode("utf-8", errors="replace"))

@@ -1,8 +1,8 @@
-"""Creates the processes of the agent loops while the training workers build the model.
+"""Creates the agent-loop workers while the training workers build the model.
 
-verl creates them after everything else, and each then imports verl and SGLang and opens the sandbox
-before the first prompt: 22 s of a first validation of 40 s on an H100 node. Here they do that
-earlier, and get verl's settings when verl asks for them.
+verl creates the agent-loop workers last. Each then imports verl and SGLang and opens the sandbox
+before its first prompt, which took 22 s of a first validation of 40 s on an H100 node. Here they
+start earlier and get verl's settings later, when verl creates its agent-loop manager.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _Worker: Any = _remote.__ray_actor_class__
 
 
 class CountCauses(logging.Handler):
-    """Counts each exception that verl logs, and only logs, as a cause of lost trajectories."""
+    """Counts exceptions that verl only logs as causes of dropped trajectories."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            first = error.cause if isinstance(error, RayTaskError) else error  # of the reward's process
+            first = error.cause if isinstance(error, RayTaskError) else error  # RayTaskError: from a reward worker
             causes[f"{type(first).__name__}: {first}"] += 1
 
 
 class LoopWorker(_Worker):
-    """verl's worker of the agent loops, created before verl's settings exist."""
+    """verl's agent-loop worker, created before verl's settings exist."""
 
     def __init__(self) -> None:
-        """Does nothing: ``construct`` calls verl's constructor."""
+        """Do nothing; ``construct`` calls verl's constructor later."""
 
     async def warm_up(self, run_config: str) -> None:
-        """Open the sandbox, and import the class that Ray imports with an engine's handle."""
+        """Open the sandbox and import sglang_server, which unpickling an engine's handle needs."""
         config = settings_of_run(run_config)
         if get_platform(config.run.platform).rollout.engine.own_server:
             importlib.import_module("retool_mcore.verl.sglang_server")
         if sandbox := sandbox_of(run_config):
             try:
                 await sandbox.open()
-            except SandboxUnavailable as error:  # each call opens it again, and counts as an outage if that fails
+            except SandboxUnavailable as error:  # each tool call retries, and counts as an outage if that fails
                 logger.warning("the sandbox could not be opened yet: %s", error)
 
     def construct(self, *settings: Any) -> None:
@@ -62,7 +62,7 @@ class LoopWorker(_Worker):
         logging.getLogger(AgentLoopManagerTQ.__module__).addHandler(CountCauses(logging.ERROR))
 
     async def take_causes(self) -> dict[str, int]:
-        """How often each exception or outage has cost a trajectory since the last call."""
+        """How many trajectories each exception or outage dropped since the last call."""
         taken = dict(causes)
         causes.clear()
         return taken
@@ -72,7 +72,7 @@ _created: list[tuple[Any, Any]] = []  # each worker with its warm-up
 
 
 def create_workers(config: RlConfig) -> None:
-    """Create the workers of a run, spread over its nodes as verl spreads them."""
+    """Create the agent-loop workers, spread over the run's nodes round-robin as verl does."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     for number in range(config.rollout.agent_workers):
         node = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=True)
@@ -81,7 +81,7 @@ def create_workers(config: RlConfig) -> None:
 
 
 class LoopManager(AgentLoopManagerTQ):
-    """verl's manager of the agent loops, with the workers of ``create_workers``."""
+    """verl's agent-loop manager, with the workers of ``create_workers``."""
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> LoopManager:

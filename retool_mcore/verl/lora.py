@@ -1,7 +1,7 @@
-"""[lora] on verl's Megatron engine: adapters in its model, its checkpoints and its reference.
+"""Adds LoRA adapters ([lora]) to verl's Megatron engine: its model, checkpoints and reference.
 
-verl's own adapters on Megatron need Megatron-Bridge. ``attach`` puts ours into its engine; the keys
-that they come by are at the end of verl/keys/engine.py.
+verl's own adapters on Megatron need Megatron-Bridge, so ``attach`` adds ours. Their keys in verl's
+tree are at the end of verl/keys/engine.py.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from retool_mcore.platforms.lora import AdaptedBridge, Adapters, gather, load, s
 
 
 def attach(engine: Any) -> None:
-    """Make verl's ``engine`` train adapters, if its model's configuration asks for them.
+    """Make verl's ``engine`` train adapters if its model config has ``lora_rank`` > 0.
 
-    Call it before the engine is initialized.
+    Call it before ``engine.initialize``.
     """
     if engine.model_config.lora_rank:
         engine.adapters = EngineAdapters(engine)
 
 
 class EngineAdapters:
-    """What an engine with adapters does otherwise."""
+    """Overrides of verl's engine for a model with adapters."""
 
     def __init__(self, engine: Any) -> None:
         model = engine.model_config
@@ -52,14 +52,17 @@ class EngineAdapters:
             self.keep_to_adapters()
 
     def keep_to_adapters(self) -> None:
-        """The engine's checkpoints hold adapters where others hold a model."""
+        """Make the engine's checkpoints contain the adapters instead of the whole model."""
         self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
 
     def switched_off(self) -> AbstractContextManager[None]:
         return switched_off(self._engine.module)
 
     def staged(self, path: str) -> Callable[[], None] | None:
-        """The adapters on the host, and on rank 0 what writes them into ``path``. Collective."""
+        """Copy the adapters to the host. Collective.
+
+        Returns, on rank 0 only, the function that writes them into the folder ``path``.
+        """
         import torch.distributed as dist
 
         pairs = gather(self._engine.module)
@@ -75,5 +78,5 @@ class EngineAdapters:
             job()
 
     def load(self, models: Any, weights_path: str) -> None:
-        """Raises CheckpointError for adapters of another base."""
+        """Load adapters from a folder. Raises CheckpointError if their base model differs."""
         load(self._engine.module, read_adapter(Path(weights_path), self._base)[0])

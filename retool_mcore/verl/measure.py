@@ -1,4 +1,4 @@
-"""Metrics of a batch in verl's queue, its mismatch, and its rows for the trajectory file."""
+"""Metrics of a batch in TransferQueue, its log-prob mismatch, and records of its trajectories."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,19 +20,19 @@ from retool_mcore.verl.assign import uid_of
 SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
 INTERVAL_Z = 1.96
 COMPARED = ["response_mask", "old_log_probs", "rollout_log_probs"]
-LEARNT = ("old_log_probs", "advantages")  # columns of trajectories that a step has learnt from
+LEARNT = ("old_log_probs", "advantages")  # columns that a training step adds
 
 
 def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
-    """What our agent loop and the reward have stored beside the tokens of each trajectory."""
+    """The ``extra_fields`` of each trajectory, from our agent loop and the reward."""
     columns: Any = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
     return [getattr(value, "data", value) for value in columns["extra_fields"]]
 
 
 def answers_of_groups(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[bool]]]:
-    """For each group its row of the training file, and which of its answers were right.
+    """For each group, its row in the training file and whether each answer was right.
 
-    In the order of the groups' ids, so that it does not hang on which of them ended first.
+    Sorted by uid, so that the order does not depend on which group finished first.
     """
     rows: dict[str, int] = {}
     right: dict[str, list[bool]] = {}
@@ -49,9 +49,9 @@ def batch_metrics(
     filtered: Mapping[float, int] | None = None,
     discarded: int = 0,
 ) -> dict[str, float]:
-    """accuracy, the reward's parts, and the metrics of rollout.metrics.
+    """Accuracy, means of the reward's parts, and the metrics of rollout.metrics.
 
-    ``filtered`` and ``discarded`` are passed on to ``group_shares``.
+    ``filtered`` and ``discarded``: arguments of ``group_shares``.
     """
     results: list[dict[str, Any]] = [extra.get("reward_extra_info") or {} for extra in extras]
     correct = [bool(result.get("acc", 0.0)) for result in results]
@@ -67,10 +67,11 @@ def batch_metrics(
 
 
 def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """accuracy/low and accuracy/high: 95 % for other problems of the kind; {} for fewer than two.
+    """The 95 % confidence interval accuracy/low to accuracy/high; {} for fewer than two problems.
 
-    From the spread of the problems' means, because answers to one problem are not independent.
-    Where all means are 0 or all are 1 there is no spread, and the interval is Wilson's.
+    It covers the choice of problems: it is computed from the variance of the per-problem means,
+    because answers to one problem are not independent. If all means are 0 or all are 1, the
+    variance is 0, and this is Wilson's interval.
     """
     right: dict[str, list[float]] = {}
     for key, extra in zip(keys, extras, strict=True):
@@ -94,9 +95,10 @@ def write_groups(
     groups: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Write the ``groups`` whole groups with the lowest ranks; returns the rows of records.py.
+    """Write the ``groups`` groups with the lowest ranks, all trajectories of each.
 
-    verl names a problem anew in each validation, so there its row ranks it.
+    Returns the records written. verl assigns new uids in each validation, so validation groups are
+    ranked by their row number.
     """
     extra_of = {key: extra for key, extra in zip(keys, extras, strict=True) if extra.get("record")}
     names_of = {uid_of(key): f"row {extra['row']}" if partition_id == "val" else "" for key, extra in extra_of.items()}
@@ -122,9 +124,9 @@ def _record_columns(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Columns [P] and [T] of one trajectory.
+    """The record's per-token lists: [P] for the prompt and [T] for the response.
 
-    actor_logprobs and advantage are None before a step has learnt from it.
+    actor_logprobs and advantage are None if no step has trained on the trajectory.
     """
     actor_T, advantage_T = row.get("old_log_probs"), row.get("advantages")
     return {
@@ -148,26 +150,27 @@ def _one_or_all(values_T: torch.Tensor, learnt_T: torch.Tensor) -> float | list[
 
 
 def _rounded(values_T: torch.Tensor) -> list[float]:
-    """To six decimals; round() of each number takes thirty times as long."""
+    """Round to six decimals; 30 times as fast as round() of each number."""
     return np.round(values_T.double().numpy(), 6).tolist()
 
 
 def _listed(values_T: torch.Tensor) -> list[Any]:
-    return cast("Any", values_T).tolist()  # torch says no more than "list"
+    return cast("Any", values_T).tolist()  # torch annotates tolist only as "list"
 
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """``mismatch/*`` of "old_log_probs" (actor) and "rollout_log_probs" (engine)."""
+    """``mismatch/*``: columns "old_log_probs" (actor) against "rollout_log_probs" (engine)."""
     data: Any = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=COMPARED)
     return mismatch(*_in_loss(data))
 
 
 def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, float]:
-    """``mismatch/*``, verl's ``training/rollout_*`` and ``rollout_corr/*``, the actor's entropy.
+    """Mismatch metrics and the actor's entropy, from the log-probs of an update's forward pass.
 
-    Of an update's forward pass, as verl measures these only where it computes log-probabilities
-    before the update. The entropy is estimated by the mean of -log p over the sampled tokens.
-    ``correction`` is verl's algorithm.rollout_correction.
+    Returns ``mismatch/*``, verl's ``training/rollout_*`` and ``rollout_corr/*``, and
+    ``actor/entropy``; {} without tokens in the loss. verl itself computes these only if it computes
+    log-probs before the update. The entropy is estimated in nats as the mean of -log p over the
+    sampled tokens. ``correction``: verl's algorithm.rollout_correction.
     """
     data: Any = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", *COMPARED]
@@ -182,15 +185,15 @@ def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, floa
 
 
 def _in_loss(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The actor's and the engine's log-probabilities [N] of the N tokens in the loss."""
+    """Log-probs [N] of the actor and of the engine, for the N tokens in the loss."""
     mask_N, actor_N, engine_N = (data[name].values() for name in COMPARED)
     return actor_N[mask_N.bool()], engine_N[mask_N.bool()]
 
 
 def mismatch(actor_N: torch.Tensor, engine_N: torch.Tensor) -> dict[str, float]:
-    """mismatch/max and mismatch/p99 of the log-probabilities [N] of N sampled tokens.
+    """The maximum and 99th percentile of abs(engine - actor), in nats; {} for no tokens.
 
-    Both are of abs(engine - actor), in nats; 99 % of the tokens do not exceed p99. Empty for none.
+    ``actor_N``, ``engine_N`` [N]: float log-probs of N sampled tokens.
     """
     if not len(actor_N):
         return {}

@@ -1,29 +1,32 @@
-"""Holds the memory of Adam's states from the start, before an engine measures what is free.
+"""Reserves the memory of Adam's states before the rollout engine measures the free memory.
 
-Adam makes its moments in the first update. SGLang takes its share of the memory that is free when
-it starts, long before that: without this room the first update would take what the engine counts on
-when it wakes up, and the run would end there. Seen with 7 B parameters on one H200: 43 GiB.
+Adam allocates its moments in the first update. SGLang starts long before that and sizes itself by
+the memory that is free. Without the reservation, the moments would take memory that the engine
+needs when it wakes up, and the run would fail there. With 7 B parameters on one H200 the states
+take 43 GiB.
 """
 
 from typing import Any
 
 import torch
 
-ADAM_MOMENTS = 2 * 4  # bytes a parameter, float32
+ADAM_MOMENTS = 2 * 4  # bytes per parameter, two float32 moments
 
 
 def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
-    """As many bytes as the states that Megatron's optimizer makes in its first update of this rank.
+    """Allocate as much memory as Megatron's optimizer will allocate on this rank at its first step.
 
-    On their device; torch gives the memory to the states when the tensor is freed. None where there
-    are no states to come.
+    Free the tensor before that step, so that torch's allocator reuses its memory for the states.
+
+    Returns:
+        uint8 [bytes] on the device of the states; None if the optimizer will allocate none there.
     """
     wanted, device = 0, None
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if part.optimizer is None or part.config.optimizer_cpu_offload:
             continue
         parameters = [each for group in part.optimizer.param_groups for each in group["params"]]
-        for parameter in parameters:  # of a distributed optimizer: this rank's shards, none in some groups
+        for parameter in parameters:  # the distributed optimizer has only this rank's shards
             if not part.optimizer.state.get(parameter):
                 wanted += bytes_of_states(part.config) * parameter.numel()
                 device = parameter.device
@@ -31,10 +34,11 @@ def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
 
 
 def bytes_of_states(config: Any) -> int:
-    """Bytes a parameter, by Megatron's OptimizerConfig.
+    """Bytes per parameter of the states that the first step allocates, by Megatron's config.
 
-    Without the precision-aware optimizer, and with it where Megatron keeps the float32 master
-    weights itself, these exist from the start.
+    Includes master weights only if the optimizer allocates them. Megatron allocates them itself, at
+    the start, without the precision-aware optimizer or with
+    use_precision_aware_optimizer_no_fp8_or_ds_fp8 off.
     """
     if not config.use_precision_aware_optimizer:
         return ADAM_MOMENTS

@@ -1,7 +1,7 @@
-"""verl's entry point (group ``verl.plugins``), which ``import verl`` imports in every process.
+"""Our plugin for verl (entry point group ``verl.plugins``), loaded by each ``import verl``.
 
-It is cheap, and does nothing unless the process belongs to a run of ours. In such a process it
-registers the run's platform with verl, and keeps torch's store to its own address.
+It registers the run's platform with verl and makes torch's TCPStore listen on its own address only.
+It is cheap to import, and does nothing in processes that belong to no run of ours.
 """
 
 import os
@@ -20,10 +20,10 @@ def _load() -> None:
 def assert_loaded() -> None:
     """Raise PlatformError unless verl uses the run's platform.
 
-    Call it after ``Platform.activate()``. When a plugin fails to load, verl logs that at DEBUG and
-    goes on with `nvidia`.
+    Call it after ``Platform.activate()``. If a plugin fails to load, verl only logs it at DEBUG and
+    uses `nvidia`.
     """
-    _load()  # this module may have been imported before the run's platform was known
+    _load()  # the import of this module may have preceded ``activate``
     from verl.plugin.platform import get_platform as verl_platform
 
     expected = os.environ.get("VERL_PLATFORM", "")

@@ -1,4 +1,4 @@
-"""Which Ray cluster a run uses: its own on one node, the launch script's otherwise."""
+"""Chooses a run's Ray cluster: its own on one node, the launch script's on several nodes."""
 
 import os
 import time
@@ -19,30 +19,30 @@ GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 @contextmanager
 def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
-    """The arguments of ``ray.init``, beside those of the settings. Changes the environment.
+    """Additional arguments of ``ray.init``. Changes the environment.
 
-    On one node Ray would connect to whatever RAY_ADDRESS or its own folder names: another user's or
-    program's cluster, or a dead one. It would also start a worker for each core at once, none with
-    the run's runtime_env, so no actor would get one.
+    By default, on one node, Ray connects to the cluster of RAY_ADDRESS or of its own folder, which
+    may be another user's, another program's or a dead one. It also prestarts a worker per core,
+    none of which an actor can use because they lack the run's runtime_env.
     """
     if config.cluster.nodes > 1:
         yield {}
         return
-    os.environ.pop("RAY_ADDRESS", None)  # or the run's processes inherit it
+    os.environ.pop("RAY_ADDRESS", None)  # the run's processes must not inherit it
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves training beside any other process
+    os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's default 15, any other process starves training
     with ray_folder(config.run.dir) as folder, own_process_groups():
         yield {"address": "local", "_temp_dir": str(folder)}
 
 
 @contextmanager
 def own_process_groups() -> Generator[None]:
-    """Start each of Ray's servers in a process group of its own; end what is left in these groups.
+    """Start each of Ray's servers in a separate process group, and end these groups on exit.
 
-    A scheduler or a shell may send SIGTERM to the run's whole group. Ray's servers would end at
-    once, before the driver has saved a checkpoint. The driver ends them when it has: leave this
-    context after ``ray.shutdown``. An agent of a raylet that was ended while it started would
-    otherwise run for another minute.
+    A scheduler or a shell may send SIGTERM to the run's whole process group. Ray's servers would
+    then exit before the driver has saved a checkpoint. Leave this context after ``ray.shutdown``.
+    It ends remaining processes, because an agent whose raylet was killed during its start would run
+    for another minute.
     """
     from ray._private import services
 
@@ -79,7 +79,7 @@ def end_groups(groups: Collection[int]) -> None:
 def members(groups: Collection[int]) -> list[psutil.Process]:
     """The processes of these groups in this process's session, without zombies."""
     found: list[psutil.Process] = []
-    session = os.getsid(0)  # a number that another session's process has got meanwhile is not ours
+    session = os.getsid(0)  # excludes processes of other sessions that reuse a group's number
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             ours = os.getpgid(process.pid) in groups and os.getsid(process.pid) == session
@@ -89,7 +89,10 @@ def members(groups: Collection[int]) -> list[psutil.Process]:
 
 
 def ray_folder_name(run_dir: Path, rank: int = 0) -> Path:
-    """Short, because a socket's path has at most 107 bytes. The next start of the run finds it."""
+    """The folder of a run's Ray on node ``rank``; the same at each start of the run.
+
+    It is short because the path of a Unix socket has at most 107 bytes.
+    """
     return Path(f"/tmp/retool-ray-{os.getuid()}", f"{zlib.crc32(str(run_dir.resolve()).encode())}.{rank}")
 
 
@@ -97,7 +100,7 @@ def ray_folder_name(run_dir: Path, rank: int = 0) -> Path:
 def ray_folder(run_dir: Path, rank: int = 0) -> Generator[Path]:
     """The folder of Ray's sockets and logs on node ``rank``, removed afterwards.
 
-    What a killed start left there is removed first. Raises PlatformError when it is another user's.
+    Removes files of a killed start first. Raises PlatformError if another user owns the folder.
     """
     folder = ray_folder_name(run_dir, rank)
     parent = folder.parent

@@ -1,9 +1,10 @@
-"""``memory.recompute = "auto"``: sets Megatron's recomputed layers before each forward pass.
+"""``memory.recompute = "auto"``: chooses the number of recomputed layers for each micro-batch.
 
-Megatron recomputes the same number of layers in every micro-batch, so one long sequence in the data
-slows all short ones down. It reads these settings again in each forward pass (transformer_block.py,
-``TransformerBlock.forward``). verl packs all micro-batches of a run to one budget, which must hold
-the longest possible sequence; here each batch has its own budget.
+By default Megatron recomputes the same number of layers in every micro-batch, so one long sequence
+in the data slows down all short ones. Megatron reads the setting in each forward pass
+(transformer_block.py, ``TransformerBlock.forward``), so we set it before each. verl packs all
+micro-batches of a run to one token budget, which must fit the longest possible sequence; here each
+batch has its own budget.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BAT
 
 
 def recompute_by_length(worker: Any) -> None:
-    """``memory.recompute = "auto"`` for the model of verl's ``worker``, which trains it."""
+    """Enable ``memory.recompute = "auto"`` for the model that verl's ``worker`` trains."""
     MICRO_BATCH_PATCH.apply()
     config = worker.engine_config
     shape = shape_of_config(worker.model_config.hf_config.get_text_config().to_dict())
@@ -26,26 +27,30 @@ def recompute_by_length(worker: Any) -> None:
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
-    """Make each of Megatron's model ``chunks`` choose by the tokens of its micro-batch.
+    """Make Megatron's model ``chunks`` choose their recomputed layers before each forward pass.
 
-    The choice is made before each forward pass.
+    The choice depends on the number of tokens in the micro-batch.
     """
     for wrapped in chunks:
         chunk = wrapped
-        while not hasattr(chunk, "decoder"):  # wrapped for data parallelism, and for 16 bits
+        while not hasattr(chunk, "decoder"):  # unwraps DistributedDataParallel and Float16Module
             chunk = chunk.module
         choose = partial(_choose, budget_tokens=budget_tokens, rest=rest, input_share=input_share)
         chunk.decoder.register_forward_pre_hook(choose, with_kwargs=True)
 
 
 def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, cp: int) -> None:
-    """Tell verl how to cut a batch into micro-batches.
+    """Set the token budget by which verl splits a batch into micro-batches.
 
-    The budget holds the batch's longest sequence, and there are at least as many micro-batches as
-    usual. ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks
-    because the budget must be. ``usual_tokens``: the budget of one rank, before context parallelism
-    multiplies it. ``data``: this rank's TensorDict. verl reads the minimum only with
-    ``MICRO_BATCH_PATCH``.
+    The budget fits the batch's longest sequence. The minimum number of micro-batches, which verl
+    reads only with ``MICRO_BATCH_PATCH``, is the number that the usual budget would give.
+
+    Args:
+        data: this rank's TensorDict, changed in place.
+        lengths: tokens of each sequence of each data-parallel rank. Must be equal on all ranks, so
+            that the budget is.
+        usual_tokens: the usual budget of one rank, in tokens, before it is multiplied by ``cp``.
+        cp: context-parallel size.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -57,7 +62,7 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
 
 
 def set_budget_of_each_batch(engine: Any) -> None:
-    """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from its ranks' lengths."""
+    """Make verl's Megatron ``engine`` call ``set_budget`` for each batch."""
     import torch.distributed as dist
 
     MICRO_BATCH_PATCH.apply()

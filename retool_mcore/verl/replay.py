@@ -1,15 +1,15 @@
-"""The replay buffers that verl's trainer samples its batches from.
+"""The replay buffers from which verl's trainer samples its batches.
 
 They count dropped trajectories, measure behaviour and write trajectories to a file. verl loads them
-through trainer.v1.sampler.custom_sampler. They differ from verl's own:
+through trainer.v1.sampler.custom_sampler. They differ from verl's replay buffers as follows:
 
-- They look for finished trajectories every 0.1 s, not every 2 s; 2 s is most of a small model's
-  step.
-- They count the trajectories that outages dropped, and stop the run when these exceed
-  rollout.max_dropped_fraction of the batch. An exception in the agent loop, or in a tool, drops one
-  too; in the modes with prompts in flight verl then replaces the whole group.
-- They leave out a group of which a single trajectory is left, since it has nothing to compare with.
-  (verl would take its reward for its advantage.)
+- They poll for finished trajectories every 0.1 s instead of every 2 s, which is most of a small
+  model's step.
+- They count the trajectories that outages dropped, and stop the run if these exceed
+  rollout.max_dropped_fraction of the batch. An exception in the agent loop or in a tool also drops
+  a trajectory. In the modes that keep prompts in flight, verl then replaces the whole group.
+- They skip a group with a single remaining trajectory, which has no other to compare with. (verl
+  would use its reward as its advantage.)
 """
 
 import logging
@@ -43,11 +43,11 @@ POLL_INTERVAL_S = 0.1
 
 
 class ReplayMixin:
-    """Mixed in before one of verl's replay buffers.
+    """Mixin for one of verl's replay buffers; it comes first.
 
-    ``sampler_kwargs`` names the file of the run's settings. With algorithm.filter_groups (DAPO's
-    dynamic sampling) a group whose answers are all right or all wrong is replaced by another
-    prompt, up to as many batches of prompts a step as it says.
+    ``sampler_kwargs`` has the path of the run's settings. With algorithm.filter_groups (DAPO's
+    dynamic sampling) verl replaces a group whose answers are all right or all wrong by another
+    prompt. The setting limits the replacements per step, in batches of prompts.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,32 +59,33 @@ class ReplayMixin:
         self.writer = RecordWriter(Path(run_config).parent / "trajectories")
         self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
         self.tracked = run.rollout.tracked_trajectories
-        self.traces: list[Trace] = []  # of what was recorded since the last row of metrics
+        self.traces: list[Trace] = []  # of trajectories recorded since the last row of metrics
         self.compares_groups = run.algorithm.compares_groups
         self.max_refills = run.algorithm.max_refill_batches * batch
-        self.refilled = 0  # prompts sampled in place of others, for the current batch
-        self.failed = 0  # trajectories of groups that verl has replaced because one failed, for it
-        self.expected = 0  # trajectories that the current batch would have without outages
+        # For the current batch:
+        self.refilled = 0  # replacement prompts
+        self.failed = 0  # missing trajectories of groups that verl replaced because one failed
+        self.expected = 0  # number of trajectories without outages
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
-        # The curriculum takes the answers of groups here, before the step's checkpoint is saved.
+        # Called with the answers of groups, for the curriculum, before the checkpoint is saved.
         self.observe: Callable[[list[tuple[int, list[bool]]]], None] | None = None
-        # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
-        # answers, however its reward is shaped.
+        # Filter by correctness, not by reward: from a group that is all wrong the model cannot
+        # learn to answer right, whatever the shaped rewards are.
         metric = "acc" if run.algorithm.filter_groups else None
         kwargs |= {"poll_interval": POLL_INTERVAL_S, "filter_groups_metric": metric, "train_batch_size": batch}
-        # When groups are filtered, verl fetches prompts one by one, so that it can replace exactly
-        # those that it evicts.
+        # With filtered groups, verl fetches prompts one by one, so that it can replace exactly the
+        # evicted ones.
         kwargs["gen_batch_size"] = 1 if metric else batch
-        self.causes: Callable[[], Counter[str]] = Counter  # what has cost trajectories since the last call
+        self.causes: Callable[[], Counter[str]] = Counter  # errors that dropped trajectories since the last call
         self._add_prompts = kwargs["refill_fn"]
-        self.while_waiting: Callable[[], None] = lambda: None  # between two looks at an unfinished batch
+        self.while_waiting: Callable[[], None] = lambda: None  # called at each poll of an unfinished batch
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's sample, with counts of outages and refills.
+        """Sample a batch as verl does, and count dropped trajectories and replacement prompts.
 
-        Raises RolloutError when more than rollout.max_dropped_fraction of them were dropped.
+        Raises RolloutError if more than rollout.max_dropped_fraction of the trajectories dropped.
         """
         self.global_steps, self.refilled, self.failed = global_steps, 0, 0
         self.expected = batch_size * self.group_size[partition_id]
@@ -98,10 +99,10 @@ class ReplayMixin:
         return batch, {**metrics, **self.dropped, "rollout/refilled_prompts": self.refilled}
 
     def step_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> dict[str, float]:
-        """Metrics of all that a step has learnt from, while verl's queue still has it.
+        """Metrics of the trajectories that the step trained on; call while they are in the queue.
 
         Also writes some groups to the trajectory file. ``metrics``: verl's metrics of the step,
-        which report what was filtered.
+        with the counts of filtered groups.
         """
         counts = metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY)
         discarded = int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
@@ -112,7 +113,7 @@ class ReplayMixin:
         return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
     def _refill(self, prompts: int) -> None:
-        """verl calls this for ``prompts`` more prompts. Raises RolloutError above the limit."""
+        """Submit ``prompts`` replacement prompts for verl. Raises RolloutError above the limit."""
         self.refilled += prompts
         if self.refilled > self.max_refills:
             raise RolloutError(
@@ -125,11 +126,12 @@ class ReplayMixin:
         self._add_prompts(prompts)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """verl's filter, without groups that outages left empty: it would end the run over them.
+        """Run verl's filter, but hide groups that outages left empty, on which it would fail.
 
-        They count as dropped when they are chosen. verl replaces what is filtered right after this
-        call, and in the modes with prompts in flight also each group of which a trajectory failed.
-        So the curriculum gets the answers of the former here, and the latter count as dropped.
+        Empty groups count as dropped when verl selects them. Right after this call verl replaces
+        the filtered groups, so the curriculum gets their answers here. In the modes that keep
+        prompts in flight, verl also replaces each group with a failed trajectory; the group's
+        missing trajectories count as dropped here.
         """
         finished, present = self.finished_keys[partition_id], self.partitions[partition_id]
         empty = finished - {uid_of(key) for key in present}
@@ -149,7 +151,7 @@ class ReplayMixin:
         if dropped <= self.max_dropped_fraction * self.expected:
             return
         causes, step = self.causes(), f"step {self.global_steps} ({partition_id})"
-        kinds = {cause.partition(":")[0] for cause in causes}  # texts of a kind may differ, as in a time
+        kinds = {cause.partition(":")[0] for cause in causes}  # by type: messages may differ, as in a time
         first = causes.most_common(1)[0][0] if causes else "not known"
         resume = "Fix it and run the same command again; it resumes from the last checkpoint."
         if dropped == self.expected and len(kinds) == 1:
@@ -169,10 +171,11 @@ class ReplayMixin:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
-        """verl's choice of prompts, without groups of one trajectory. verl calls it once per batch.
+        """Select prompts as verl does, then drop groups with one trajectory if groups are compared.
 
-        It runs before anything is removed from the queue. verl takes the prompts that were started
-        first; among prompts started together the seed decides, not which finished first.
+        verl calls this once per batch, before it removes anything from the queue. verl selects the
+        prompts of the earliest steps. Among prompts of the same step the seed decides, not the
+        order in which they finished.
         """
         shuffled = sorted(sampleable_keys, key=lambda uid: zlib.crc32(f"{self.seed}:{uid}".encode()))
         uids, snapshot, steps = super()._select_prompt_uids(partition_id, shuffled, batch_size)  # type: ignore[misc]
@@ -182,7 +185,7 @@ class ReplayMixin:
         self.dropped = {"rollout/dropped": dropped}
         self._require_few_dropped(dropped, partition_id)
         if dropped:
-            self.causes()  # forgets them: the next batch has its own
+            self.causes()  # clears them for the next batch
         compared = self.compares_groups and partition_id == "train"
         lonely = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
         if lonely:
@@ -201,18 +204,19 @@ class ReplayMixin:
 
 
 class SyncReplay(ReplayMixin, ReplayBuffer):
-    """For verl's synchronous trainer."""
+    """Replay buffer of verl's synchronous trainer."""
 
 
 class AsyncReplay(ReplayMixin, ReplayBufferAsync):
-    """For verl's asynchronous trainers."""
+    """Replay buffer of verl's asynchronous trainers."""
 
 
 def clear_orphans() -> None:
-    """Remove trajectories whose prompts are gone from verl's queue, as a checkpoint restores it.
+    """Remove trajectories without a prompt from the queue that a checkpoint restored.
 
-    verl saves the queue while the step's own trajectories are still there. Nothing asks for them
-    once their prompts were taken, so without this every resume would carry one step more along.
+    verl saves the queue while it still contains the trajectories of the saved step. Their prompts
+    are gone, so nothing would ever read them, and each resume would add the trajectories of one
+    more step.
     """
     for partition_id, items in (tq.kv_list() or {}).items():
         prompts = {key for key, tag in items.items() if tag.get("is_prompt", False)}
@@ -222,9 +226,9 @@ def clear_orphans() -> None:
 
 
 def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
-    """The share of the rows' trajectories that have no token in the loss.
+    """The fraction of trajectories without a token in the loss, padding rows excluded.
 
-    Raises RolloutError if that is all of them; ``settings`` names what may have left them out.
+    Raises RolloutError if no trajectory has one; the error names ``settings`` as the cause.
     """
     keys = real_keys(rows)
     data: Any = tq.kv_batch_get(keys=keys, partition_id=rows.partition_id, select_fields=["response_mask"])
@@ -235,7 +239,7 @@ def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
 
 
 def nothing_left(step: int, settings: str) -> RolloutError:
-    """The error of a step of which ``settings`` left out every response."""
+    """The error for a step in which ``settings`` excluded every response from the loss."""
     return RolloutError(
         f"No response of step {step} has a token to learn from: {settings} left out all of them. Loosen that "
         "setting and run the same command again; it resumes from the last checkpoint."
@@ -243,5 +247,5 @@ def nothing_left(step: int, settings: str) -> RolloutError:
 
 
 def sequence_lengths(rows: KVBatchMeta) -> list[int]:
-    """Tokens of each trajectory of a batch, its prompt included."""
+    """Number of tokens of each trajectory, prompt included; padding rows are skipped."""
     return [tag["seq_len"] for tag, group in zip(rows.tags, groups_of_rows(rows), strict=True) if group is not None]

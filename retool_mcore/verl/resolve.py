@@ -1,4 +1,7 @@
-"""A run's settings resolved through verl's own classes, beside verl's defaults. Needs no device."""
+"""Resolves a run's settings with verl's classes and lists differences from verl's defaults.
+
+Needs no device.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +17,7 @@ MISSING = "(not set)"
 
 
 def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict[str, Any]]:
-    """verl's defaults and this run's settings, as plain nested dicts."""
+    """verl's defaults and this run's settings, as nested dicts. Raises ConfigError."""
     from omegaconf import OmegaConf
 
     if isinstance(config, SftConfig):
@@ -23,14 +26,14 @@ def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict
     tree = ppo_tree(config, platform)
     check_ppo_tree(tree)
     defaults: Any = OmegaConf.to_container(ppo_defaults(), resolve=False)
-    # Compare both unresolved: a default that refers to another setting is not a setting of this
-    # run.
+    # Compare both before interpolation, so that a default that refers to another key is not listed
+    # as a difference.
     ours: Any = OmegaConf.to_container(tree, resolve=False)
     return defaults, ours
 
 
 def differences(defaults: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (default, ours) of every leaf that differs; MISSING where one side lacks it."""
+    """Dotted key -> (default, ours) of every leaf that differs; MISSING if one side lacks it."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys((*defaults, *ours)):
         default, mine = defaults.get(key, MISSING), ours.get(key, MISSING)

@@ -1,5 +1,5 @@
-"""The reward of a run, as verl calls it: ``reward.score`` with the run's section [reward], or the
-function of the user's own that it names.
+"""The reward function that verl calls: ``reward.score`` with the settings of [reward], or the
+user's function reward.function.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score one response; see ``reward.score.compute_score`` and ``reward.own``.
 
-    ``run_config``: the path of the run's settings. verl passes further arguments, which are for
-    reward models. Raises RewardError when the row has no ground truth.
+    ``run_config``: path of the run's settings. Ignores the arguments that verl passes for reward
+    models. Raises RewardError if the row has no ground truth.
     """
     run = settings_of_run(run_config)
     if run.reward.function:

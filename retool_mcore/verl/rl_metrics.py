@@ -1,9 +1,9 @@
-"""Step metrics that verl's trainer lacks: time around the step, and the load of its engines."""
+"""Step metrics that verl's trainer lacks: time outside the step, and the load of the engines."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
+from numbers import Real  # includes numpy integers, which verl's minima and maxima are
 from statistics import fmean
 from typing import Any
 
@@ -12,17 +12,17 @@ from ray.exceptions import RayActorError
 
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step's row, each under one name."""
+    """The numeric metrics of a step's row, without duplicates under a second name."""
     row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
     if row.get("critic/score/mean") == row.get("critic/rewards/mean"):  # no KL penalty is in the reward
         row.pop("critic/score/mean", None)
-    if "response_length/mean" in row:  # a validation has only ours
+    if "response_length/mean" in row:  # absent in a validation's row, which keeps ours
         row.pop("behavior/response_tokens", None)
     return row
 
 
 class StepClock:
-    """Wall time between rows of metrics that no timer of verl's covers; see run/metric_table.py."""
+    """Measures wall time between rows of metrics that verl's timers miss; in seconds."""
 
     def __init__(self) -> None:
         self._row_s = self._step_s = self._metrics_s = time.perf_counter()
@@ -34,7 +34,7 @@ class StepClock:
         self._metrics_s = time.perf_counter()
 
     def row_written(self) -> dict[str, float]:
-        """Call it just before a row is written, and once before the first step."""
+        """Return the times; call just before a row is written, and once before the first step."""
         now_s = time.perf_counter()
         times = {"timing_s/between_steps": self._step_s - self._row_s, "timing_s/metrics": now_s - self._metrics_s}
         self._row_s = now_s
@@ -44,12 +44,13 @@ class StepClock:
 class EngineLoad:
     """The load of the run's SGLang servers while they had requests.
 
-    The numbers come from the polls of verl/sglang_server.py.
+    verl/sglang_server.py polls each server's request counts. The means are over the polls of all
+    servers:
 
-    engine/running/mean   requests that one server was computing, over polls of all servers
-    engine/queued/mean    requests that waited in one server for a place
+    engine/running/mean   requests running in a server
+    engine/queued/mean    requests waiting in a server's queue
 
-    vLLM is not polled, so with it these metrics are absent.
+    vLLM is not polled, so it has no such metrics.
     """
 
     def __init__(self, servers: Callable[[], Sequence[Any]]) -> None:
@@ -57,7 +58,7 @@ class EngineLoad:
         self._polls: list[tuple[int, int]] = []
 
     def keep(self) -> None:
-        """Keep the servers' polls since the last call."""
+        """Fetch and keep the servers' polls since the last call."""
         self._polls += self._fetched()
 
     def forget(self) -> None:
@@ -65,14 +66,14 @@ class EngineLoad:
         self._fetched()
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of what was kept since the last call."""
+        """Metrics of the polls kept since the last call."""
         polls, self._polls = self._polls, []
         return load_metrics(polls)
 
     def _fetched(self) -> list[tuple[int, int]]:
         polls: list[tuple[int, int]] = []
         for call in [server.take_polls.remote() for server in self._servers() if hasattr(server, "take_polls")]:
-            with contextlib.suppress(RayActorError):  # what a dead one noted is lost; verl/engines.py restarts it
+            with contextlib.suppress(RayActorError):  # polls of a dead server are lost; engines.py restarts it
                 polls += ray.get(call)
         return polls
 

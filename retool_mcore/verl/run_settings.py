@@ -1,14 +1,14 @@
-"""A run's settings in the processes that verl starts.
+"""Loads a run's settings in the processes that verl starts.
 
-They travel in one form: the run's ``config.toml``, which every node sees. verl's tree names the
-file to each of our parts there: trainer, agent loop, replay buffer and reward.
+All processes read the same file, the run's ``config.toml``, which every node can read. verl's
+configuration tree passes its path to our trainer, agent loop, replay buffer and reward.
 """
 
 from functools import lru_cache
 
 from retool_mcore.config import RlConfig, load_config
 
-RUN_CONFIG = "run_config"  # our parts' argument in verl's tree: the path of the file
+RUN_CONFIG = "run_config"  # name of the argument in verl's tree that has the path
 
 
 @lru_cache(maxsize=1)

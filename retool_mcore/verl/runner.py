@@ -1,4 +1,4 @@
-"""Runs RL through verl: writes the settings into the run's folder, starts Ray, drives the steps."""
+"""Runs RL with verl: writes the settings into the run's folder, starts Ray, runs the trainer."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from retool_mcore.verl.ray_cluster import ray_arguments
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.watch import ProcessWatch
 
-# Asks the function now and then for the error of a process that has died, and ends the run with it.
+# Polls the function for the error of a dead process, and ends the run with that error.
 Watch = Callable[[Callable[[], RunError | None]], AbstractContextManager[None]]
 
 
 class Driver:
-    """Drives the run in the process that starts Ray.
+    """Runs verl's trainer in this process instead of in a Ray actor.
 
-    verl's own task runner is an actor, which imports all of the trainer once more. This process has
-    no devices: verl's nsys option reaches the workers, not this process.
+    verl's own task runner is a Ray actor, which imports the whole trainer a second time. verl's
+    nsys option profiles the workers but not this process, which uses no GPU.
     """
 
     has_ray = False
 
     def run(self, config: DictConfig) -> None:
         self.has_ray = True
-        exit_on_sigterm()  # Ray has put its own handler there
+        exit_on_sigterm()  # replaces the handler that Ray installed
         settings = settings_of_run(run_config_of(config))
         begin(settings.run.dir, "driver")
         register_engine(settings, config.actor_rollout_ref.rollout.name)
@@ -70,23 +70,23 @@ class Driver:
             tq.close()
 
     def options(self, **_: Any) -> Driver:
-        """As of a Ray actor class; see ``remote``."""
+        """Stand in for the method of a Ray actor class; see ``remote``."""
         return self
 
     def remote(self) -> Any:
-        """What ``run_ppo`` asks of a Ray actor class: an object with ``run.remote(config)``."""
+        """Stand in for a Ray actor class; ``run_ppo`` calls ``run.remote(config)`` on it."""
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 
 def register_engine(config: RlConfig, name: str) -> None:
-    """Have verl start our SGLang servers instead of its own, and write when it starts engines."""
-    replica = RolloutReplicaRegistry.get(name)  # installs what verl's SGLang modules need for their import
+    """Make verl start our SGLang servers instead of its own, and record when it starts engines."""
+    replica = RolloutReplicaRegistry.get(name)  # also installs what importing verl's SGLang modules needs
     if ENGINES[name].own_server:
         from retool_mcore.verl.sglang_server import MeasuredReplica
 
         replica = MeasuredReplica
 
-    @cache  # in mode "async" verl asks twice
+    @cache  # verl calls it twice in mode "async"
     def load() -> type:
         begin(config.run.dir, "engines")
         return replica
@@ -95,10 +95,10 @@ def register_engine(config: RlConfig, name: str) -> None:
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: Watch) -> None:
-    """Start or join Ray and run to ``train.steps``; ``watch`` ends the run when a process has died.
+    """Start or join Ray and run to ``train.steps``; ``watch`` ends the run if a process dies.
 
-    Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
-    a worker raised it, and RunError when Ray does not start or a process of the run died or failed.
+    Writes our settings and verl's into the run's folder. Re-raises a worker's ReToolError. Raises
+    RunError if Ray does not start, or if a process of the run dies or fails.
     """
     tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
@@ -117,12 +117,12 @@ def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
         with (
             watch(ProcessWatch(config).lost),
             sighup_blocked(),
-        ):  # Ray's processes would end before the driver has saved
+        ):  # SIGHUP would end Ray's processes before the driver has saved
             run_ppo(tree, task_runner_class=driver)
     except BaseException as error:
         if isinstance(error, RayError):
             traceback.print_exception(error)  # to the run's log
-        traceback.clear_frames(error.__traceback__)  # ends verl's bar, which has its last word in the log, too
+        traceback.clear_frames(error.__traceback__)  # closes verl's progress bar, whose last output goes to the log
         if isinstance(error, RayError):
             raise error_for_user(error, config) from error
         if isinstance(error, Exception) and config.cluster.nodes == 1 and not driver.has_ray:

@@ -1,9 +1,8 @@
-"""The private names of verl, Megatron and Ray that this room overrides, calls or sets.
+"""The private names of verl, Megatron and Ray that this package overrides, calls or sets.
 
-verl's registries and entry points carry us to its trainer and workers, not into a step. What
-happens inside one is reached by these names. `retool preflight` lists them.
-tests/unit/verl/test_seams.py checks that none is missing here, and that each still takes the
-parameters that it took.
+verl's registries and entry points let us replace its trainer and workers, but not parts of a step.
+For those we use these private names. `retool preflight` lists them. tests/unit/verl/test_seams.py
+checks that the list is complete and that the parameters have not changed.
 """
 
 from retool_mcore.platforms.patches import Seam, requirement

@@ -1,4 +1,4 @@
-"""verl's training worker as SFT's loop sees it: batches in, plain numbers out."""
+"""The interface between SFT's loop and verl's training worker: batches in, Python floats out."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,8 +20,8 @@ from retool_mcore.verl.recompute import recompute_by_length, set_budget
 class SftEngine:
     """One rank of the model under training.
 
-    Every method is collective: all ranks call it in the same order, with their own shard of the
-    batch. ``worker`` is verl's, with its engine built.
+    Every method is collective: all ranks call it in the same order, each with its shard of the
+    batch. ``worker``: verl's TrainingWorker, after ``start``.
     """
 
     def __init__(self, worker: Any, config: SftConfig, platform: Platform) -> None:
@@ -36,11 +36,11 @@ class SftEngine:
         self._source = flags.index(True)  # with pipeline parallelism the loss is not on rank 0
 
     def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
-        """One update: forward, backward, clip, Adam, schedule.
+        """Run one update: forward, backward, gradient clipping, Adam, schedule.
 
-        ``sequences`` is this rank's part of the global batch. Returns loss (nats per trained token
-        over the global batch), grad_norm, lr, the counts of ``pack``, the load of experts, and the
-        peak memory over the ranks. All ranks return the same values.
+        ``sequences``: this data-parallel rank's part of the global batch. Returns loss (nats per
+        trained token over the global batch), grad_norm, lr, the counts of ``pack``, the expert
+        load, and memory_gib, the maximum over ranks. All ranks return the same values.
         """
         data, counts = self._packer.pack(sequences)
         output = self.worker.train_batch(data)
@@ -52,7 +52,7 @@ class SftEngine:
         return {"memory_gib": max(peaks_gib)}
 
     def validation_loss(self, batches: Sequence[Sequence[Rendered]]) -> float:
-        """Nats per trained token over all batches; each holds this rank's part."""
+        """Loss in nats per trained token over all ``batches``; each is this rank's part."""
         total, tokens = 0.0, 0.0
         for sequences in batches:
             data, counts = self._packer.pack(sequences)
@@ -62,9 +62,9 @@ class SftEngine:
         return total / tokens
 
     def save(self, folder: str, step: int) -> PendingSave | None:
-        """Save a checkpoint.
+        """Save a checkpoint. Raises CheckpointError.
 
-        With ``checkpoint.asynchronous`` returns the save in progress, else None.
+        Returns the pending save if ``checkpoint.asynchronous`` is set, else None.
         """
         if self._config.checkpoint.asynchronous:
             return start_save(self.worker.engine, folder, step)
@@ -74,12 +74,12 @@ class SftEngine:
     def load(self, folder: str, *, new_seed: int | None = None) -> None:
         """Load weights, Adam moments, schedule and random states. Raises CheckpointError.
 
-        With ``new_seed`` the random states start afresh.
+        ``new_seed`` seeds new random states instead of loading them.
         """
         load_checkpoint(self.worker.engine, folder, new_seed=new_seed)
 
     def _share(self, output: Any, names: Sequence[str], prefix: str | None = None) -> dict[str, float]:
-        """The source rank's metrics, those with ``prefix`` too, broadcast to every rank."""
+        """Broadcast metrics, by ``names`` and by ``prefix``, from the rank that has the output."""
         from verl.utils import tensordict_utils as tu
 
         box: list[Any] = [None]
@@ -92,17 +92,17 @@ class SftEngine:
 
 
 class Packer:
-    """Makes the batches of one data-parallel rank; ``engine`` is verl's."""
+    """Builds the batches of one data-parallel rank; ``engine``: verl's Megatron engine."""
 
     def __init__(self, config: SftConfig, shape: ModelShape, engine: Any, pad_token_id: int) -> None:
         self._config, self._shape, self._pad_token_id = config, shape, pad_token_id
         self._group, self._ranks = engine.get_data_parallel_group(), engine.get_data_parallel_size()
 
     def pack(self, sequences: Sequence[Rendered]) -> tuple[Any, dict[str, float]]:
-        """The TensorDict of this rank's ``sequences``, and counts over the global batch.
+        """Build this rank's TensorDict, and count tokens and FLOPs of the global batch.
 
         Collective over the data-parallel ranks. The counts are perf/total_num_tokens, loss_tokens
-        and the flops of one update.
+        and flops, the floating-point operations of one update.
         """
         data = self._tensordict(sequences)
         mine = ([len(s.token_ids) for s in sequences], sum(sum(s.loss_mask) for s in sequences))
@@ -140,7 +140,7 @@ class Packer:
         )
 
     def _tell_lengths(self, data: Any, by_rank: Sequence[Sequence[int]]) -> None:
-        """Give verl the lengths of all ranks, which the micro-batches depend on."""
+        """Add the lengths of all ranks' sequences to ``data``; verl's micro-batches need them."""
         from tensordict.tensorclass import NonTensorData
         from verl.utils import tensordict_utils as tu
 
@@ -150,7 +150,7 @@ class Packer:
 
 
 def megatron_worker(config: SftConfig, platform: Platform) -> Any:
-    """verl's worker with the run's model on Megatron, its optimizer and its schedule."""
+    """Build verl's worker with the run's Megatron model, optimizer and schedule."""
     from retool_mcore.verl.update_worker import UpdateWorker
 
     worker = UpdateWorker(sft_worker_config(config, platform))
@@ -161,7 +161,7 @@ def megatron_worker(config: SftConfig, platform: Platform) -> Any:
 
 
 def start(worker: Any) -> None:
-    """Give verl's ``worker`` SFT's loss, and let it build its model and optimizer."""
+    """Set SFT's loss in verl's ``worker``, and build its model and optimizer."""
     from verl.workers.utils.losses import sft_loss
 
     worker.set_loss_fn(partial(sft_loss, config=None))
@@ -173,7 +173,7 @@ def model_shape(worker: Any) -> ModelShape:
 
 
 def time_optimizer(engine: Any, platform: Platform, timer: PhaseTimer) -> None:
-    """Time the optimizer of verl's ``engine`` by itself; its worker runs an update in one call."""
+    """Time the optimizer step of verl's ``engine`` separately, under the span "optimizer"."""
     step = engine.optimizer_step
 
     def timed_step() -> Any:

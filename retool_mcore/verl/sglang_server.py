@@ -1,7 +1,7 @@
-"""verl's SGLang replicas and their servers, with a seed each, their load, and a restart.
+"""verl's SGLang replicas and servers, extended by a seed per replica, load metrics and restart.
 
-Import it through ``runner.register_engine``, which first has verl install what its SGLang
-modules need.
+Import this module through ``runner.register_engine``: verl's SGLang modules need what verl installs
+there first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from retool_mcore.platforms.weight_sums import ACTION, Sums
 
 logger = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 0.5  # counts that SGLang keeps anyway; 0.5.14's are up to 15 decoding steps old
+POLL_INTERVAL_S = 0.5  # polls read SGLang's existing counters; in 0.5.14 they lag up to 15 decoding steps
 KINDS = ("running", "waiting")  # SGLang's names
-# At the same time, so that no request waits in Ray, where nobody counts it, and no call that
-# controls the engine waits behind requests. The paper has 16,384 trajectories in flight.
+# Concurrent calls per server. High enough that no request queues in Ray, where no metric counts it,
+# and that no control call queues behind requests. The paper has 16,384 trajectories in flight.
 MAX_CALLS = 65_536
 GONE_PAUSE_S = 0.5
 
@@ -42,7 +42,7 @@ class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        if key := engine_key():  # what SGLang's own start of a server does with --api-key
+        if key := engine_key():  # as SGLang's launch_server does for --api-key
             add_api_key_middleware(app, api_key=key, admin_api_key=None)
         await super().launch_server(*args, **kwargs)
         if self.node_rank:
@@ -55,7 +55,7 @@ class MeasuredServer(SGLangHttpServer):
         self._poller.add_done_callback(_tell)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
-        """verl's, with ``num_cached_tokens`` among the answer's extra fields.
+        """Generate as verl does, and add ``num_cached_tokens`` to the output's extra fields.
 
         verl's vLLM server has the same field.
         """
@@ -69,13 +69,13 @@ class MeasuredServer(SGLangHttpServer):
         return output
 
     async def until_it_dies(self) -> None:
-        """Return never: Ray fails the call when this process ends, and so tells the trainer."""
+        """Never return. Ray fails this call when the process ends; ``engines.Watch`` uses that."""
         await asyncio.Event().wait()
 
     def _noting(self, generate_request: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-        """Wrap ``generate_request`` to keep the number of cached tokens.
+        """Wrap ``generate_request`` to store cached tokens and to decode the routed experts.
 
-        verl's ``generate`` keeps the tokens of SGLang's answer and drops its ``meta_info``.
+        verl's ``generate`` drops the ``meta_info`` of SGLang's answer.
         """
 
         async def noted(request: Any, http: Any = None) -> AsyncIterator[Any]:
@@ -89,18 +89,19 @@ class MeasuredServer(SGLangHttpServer):
         return noted
 
     def _routes(self, encoded: str) -> torch.Tensor:
-        """The experts [T, L, K] in an answer of SGLang's, in the form that verl reads.
+        """Decode the experts in SGLang's answer to the int32 tensor [T, L, K] that verl expects.
 
-        verl expects a tensor with skip_tokenizer_init; SGLang encodes it with and without.
+        verl assumes that SGLang returns a tensor if skip_tokenizer_init is set; SGLang always
+        encodes it in base64.
         """
         text = self.model_config.hf_config.get_text_config()
         flat = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.int32)
         return flat.view(-1, text.num_hidden_layers, text.num_experts_per_tok)
 
     async def _poll(self) -> None:
-        """While there are requests, note the scheduler's counts.
+        """Poll the scheduler's request counts while there are requests.
 
-        They are summed over its data-parallel ranks.
+        Sums the counts over the engine's data-parallel ranks.
         """
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -110,7 +111,7 @@ class MeasuredServer(SGLangHttpServer):
                 self._polls.append((running, queued))
 
     async def weight_sums(self, prefix: str) -> list[Sums]:
-        """Of each rank, ``Sums`` of the weights whose names begin so."""
+        """For each rank, ``Sums`` of the weights whose names start with ``prefix``."""
         request = CheckWeightsReqInput(action=f"{ACTION}{prefix}")
         success, message, ranks, _ = await self.tokenizer_manager.check_weights(request)
         assert success and ranks, f"SGLang did not sum its weights: {message}"
@@ -123,27 +124,27 @@ class MeasuredServer(SGLangHttpServer):
 
 
 def _tell(poller: asyncio.Task[None]) -> None:
-    """Log a warning when polling has failed; the run goes on without the numbers."""
+    """Log a warning if polling failed; the run continues without load metrics."""
     if not poller.cancelled() and (error := poller.exception()):
         logger.warning("SGLang's load is not polled any more: %r", error)
 
 
 class MeasuredReplica(SGLangReplica):
-    """verl's n-th replica, whose random numbers start from the run's seed + n.
+    """verl's n-th replica, with random_seed = run.seed + n.
 
-    run.seed reaches all replicas as the same engine_kwargs.sglang.random_seed. With the same seed,
-    two engines would give one prompt the same responses where its group is spread over both.
+    verl passes the same engine_kwargs.sglang.random_seed to all replicas. Two engines with the same
+    seed would sample the same responses for a group that is spread over both.
     """
 
     def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(replica_rank, *args, **kwargs)
         self.server_class = ray.remote(MeasuredServer)
-        self.config = copy.deepcopy(self.config)  # one object for all replicas
+        self.config = copy.deepcopy(self.config)  # all replicas share the original
         self.config.engine_kwargs[SGLANG.name][SGLANG.seed_argument] += replica_rank
 
     @property
     def max_concurrency(self) -> int:
-        """How many calls Ray hands one server at the same time."""
+        """The number of concurrent calls that Ray allows per server."""
         return MAX_CALLS
 
     async def launch_servers(self) -> None:
@@ -151,10 +152,10 @@ class MeasuredReplica(SGLangReplica):
         await asyncio.gather(*(worker.__ray_call__.remote(_send_key) for worker in self.workers))
 
     async def relaunch(self) -> None:
-        """Start the servers again on the same devices, under the same names, with new ports.
+        """Restart the servers on the same devices, under the same names, with new ports.
 
-        Of a replica over several nodes, those that are left are ended first. Raises Ray's error of
-        a server that does not start.
+        First kills the replica's remaining servers, if it spans several nodes. Raises RayError if a
+        server does not start.
         """
         for server in self.servers:
             ray.kill(server)
@@ -166,7 +167,7 @@ class MeasuredReplica(SGLangReplica):
 
 
 async def _gone(server: Any) -> None:
-    """Return when Ray has noticed that the actor is dead, and its name is free."""
+    """Wait until Ray has noticed that the actor is dead, so that its name is free."""
     while True:
         try:
             await server.until_it_dies.remote()
@@ -177,10 +178,10 @@ async def _gone(server: Any) -> None:
 
 
 def _send_key(_: Any) -> None:
-    """In a process that sends weights to the servers: with their key from now on."""
+    """Make this process, which sends weights to the servers, use their API key."""
     KEY_PATCH.apply()
 
 
 def _forget_engine(worker: CheckpointEngineWorker) -> None:
-    """In the process beside an engine: look the server up anew for the next weights."""
+    """Make an engine's weight-sync worker look the server up again for the next sync."""
     worker.server_adapter._engine = None

@@ -1,8 +1,9 @@
-"""Means over the tokens of a step's updates, of what verl's losses say of a micro-batch.
+"""Token-weighted means of the metrics that verl's losses report.
 
-verl's losses report means over the tokens of a micro-batch, and its workers take the mean of these:
-a token of a short micro-batch would count more than one of a long micro-batch, and the number would
-hang on how responses are packed. A micro-batch reports sums here, and the step divides them.
+verl's losses report means over the tokens of a micro-batch, and its workers average these means. A
+token of a short micro-batch would then weigh more than one of a long micro-batch, and the metric
+would depend on how responses are packed. Here a micro-batch reports sums, which the step divides by
+its number of tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +15,18 @@ from verl.utils.metric import AggregationType, Metric
 LOSS_TOKENS = "loss_tokens"
 ACTOR_MEANS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/entropy")
 _SUM = "sum_over_tokens/"
-_OF_ENGINES = "rollout_corr/"  # verl/measure.py measures these once for a step, over all rows at once
+_OF_ENGINES = "rollout_corr/"  # verl/measure.py computes these once per step, over all rows
 _REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 _CONSTANTS = ("kl_coef",)
 
 
 def sum_over_tokens(loss_function: Callable[..., Any], *, data: TensorDict, **rest: Any) -> tuple[Any, dict[str, Any]]:
-    """verl's loss of a micro-batch, with a sum in place of each mean that it reports.
+    """Compute verl's loss of a micro-batch, and turn each mean among its metrics into a sum.
 
-    Adds LOSS_TOKENS, the tokens that the means are over: those in the loss, without what the loss
-    itself has rejected.
+    Adds LOSS_TOKENS, the number of tokens in the loss minus those that the loss rejected.
     """
     loss, metrics = loss_function(data=data, **rest)
-    if not metrics:  # SFT's
+    if not metrics:  # SFT's loss reports none
         return loss, metrics
     rejected = metrics[_REJECTED].aggregate() if _REJECTED in metrics else 0.0
     tokens = round(float(data["response_mask"].values().sum()) * (1 - rejected)) * data["dp_size"]
@@ -40,12 +40,12 @@ def sum_over_tokens(loss_function: Callable[..., Any], *, data: TensorDict, **re
 
 
 def _sum(value: float) -> Metric:
-    """Summed over micro-batches; over data-parallel ranks verl takes the mean."""
+    """A metric that verl sums over micro-batches and averages over data-parallel ranks."""
     return Metric(AggregationType.SUM, float(value))
 
 
 def divide_by_tokens(metrics: dict[str, Any]) -> None:
-    """Turn the sums of a step's updates into one mean each; ``metrics``: a list by update."""
+    """Replace the sums of a step's updates by means, in place. ``metrics``: name -> [updates]."""
     if LOSS_TOKENS not in metrics:
         return
     tokens = sum(metrics[LOSS_TOKENS])
@@ -55,7 +55,7 @@ def divide_by_tokens(metrics: dict[str, Any]) -> None:
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The actor's means over tokens of several calls of verl's worker, each with its metrics."""
+    """Token-weighted means of the actor's metrics over ``updates``, one mapping per worker call."""
     weights = [update.get(f"actor/{LOSS_TOKENS}", 0.0) for update in updates]
     tokens = sum(weights)
     means = {

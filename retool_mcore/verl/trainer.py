@@ -1,4 +1,4 @@
-"""The trainer around a step: set-up, prompts, stopping on request, checkpoints, validation, metrics.
+"""The trainer around a step: set-up, prompts, stop on request, checkpoints, validation, metrics.
 
 ``step.py`` has the step itself and registers the trainers of the three modes. ``engines.py``
 restarts dead engines. We do not use verl's checkpoint tracker file, which verl truncates before it
@@ -92,7 +92,7 @@ class RlRun(EngineRestarts):
         loop_workers.create_workers(self._run)
 
     def on_init_end(self) -> None:
-        """Restore our own state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""
+        """Restore our state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""
         clear_orphans()
         self._prompts_restored()
         self._resume_best(self.global_steps)
@@ -326,7 +326,7 @@ class RlRun(EngineRestarts):
     # --------------------------------------------------------------- metrics
 
     def keep_engine_load(self) -> None:
-        """Collect the engines' load of this step, before they sleep or get the next step's prompts."""
+        """Collect the engines' load of this step, before they sleep or get the next prompts."""
         self._load.keep()
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:

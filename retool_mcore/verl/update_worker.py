@@ -1,9 +1,9 @@
-"""verl's worker that trains one model, with one meaning of the learning rate.
+"""verl's training worker, with a learning-rate schedule that advances once per update.
 
-The meaning is the same in SFT and in every mode of RL. verl 0.9.1 advances the schedule at the end
-of each batch that it is handed: after all updates of a step in its synchronous and colocated
-trainers, after each update in its separate one. Its first update uses step 0 of the schedule, which
-under warm-up is a learning rate of 0.
+This holds in SFT and in every mode of RL. verl 0.9.1 advances the schedule at the end of each batch
+that the trainer sends: after all updates of a step in its synchronous and colocated trainers, after
+each update in its separate one. Its first update uses step 0 of the schedule, where warm-up gives a
+learning rate of 0.
 """
 
 import gc
@@ -24,17 +24,17 @@ from retool_mcore.verl.expert_load import ExpertLoad
 from retool_mcore.verl.token_means import divide_by_tokens, sum_over_tokens
 
 # In a batch's non-tensor data:
-KEEP_LOG_PROBS = "retool_keep_log_probs"  # whether updates keep the log-probabilities of their forward passes
-REAL_ROWS = "retool_real_rows"  # of each update, the rows that are trajectories and not padding
+KEEP_LOG_PROBS = "retool_keep_log_probs"  # bool: whether updates keep the log-probs of their forward passes
+REAL_ROWS = "retool_real_rows"  # tuple of int: number of trajectories in each update, without padding
 
 
 def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
-    """The loss of a micro-batch that may have no token in its loss, as may its whole update.
+    """Compute a micro-batch's loss, also if the micro-batch or the update has no token in its loss.
 
-    Masks of whole responses leave such, and so do rows that only pad a batch. verl divides by the
-    update's number of tokens, and the loss and its gradient would be 0 / 0. Of a micro-batch
-    without a token verl takes no weights: it raises. Here its loss is that of all its tokens times
-    0, so that ranks go through the same passes and report the same metrics.
+    Masked responses and padding rows can leave no token. verl divides by the update's number of
+    tokens, so loss and gradient would be 0 / 0. verl also raises if it computes importance weights
+    for a micro-batch without tokens. Here the loss of such a micro-batch is that of all its tokens
+    times 0, so that all ranks run the same passes and report the same metrics.
     """
     if tu.get_non_tensor_data(data, key="batch_num_tokens", default=None) == 0:
         tu.assign_non_tensor(data, batch_num_tokens=1)
@@ -49,33 +49,32 @@ def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> A
 
 
 def loss_of_micro_batch(loss_function: Any) -> Any:
-    """What the engine calls for each micro-batch in place of verl's ``loss_function``."""
+    """Wrap verl's ``loss_function``; the engine calls the result for each micro-batch."""
     return partial(avoid_zero_tokens, partial(sum_over_tokens, loss_function))
 
 
 class UpdateWorker(TrainingWorker):
-    """Update u of a run, counted from 1, uses the schedule's learning rate at u.
+    """Trains one model. Update u of a run, counted from 1, uses the schedule's learning rate at u.
 
-    The metric ``lr`` is the rate that the optimizer used in the update; verl's is the next
-    update's.
+    The metric ``lr`` is the rate of this update; verl reports that of the next update. Updates of a
+    model with experts also report their load.
 
-    ``log_probs``: with KEEP_LOG_PROBS, of each update since they were taken, the log-probabilities
-    [rows, T] of its sequences' tokens from its forward pass. Empty on ranks without the output.
-
-    The update of a model with experts has metrics of their load.
+    ``log_probs``: with KEEP_LOG_PROBS, one jagged tensor [rows, T] for each update since the list
+    was last cleared: log-probs of the sequences' tokens, from the update's forward pass. Empty on
+    ranks without outputs.
     """
 
     _load: ExpertLoad | None = None
-    _real_rows: tuple[int, ...] = ()  # of the step's updates that are still to come
+    _real_rows: tuple[int, ...] = ()  # of the step's remaining updates
     _room: torch.Tensor | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
-        """Build model, optimizer and schedule; the schedule stands one update ahead.
+        """Build model, optimizer and schedule, and advance the schedule to update 1.
 
-        What does not move to the host keeps room for Adam's states.
+        Reserves memory for Adam's states, unless the optimizer is offloaded to the host.
         """
-        from retool_mcore.verl import lora  # imports Megatron, which a driver has no use for
+        from retool_mcore.verl import lora  # imports Megatron, which the driver does not need
 
         lora.attach(self.engine)
         super().reset()
@@ -88,18 +87,15 @@ class UpdateWorker(TrainingWorker):
         self.engine.train_batch = self._train_and_keep
         if self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.step(1)
-        gc.collect()  # a tensor that garbage holds would stay
-        gc.freeze()  # a full collection of all that was imported takes 0.5 s, for which every rank waits
+        gc.collect()  # frees unreachable tensors, which freeze would keep
+        gc.freeze()  # else a full collection scans all imports: 0.5 s, in which all ranks wait for this one
 
     def free_room(self) -> None:
-        """Leave the room to Adam's states, which the next call makes or reads."""
+        """Free the reserved memory; call just before Adam's states are allocated or loaded."""
         self._room = None
 
     def _train_and_keep(self, data: TensorDict, loss_function: Any) -> Any:
-        """The engine's train_batch; keeps the log-probabilities.
-
-        verl's worker keeps only loss and metrics of the output.
-        """
+        """Run the engine's train_batch and keep the log-probs, which verl's worker would drop."""
         self.free_room()
         output = self._engine_train_batch(data, loss_function=loss_of_micro_batch(loss_function))
         if tu.get(data, KEEP_LOG_PROBS, default=False) and "log_probs" in output.get("model_output", {}):
@@ -108,9 +104,9 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict | None:
-        """One update: forward, backward, clip, Adam, schedule.
+        """Run one update: forward, backward, gradient clipping, Adam, schedule.
 
-        Returns metrics on the ranks that have the output.
+        Returns metrics on the ranks that have the output, None on the others.
         """
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
@@ -127,17 +123,17 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def infer_batch(self, data: TensorDict) -> TensorDict | None:
-        """One pass without an update: log-probabilities, values or a validation's loss."""
+        """Run one forward pass: log-probs, values or the validation loss."""
         output = super().infer_batch(data)
         alive.sign()
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict | None:
-        """The updates of a step. Means over responses are over trajectories, not padding rows.
+        """Run the updates of a step. Means over responses exclude padding rows.
 
-        Reports the learning rate of the last one, the mean load of the experts, and means over the
-        tokens of all of them.
+        Reports the last update's learning rate, the mean expert load of the updates, and means over
+        the tokens of all updates. Returns None on ranks without outputs.
         """
         self._real_rows = tu.pop(data, REAL_ROWS, default=())
         output = super().train_mini_batch(data)

@@ -1,8 +1,8 @@
-"""Notices that a process of the run has died, also one that nobody is calling.
+"""Detects dead processes of the run, including those with no pending call.
 
-Ray raises an error only in a process that calls a dead actor. verl's trainer calls some of its
-processes through sockets (the transfer queue) or waits for what they put there (the agent loops),
-so the run would stand still. Without Ray's raylet or GCS, calls wait, too.
+Ray raises an error only in a process that calls a dead actor. verl's trainer reaches some processes
+through sockets (TransferQueue) or only waits for data that they put there (agent loops), so the run
+would hang. Calls also hang if Ray's raylet or GCS is dead.
 """
 
 import socket
@@ -19,25 +19,25 @@ from retool_mcore.errors import RunError
 from retool_mcore.verl.failure import death_for_user
 
 CONNECT_S = 5.0
-DIED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)  # not ended by the run itself
+DIED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)  # excludes actors that the run killed
 SERVERS = ("gcs_server", "raylet", "log_monitor")
-RESTARTED = ("MeasuredServer",)  # by verl/engines.py, which also raises the error where it may not
+RESTARTED = ("MeasuredServer",)  # verl/engines.py restarts these, or raises the error above its limit
 
 
 class ProcessWatch:
-    """All processes of a run on Ray: actors, nodes and Ray's own servers."""
+    """Watches the run's Ray actors, its nodes and Ray's own servers."""
 
     def __init__(self, config: RlConfig) -> None:
         self._config = config
-        self._servers: dict[psutil.Process, str] = {}  # that this process has started, with their names
-        self._nodes: dict[str, str] = {}  # address of each node that was alive, by id
+        self._servers: dict[psutil.Process, str] = {}  # Ray's servers that this process started -> name
+        self._nodes: dict[str, str] = {}  # id -> address of each node that was ever alive
         self._job: Any = None
 
     def lost(self) -> RunError | None:
-        """The error for the first process that has died."""
+        """The error for the first dead process found, or None."""
         if not ray.is_initialized():
             return None
-        for look in (self._lost_servers, self._lost_nodes, self._actors):  # without servers the others would wait
+        for look in (self._lost_servers, self._lost_nodes, self._actors):  # the last two hang without servers
             for what, pid in look():
                 return death_for_user(what, pid, self._config)
         return None
@@ -68,7 +68,7 @@ class ProcessWatch:
 
 
 def _name_of_server(process: psutil.Process) -> str:
-    """Which of SERVERS a process is, by the file of Ray's that it runs; else ""."""
+    """Which of SERVERS the process is, by its command line; "" if none."""
     try:
         files = [Path(word) for word in process.cmdline()]
     except psutil.Error:  # it has ended

@@ -1,8 +1,8 @@
-"""Compares the weights that the actor has sent with those that the engines hold, after each sync.
+"""Compares the engines' weights with those that the actor sent, after each weight sync.
 
-The first sync of a start compares every weight, later ones one layer each, in turns. The weights of
-a layer are compared together, because engines fuse and shard matrices. What an engine holds in
-another form is skipped: quantized matrices, and a vocabulary that is padded.
+The first sync of a process compares every weight. Later syncs compare one layer each, round-robin.
+The check compares sums over a whole layer, because engines fuse and shard matrices. It skips
+weights that the engine stores differently: quantized matrices and a padded vocabulary.
 """
 
 import re
@@ -18,7 +18,7 @@ _LAYER = re.compile(r".*\blayers\.\d+\.")
 
 
 class SentWeights:
-    """Sums what verl's ``engine`` exports, on the first rank, as it is sent."""
+    """Sums the weights that verl's ``engine`` exports during a weight sync, on rank 0."""
 
     def __init__(self, engine: Any) -> None:
         self._export = engine.get_per_tensor_param
@@ -42,22 +42,22 @@ class SentWeights:
         self._syncs += 1
 
     def sums(self) -> tuple[str, Sums]:
-        """Of the last sync: what the names of the compared weights begin with, and their sums."""
+        """The layer that the last sync compared, "" for all layers, and its sums."""
         layers = {layer_of(name) for name, *_ in self._found}
         return layers.pop() if len(layers) == 1 else "", described(self._found)
 
 
 def layer_of(name: str) -> str:
-    """The beginning of the names of a layer's weights, or the whole name outside of layers."""
+    """The name's prefix up to the layer number, or the whole name of a weight outside layers."""
     found = _LAYER.match(name)
     return found[0] if found else name
 
 
 def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
-    """The layers in which an engine's weights are not the actor's.
+    """The layers in which an engine's weights differ from the actor's.
 
-    ``engine`` has the sums of each rank. A weight that every rank holds whole counts once. A layer
-    that has another number of elements is held in another form, and is skipped.
+    ``engine``: the sums of each rank. A weight that is replicated on every rank counts once. Skips
+    a layer with a different number of elements, which the engine stores in another form.
     """
     theirs: list[Sums] = [
         {name: each for name, each in sums.items() if not (rank and _is_whole(name, each, actor))}

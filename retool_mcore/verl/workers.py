@@ -1,8 +1,7 @@
-"""verl's Ray workers that train, with additions of our own.
+"""verl's training workers, extended.
 
-All modes use one learning-rate schedule. Checkpoints are written beside the training and can be
-read onto another layout. Recomputation is set for each micro-batch. The workers report their peak
-memory.
+They use the same learning-rate schedule in all modes, save checkpoints asynchronously, load them
+into a different parallel layout, choose recomputation per micro-batch and report peak memory.
 """
 
 import copy
@@ -30,7 +29,7 @@ from retool_mcore.verl.weight_check import SentWeights, Sums
 
 
 class _Saving:
-    """Mixed in before one of verl's workers. All methods run on every rank of the role."""
+    """Mixin for one of verl's workers; comes first. Its methods run on every rank of the role."""
 
     _pending: PendingSave | None = None
 
@@ -39,14 +38,14 @@ class _Saving:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def belong_to(self, run_dir: str) -> None:
-        """This process tells the run in ``run_dir`` of its passes and updates (run/alive.py)."""
+        """Make this process report its passes and updates to the run's watchdog (run/alive.py)."""
         alive.belong_to(Path(run_dir))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
     ) -> None:
-        """Write a checkpoint, or only start to with verl's ``checkpoint.async_save``.
+        """Write a checkpoint, or start writing one if verl's ``checkpoint.async_save`` is set.
 
         Raises CheckpointError.
         """
@@ -59,19 +58,19 @@ class _Saving:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_ended(self) -> bool:
-        """Whether all ranks have written the files of the save in flight."""
+        """Whether all ranks have written the files of the pending save."""
         return self._pending is None or self._pending.ended()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def finish_save(self) -> None:
-        """Wait for the save in flight. Raises CheckpointError."""
+        """Wait for the pending save. Raises CheckpointError."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.finish()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def peak_memory_gib(self) -> float:
-        """The peak device memory of this rank's process in GiB; the caller gets a list by rank."""
+        """Peak device memory of this rank's process, in GiB; the caller gets one value per rank."""
         return get_platform(os.environ[PLATFORM_ENV]).peak_memory_gib()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -87,7 +86,7 @@ class _Saving:
 
 
 class _Actor(_Saving):
-    """What our actors of all modes share."""
+    """Methods of the actor's worker in all modes."""
 
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
@@ -108,9 +107,9 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget_engines(self) -> None:
-        """Before engines are started again: leave them the device memory that no tensor holds.
+        """Prepare for a restart of engines: free torch's cached device memory for them.
 
-        Where they share the actor's devices, their servers are looked up anew for the next weights.
+        If the engines share the actor's devices, also look up their servers again at the next sync.
         """
         get_torch_device().empty_cache()
         if self.rollout is not None:
@@ -118,15 +117,15 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_weights(self) -> tuple[str, Sums]:
-        """``SentWeights.sums``; empty on other ranks than the first."""
+        """``SentWeights.sums``; its sums are empty on all ranks but the first."""
         return self._sent.sums()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the updates' rows, stored as "old_log_probs".
+        """Store ``UpdateWorker.log_probs`` in the column "old_log_probs".
 
-        What compares engine and actor after the update then reads the same column as it does where
-        the actor's log-probabilities are computed before the update.
+        The mismatch metrics then read the same column whether the actor computes its log-probs
+        before or during the update. Returns None on ranks without outputs.
         """
         assert self.actor is not None, "only the actor is updated"
         kept, self.actor.log_probs = [row for update in self.actor.log_probs for row in update.unbind()], []
@@ -138,11 +137,14 @@ class _Actor(_Saving):
 
 
 class SavingActorWorker(_Actor, ActorRolloutRefWorker):
-    """For the modes in which engines and actor share devices."""
+    """The actor's worker in the modes in which engines and actor share devices."""
 
 
 class SavingDetachedActorWorker(_Actor, DetachActorWorker):
-    """For mode "async", which compares each update of a step with the weights at its start."""
+    """The actor's worker in mode "async".
+
+    It keeps a copy of the weights at the start of a step, which compute the old log-probs.
+    """
 
 
 class SavingCriticWorker(_Saving, UpdateWorker):
@@ -173,11 +175,11 @@ class RecomputingCriticWorker(_Saving, RecomputingWorker):
 
 
 def keep_quantization_to_engine(adapter: Any) -> None:
-    """Give verl's ``adapter`` of an engine a model config of its own.
+    """Give verl's ``adapter`` of an engine a copy of the model config.
 
     verl writes the engine's quantization into the Hugging Face config that adapter and actor share
-    (sglang_rollout.py, ``ServerAdapter.__init__``). The actor's exports would then claim FP8 for
-    weights that are not.
+    (sglang_rollout.py, ``ServerAdapter.__init__``). Models that the actor saves would then declare
+    FP8 although their weights are not quantized.
     """
     shared = adapter.model_config
     adapter.model_config = copy.copy(shared)
@@ -193,6 +195,6 @@ WORKER_CLASSES: dict[type, tuple[type[Any], type[Any]]] = {
 
 
 def worker_class(verls: type, memory: Memory) -> type[Any]:
-    """Our class that replaces one of verl's."""
+    """Our replacement for verl's worker class ``verls``."""
     saving, recomputing = WORKER_CLASSES[verls]
     return recomputing if memory.recompute == "auto" else saving

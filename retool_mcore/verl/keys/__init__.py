@@ -1,1 +1,1 @@
-"""Our settings as verl's keys: for PPO trainer, rollout and SFT worker; and the refused keys."""
+"""Maps our settings to verl's keys, and lists the keys that [verl_overrides] may not set."""

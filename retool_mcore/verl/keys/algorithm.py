@@ -1,4 +1,4 @@
-"""verl's keys for advantages, the loss, and what corrects or masks it."""
+"""verl's keys for advantages, the loss, importance weights and rejection."""
 
 from typing import Any
 
@@ -8,16 +8,17 @@ from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, same, values
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
 OPO = "retool_opo"  # verl/advantages.py registers it
-ESTIMATORS = {"ppo": "gae", "opo": OPO}  # verl's names of advantages where they are not ours
-LOSSES = {"ppo": "vanilla"}  # and of losses
-KL_TYPES = {"k3": "low_var_kl"}  # and of estimates of the divergence; verl's default is spelt so
+# Our names -> verl's names, where they differ.
+ESTIMATORS = {"ppo": "gae", "opo": OPO}
+LOSSES = {"ppo": "vanilla"}
+KL_TYPES = {"k3": "low_var_kl"}
 
 
 def _by_engine(run: RlConfig) -> bool:
-    """The engine's log-probabilities as the old ones.
+    """Whether the engine's log-probs are the old log-probs.
 
-    verl's trainer then passes no importance weights to the loss and rejects nothing; its loss
-    "bypass_mode" does both from its own forward pass.
+    verl's trainer then computes no importance weights and rejects nothing. Its loss "bypass_mode"
+    does both, from its own forward pass.
     """
     return run.algorithm.old_log_prob == "rollout"
 
@@ -32,18 +33,21 @@ def _in_reward(run: RlConfig) -> bool:
 
 
 def _loss_scale(run: RlConfig) -> int | None:
-    """Without it verl divides by the width of each micro-batch, its longest response."""
+    """The divisor of "seq-mean-token-sum-norm", in tokens.
+
+    By default verl divides by the longest response of each micro-batch.
+    """
     return run.rollout.max_response_tokens if run.algorithm.loss_agg == "seq-mean-token-sum-norm" else None
 
 
 def _correction(a: Algorithm) -> dict[str, Any]:
-    """Weights and rejection by the ratio of actor and engine: of verl's RolloutCorrectionConfig."""
+    """The fields of verl's RolloutCorrectionConfig for importance weights and rejection."""
     weighs, rejects = a.importance_sampling != "off", a.rejection != "off"
     low, threshold = a.importance_bounds
     least, most = a.rejection_bounds
     return {
         "rollout_is": a.importance_sampling if weighs else None,
-        # Two bounds in one text are verl's form of IcePop.
+        # verl selects IcePop by two bounds in one string.
         "rollout_is_threshold": f"{low}_{threshold}" if low else threshold,
         "rollout_rs": a.rejection if rejects else None,
         "rollout_rs_threshold": ((f"{least}_{most}" if a.rejection.endswith("k1") else str(most)) if rejects else None),
@@ -67,13 +71,13 @@ ALGORITHM = (
     same("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std"),
     same("algorithm.gamma", "algorithm.gamma"),
     same("algorithm.lam", "algorithm.lam"),
-    # It draws rows anew, and verl's trainer stores the result under the names of the old ones.
+    # PF-PPO resamples rows, but verl's trainer stores the results under the keys of the old rows.
     Key("algorithm.use_pf_ppo", "algorithm.name"),
     Key("algorithm.pf_ppo", "algorithm.name"),
-    # verl then fetches prompts one by one; our replay buffer does the filtering.
+    # With filter_groups verl fetches prompts one by one; our replay buffer filters.
     Key("algorithm.filter_groups", "algorithm.filter_groups"),
     Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups > 0),
-    # verl trains the actor from the step of this number on.
+    # verl trains the actor from this step number on.
     Key(
         "trainer.critic_warmup",
         "critic.warmup_steps",
@@ -116,8 +120,8 @@ ALGORITHM = (
     Key(ACTOR + "policy_loss.rollout_correction", None, _correction_in_the_loss, when=_corrects_in_the_loss),
     Key(ACTOR + "use_rollout_log_probs", OLD_LOG_PROB),
 )
-# Refused only with algorithm.old_log_prob = "rollout": with "actor" the rest of verl's table holds
-# what losses of verl's read that no setting of ours names.
+# Refused only with algorithm.old_log_prob = "rollout". With "actor" users may set other keys of
+# this table, which some of verl's losses read and for which we have no setting.
 ENGINE_LOG_PROB = (Key(ACTOR + "policy_loss", OLD_LOG_PROB),)
 
 

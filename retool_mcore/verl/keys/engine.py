@@ -1,4 +1,4 @@
-"""verl's keys for Megatron: engine, optimizer and model, for SFT's engine and each role of RL."""
+"""verl's keys for Megatron's engine, optimizer and model, in SFT and in each role of RL."""
 
 from typing import Any
 
@@ -9,23 +9,24 @@ from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, same, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 OWN_LORA = "the section [lora], because this trainer's adapters are its own and not verl's,"
-# It reads from a weight's name in Transformer Engine's grouped layer which expert the weight is of.
+# Our bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
 GROUPED = "this trainer, whose bridge knows the experts' weights by the names of their grouped layer,"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
-OPTION = f"{TRANSFORMER}."  # what verl hands on to Megatron's TransformerConfig
+OPTION = f"{TRANSFORMER}."  # verl passes these keys to Megatron's TransformerConfig
 
 
 def _sequence_parallel(run: RunConfig, *_: Any) -> bool:
-    """Wherever there is TP: without it each rank keeps the norms' activations whole.
+    """Use sequence parallelism whenever TP > 1.
 
-    Experts are trained under TP that way only, and the fused cross entropy sums the gradient of the
-    last hidden states over the ranks there.
+    Without it each TP rank stores the norms' activations for all tokens. Megatron trains experts
+    under TP only with it, and the fused cross entropy relies on it to sum the gradient of the last
+    hidden states over the ranks.
     """
     return run.parallel.tp > 1
 
 
 def _recomputes(*levels: str) -> Any:
-    # "auto" sets Megatron's keys anew for each micro-batch
+    # With "auto", verl/recompute.py sets Megatron's options for each micro-batch instead.
     return lambda run, _: _granularity(run) in levels
 
 
@@ -42,9 +43,9 @@ def _balancing(part: int) -> Any:
 
 
 def chat_template(run: RunConfig, *_: Any) -> Any:
-    """verl makes its tokenizers with it, and writes it into checkpoints.
+    """The chat template for verl's tokenizers, which verl also writes into checkpoints.
 
-    Not set where it is the model's own, whose text may not be here.
+    NOT_SET for the model's own template, because the model's files may not be on this machine.
     """
     template = template_of(run.model)
     return NOT_SET if template is None else template
@@ -62,9 +63,9 @@ def _in_fp8(run: RunConfig, *_: Any) -> bool:
     return run.model.fp8 != "off"
 
 
-# Of verl's McoreEngineConfig; the functions take the run and its platform.
+# Fields of verl's McoreEngineConfig; the functions take the run and its platform.
 MEGATRON = (
-    Key("_target_", "run.platform"),  # RL names the class in its tree, SFT makes it
+    Key("_target_", "run.platform"),  # RL sets the class in its tree, SFT instantiates it
     same("tensor_model_parallel_size", "parallel.tp"),
     same("pipeline_model_parallel_size", "parallel.pp"),
     Key(
@@ -82,13 +83,13 @@ MEGATRON = (
     same("dtype", "model.dtype"),
     same("seed", "run.seed"),
     same("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),
-    # Gather on one host process; Megatron's other way gives every rank all states of its
-    # data-parallel group.
+    # Gather the states on one rank per data-parallel group, in host memory. Otherwise Megatron
+    # gathers them on every rank of the group.
     same("distrib_optim_fully_reshardable_mem_efficient", "checkpoint.reshardable"),
     same("param_offload", "memory.offload_idle"),
     same("optimizer_offload", "memory.offload_idle"),
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
-    # mbridge takes it from here, and defaults to on
+    # mbridge reads this key, and its default is on.
     Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
     Key(
         OPTION + "context_parallel_size",
@@ -116,9 +117,9 @@ MEGATRON = (
         lambda run, _: run.memory.recomputed_layers or 1,
         when=_recomputes("full"),
     ),
-    # A dense model ignores these. What is left out has mbridge's values: no load-balancing loss,
-    # and grouped products wherever there is Transformer Engine.
-    # In bfloat16 the scores of two experts are often equal, and chance decides which a token gets.
+    # Dense models ignore the moe_* keys. For keys not set here, mbridge's defaults apply: no
+    # load-balancing loss, and grouped GEMM where Transformer Engine is installed.
+    # Router in fp32: in bfloat16 two experts' scores are often equal, so the choice is arbitrary.
     Key(OPTION + "moe_router_dtype", None, "fp32"),
     Key(
         OPTION + "moe_router_load_balancing_type",
@@ -139,7 +140,7 @@ MEGATRON = (
 
 
 def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
-    """Keys of verl's McoreEngineConfig, and below them what Megatron's own classes take."""
+    """Keys of verl's McoreEngineConfig, including its tables of Megatron's own options."""
     kernels = {OPTION + name: value for name, value in platform.training.transformer_options.items()}
     return kernels | values(MEGATRON, config, platform)
 
@@ -156,8 +157,8 @@ def _on_cpu(run: RunConfig, _: int) -> bool:
     return bool(run.memory.optimizer_on_cpu)
 
 
-# Of verl's McoreOptimizerConfig; the functions take the run and how many updates it makes, which
-# the schedule counts.
+# Fields of verl's McoreOptimizerConfig; the functions take the run and its number of updates, which
+# is the length of the schedule.
 OPTIMIZER = (
     same("lr", "optim.lr"),
     same("min_lr", "optim.min_lr"),
@@ -168,19 +169,19 @@ OPTIMIZER = (
     same("weight_decay", "optim.weight_decay"),
     same("clip_grad", "optim.clip_grad"),
     Key("total_training_steps", "train.steps", lambda _, updates: updates),
-    # Without this key verl 0.9.1 saves the schedule but does not load it, and a resumed run starts
-    # its warm-up again.
+    # Without this key verl 0.9.1 saves the schedule but does not load it, so a resumed run would
+    # repeat its warm-up.
     Key("use_checkpoint_opt_param_scheduler", None, True),
-    # Megatron then also stores a master weight as the bfloat16 weight and its 16 missing bits.
+    # Megatron then also stores each master weight as the bfloat16 weight and its 16 remaining bits.
     Key("use_precision_aware_optimizer", "memory.adam_states", True, when=_compact),
     Key("exp_avg_dtype", "memory.adam_states", _moments, when=_compact),
     Key("exp_avg_sq_dtype", "memory.adam_states", _moments, when=_compact),
-    # verl 0.9.1 passes its own `betas` to Muon only; Adam uses Megatron's defaults unless they are
-    # set below.
+    # verl 0.9.1 passes `betas` only to Muon. Adam uses Megatron's defaults, so we set Megatron's
+    # options below.
     Key("betas", "optim.betas"),
     Key(f"{ADAM}.adam_beta1", "optim.betas", lambda run, _: run.optim.betas[0]),
     Key(f"{ADAM}.adam_beta2", "optim.betas", lambda run, _: run.optim.betas[1]),
-    # States that live and are updated on the host.
+    # Keep and update optimizer states in host memory.
     Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_on_cpu),
     Key(
         f"{ADAM}.optimizer_offload_fraction",
@@ -189,26 +190,27 @@ OPTIMIZER = (
         when=_on_cpu,
     ),
     Key(f"{ADAM}.overlap_cpu_optimizer_d2h_h2d", "memory.optimizer_on_cpu", True, when=_on_cpu),
-    # The offloading optimizer takes gradients that way only.
+    # Megatron's CPU-offloading optimizer requires it.
     Key(f"{ADAM}.use_precision_aware_optimizer", "memory.optimizer_on_cpu", True, when=_on_cpu),
 )
-# Of verl's HFModelConfig, for SFT and the actor; the functions take the run and its platform.
+# Fields of verl's HFModelConfig, for SFT and the actor. The functions take the run and its
+# platform.
 MODEL = (
     same("path", "model.path"),
     Key("custom_chat_template", "model.chat_template", chat_template),
     Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("use_remove_padding", None, True),
     same("use_fused_kernels", "memory.fused_cross_entropy"),
-    # verl's trainer takes from lora_rank that the actor without its adapters is the reference, and
-    # from lora.merge that engines get whole weights; verl/lora.py reads the others. lora.rank stays
-    # 0: with it verl would call Megatron-Bridge.
+    # With lora_rank > 0, verl's trainer uses the actor without adapters as the reference. With
+    # lora.merge, it sends merged weights to engines. verl/lora.py reads the other keys. lora.rank
+    # must stay 0, or verl calls Megatron-Bridge.
     Key("lora_rank", OWN_LORA, lambda run, _: run.lora.rank, when=_has_adapters),
     Key("lora_alpha", OWN_LORA, lambda run, _: run.lora.alpha, when=_has_adapters),
     Key("target_modules", OWN_LORA, lambda run, _: run.lora.matrices, when=_has_adapters),
     Key("lora", OWN_LORA, _lora, when=_has_adapters),
     *(Key(name, OWN_LORA) for name in ("lora_adapter_path", "exclude_modules")),
 )
-# Of SFT's engine alone.
+# Only for SFT's engine.
 SFT_BATCHES = (
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
     same("max_token_len_per_gpu", "train.micro_batch_tokens"),

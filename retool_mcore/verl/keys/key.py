@@ -1,4 +1,4 @@
-"""One declaration of each key of verl that we set or refuse."""
+"""Declares a key of verl that we set, or that users may not set."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,15 +12,17 @@ OWN_PART = "this trainer, which relies on a part of its own there,"
 
 @dataclass(frozen=True)
 class Key:
-    """A key of verl, or a table of them, and what we do with it.
+    """A key of verl, or a table of keys, with the value that we set.
 
-    ``decided_by`` is the setting of ours that says the same, or who needs the value that we give:
-    [verl_overrides] may not set the key raw, nor what lies below it. None: ours is a better default
-    than verl's, and the user's raw value wins.
+    ``decided_by``: the setting of ours that controls the key, or the part of our code that needs
+    our value. [verl_overrides] may not set the key or any key below it. None: our value is only a
+    default, and [verl_overrides] may change it.
 
-    ``value`` is what the key is set to, or a function that makes it of what ``values`` is given.
-    Without it the key is refused alone. ``when`` says for which runs it is set; for others verl's
-    own default stands; so it does where a function returns NOT_SET.
+    ``value``: the key's value, or a function of the arguments of ``values`` that returns it.
+    Without a value, the key is refused but not set.
+
+    ``when``: function of the same arguments; False keeps verl's default, as does a value function
+    that returns NOT_SET.
     """
 
     path: str
@@ -30,7 +32,7 @@ class Key:
 
 
 def same(path: str, setting: str) -> Key:
-    """A key of verl that has the value of our ``setting``, "optim.lr" for example."""
+    """A key of verl whose value is our ``setting``, for example "optim.lr"."""
     read = attrgetter(setting)
     return Key(path, setting, lambda run, *_: read(run))
 
@@ -49,5 +51,5 @@ def values(keys: Iterable[Key], *given: Any, under: str = "") -> dict[str, Any]:
 
 
 def refused(keys: Iterable[Key], *, under: str = "") -> dict[str, str]:
-    """The keys that [verl_overrides] may not set: ``under`` + path -> what decides it."""
+    """The keys that [verl_overrides] may not set: ``under`` + path -> ``decided_by``."""
     return {under + key.path: key.decided_by for key in keys if key.decided_by is not None}

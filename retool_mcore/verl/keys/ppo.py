@@ -1,7 +1,7 @@
-"""From our configuration to verl 0.9.1's: RL's whole tree.
+"""Builds the Hydra tree of verl 0.9.1's PPO trainer from an RL run's settings.
 
-RL runs verl's PPO trainer, which takes the whole Hydra tree: verl itself composes its defaults, and
-this module changes them key by key. Only the tables of verl/keys spell verl's key paths, each once.
+verl composes its defaults, and this module overrides them key by key. Each key path appears once,
+in one of the tables of verl/keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def ppo_defaults() -> DictConfig:
-    """verl's own tree for its PPO trainer on a Megatron engine, without our keys."""
+    """verl's default tree for its PPO trainer with Megatron engines."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
@@ -38,7 +38,7 @@ def ppo_defaults() -> DictConfig:
 
 
 def check_ppo_tree(tree: DictConfig) -> None:
-    """Check the tree with verl's own configuration classes and its own check.
+    """Check the tree with verl's config classes and ``validate_config``.
 
     Raises ConfigError with verl's message.
     """
@@ -59,8 +59,8 @@ def check_ppo_tree(tree: DictConfig) -> None:
 def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
     """verl's complete, resolved tree for its PPO trainer.
 
-    ``resume`` is the folder of a complete checkpoint. Raises ConfigError when a key of
-    ``[verl_overrides]`` is not in verl's tree, or when a setting of ours decides it.
+    ``resume``: folder of a complete checkpoint, or None. Raises ConfigError if a key of
+    ``[verl_overrides]`` is not in verl's tree, or if one of our settings controls it.
     """
     import verl
     from omegaconf import OmegaConf
@@ -81,7 +81,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
 
 
 def _is_of_megatron(key: str, platform: Platform) -> bool:
-    """Whether Megatron has this option: verl hands on the whole table, and itself lists few."""
+    """Whether the key is an option of Megatron's; verl's tree lists few but passes on any."""
     table, _, option = key.rpartition(".")
     return table.endswith(TRANSFORMER) and platform.has_transformer_option(option)
 
@@ -108,19 +108,19 @@ def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """The engine of one role ("critic."): every role has the same Megatron layout."""
+    """The engine keys of a role, such as "critic."; every role has the same Megatron layout."""
     keys = {"_target_": platform.training.engine_config_class, **megatron_keys(config, platform)}
     return {f"{role}megatron.{key}": value for key, value in keys.items()}
 
 
 def _optimizer_keys(role: str, config: RlConfig, idle_steps: int = 0) -> dict[str, Any]:
-    """``idle_steps``: steps at the start in which this role is not trained."""
+    """The optimizer keys of a role; ``idle_steps``: first steps in which it is not trained."""
     updates = (config.train.steps - idle_steps) * config.train.updates_per_step
     return values(OPTIMIZER, config, updates, under=f"{role}optim.")
 
 
 def run_config_of(tree: DictConfig) -> str:
-    """The path of the run's settings, as verl's tree names it to our trainer."""
+    """The path of the run's settings, from verl's tree."""
     from omegaconf import OmegaConf
 
     return str(OmegaConf.select(tree, trainer.RUN_CONFIG_KEY))

@@ -1,8 +1,8 @@
-"""Raw verl keys that [verl_overrides] may not set, because a setting of ours decides them.
+"""The verl keys that [verl_overrides] may not set, because our settings control them.
 
-If they were set raw, they would silently contradict the run's own settings, from which the sampler,
-the schedule and the metrics are made. They are derived from the tables of this folder. Keys for
-which our mapping only changes the default may be set.
+Setting them directly would silently contradict the run's settings, which the sampler, the schedule
+and the metrics use. The list is derived from this package's tables. Users may set keys for which we
+only change verl's default.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from retool_mcore.verl.keys.key import Key, refused
 from retool_mcore.verl.keys.rollout import ASYNC, ROLLOUT, SAMPLER, UNDER
 
 ACTOR, REFERENCE, CRITIC = "actor_rollout_ref.actor.", "actor_rollout_ref.ref.", "critic."
-# Each table of keys, and the path in verl's tree that it stands under.
+# Prefix in verl's tree -> table of keys.
 SFT_TABLES: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("engine.", SFT_BATCHES),
     ("engine.", MEGATRON),
@@ -35,7 +35,7 @@ RL_TABLES: tuple[tuple[str, tuple[Key, ...]], ...] = (
 
 
 def _derived(tables: tuple[tuple[str, tuple[Key, ...]], ...]) -> dict[str, str]:
-    """What the last table that has a key says of it: the critic's learning rate is its own."""
+    """Refused keys -> what controls them; later tables win, as for the critic's learning rate."""
     return {path: setting for under, keys in tables for path, setting in refused(keys, under=under).items()}
 
 
@@ -44,10 +44,10 @@ ENGINE_LOG_PROB_KEYS = refused(ENGINE_LOG_PROB)
 
 
 def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str) -> None:
-    """Raise one ConfigError for all keys of [verl_overrides] that are in ``decided``.
+    """Raise one ConfigError for all keys of [verl_overrides] that our settings control.
 
-    ``decided`` maps a key to our setting. A table that contains such a key, or a key below it, is
-    refused as well: it is the same value.
+    ``decided``: verl's key -> our setting. Also refuses a table that contains such a key, and a key
+    below one.
     """
     found = {key: setting for key in overrides if (setting := decided_by(key, decided))}
     if found:
@@ -56,7 +56,7 @@ def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str
 
 
 def decided_by(key: str, decided: Mapping[str, str]) -> str | None:
-    """The settings that decide a raw key, or None."""
+    """Our settings that control verl's ``key``, or None."""
     if key in decided:
         return decided[key]
     above = [ours for ours in decided if key.startswith(f"{ours}.")]

@@ -1,4 +1,4 @@
-"""verl's keys for sampling responses and choosing which of them to learn from."""
+"""verl's keys for the rollout engines and for the replay buffer."""
 
 import difflib
 import math
@@ -39,10 +39,10 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
-OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {  # which `retool eval` has not
+OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {  # settings that `retool eval` lacks
     "quantization": "rollout.precision",
     "kv_cache_dtype": "rollout.kv_cache",
-    # SGLang 0.5.14 divides by the scales of a file when it writes the cache, but its attention
+    # SGLang 0.5.14 divides by this file's scales when it writes the KV cache, but its attention
     # multiplies by k_scale_float, which the file does not set.
     "quantization_param_path": "rollout.kv_cache",
 }
@@ -60,7 +60,7 @@ ROLLOUT = (
     same("temperature", "rollout.temperature"),
     same("top_p", "rollout.top_p"),
     Key("top_k", WHOLE, -1),
-    Key("prompt_length", "data.max_prompt_tokens"),  # verl takes both of section [data]
+    Key("prompt_length", "data.max_prompt_tokens"),  # verl interpolates both lengths from [data]
     Key("response_length", LENGTH),
     same("dtype", "model.dtype"),
     Key(
@@ -74,7 +74,7 @@ ROLLOUT = (
     same("gpu_memory_utilization", "rollout.engine_memory_fraction"),
     same("max_num_seqs", "rollout.max_running_requests"),
     Key("max_model_len", f"data.max_prompt_tokens and {LENGTH}", lambda run, _: run.max_sequence_tokens),
-    Key("load_format", OWN_PART, "dummy"),  # the first weight sync fills it before the first rollout
+    Key("load_format", OWN_PART, "dummy"),  # the first weight sync precedes the first rollout
     Key("calculate_log_probs", OWN_PART, True),
     Key(
         "enable_rollout_routing_replay",
@@ -85,8 +85,8 @@ ROLLOUT = (
     Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
     same("agent.num_workers", "rollout.agent_workers"),
     Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
-    Key("agent.agent_loop_manager_class", OWN_PART),  # verl/runner.py makes ours
-    Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py's own wins
+    Key("agent.agent_loop_manager_class", OWN_PART),  # verl/runner.py creates our manager
+    Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py overrides it
     Key("multi_turn.enable", None, True),
     same("multi_turn.max_assistant_turns", "rollout.max_turns"),
     Key("val_kwargs", VALIDATION),
@@ -94,7 +94,7 @@ ROLLOUT = (
     Key("val_kwargs.do_sample", VALIDATION, lambda run, _: run.validation.temperature > 0),
     Key("val_kwargs.temperature", VALIDATION, _validates_by("temperature")),
     Key("val_kwargs.top_p", VALIDATION, _validates_by("top_p")),
-    Key("engine_kwargs.sglang", "rollout.engine_args"),  # `rollout_keys` sets what it holds
+    Key("engine_kwargs.sglang", "rollout.engine_args"),  # `rollout_keys` sets the keys below it
 )
 
 
@@ -105,7 +105,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict[str, Any]:
-    """The rollout engine's own arguments, for training and evaluation.
+    """The server arguments of the rollout engine (SGLang's or vLLM's), for training and evaluation.
 
     Raises ConfigError like ``check_engine_args``.
     """
@@ -125,8 +125,8 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
 
 
 def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> None:
-    """Raise ConfigError for ``rollout.engine_args`` that are unknown, have a setting of their own,
-    or cannot work in training.
+    """Raise ConfigError for ``rollout.engine_args`` that are unknown, that duplicate one of our
+    settings, or that cannot work in training.
     """
     args = config.rollout.engine_args
     own = OWN_RL_ENGINE_ARGS if isinstance(config, RlConfig) else OWN_ENGINE_ARGS
@@ -154,11 +154,11 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
 
 
 def _age_limit(train: RlTrain) -> int:
-    """verl's bound on a group's age, which is 1 in the step that starts its prompt.
+    """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
     With "wait", verl waits for groups of that age and takes the oldest first. Up to
-    train.prefetch_batches batches may then stand in front of a group, which grows older while they
-    are learnt from.
+    train.prefetch_batches batches may then be ahead of a group, and the group ages by one step
+    while the actor trains on each of them.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)
@@ -166,7 +166,7 @@ def _age_limit(train: RlTrain) -> int:
 
 
 def _engine_nodes(run: RlConfig) -> tuple[int, int]:
-    """Nodes of the engines, and devices on each, where engines have devices of their own."""
+    """Number of engine nodes and of devices on each, if engines run on separate devices."""
     c, gpus = run.cluster, run.rollout.gpus
     return (1, gpus) if c.nodes == 1 else (gpus // c.gpus_per_node, c.gpus_per_node)
 
@@ -196,9 +196,9 @@ SAMPLER = (
     Key(_SAMPLER + "max_off_policy_strategy", "train.max_staleness", lambda run, _: run.train.when_stale),
     same("trainer.v1.colocate_async.num_warmup_batches", "train.prefetch_batches"),
 )
-# With train.mode = "async" trainer and engines have devices of their own.
+# With train.mode = "async" trainer and engines run on separate devices.
 ASYNC = (
-    Key("actor_rollout_ref.hybrid_engine", "train.mode", False),  # no second set of engines on the trainer's devices
+    Key("actor_rollout_ref.hybrid_engine", "train.mode", False),  # no additional engines on the trainer's devices
     Key(UNDER + "nnodes", NODES, lambda run, _: _engine_nodes(run)[0]),
     Key(UNDER + "n_gpus_per_node", NODES, lambda run, _: _engine_nodes(run)[1]),
     Key(
@@ -223,12 +223,12 @@ ASYNC = (
 
 
 def agent_loop_file(config: RunConfig) -> Path:
-    """Where ``write_settings`` puts the file through which verl finds our agent loop."""
+    """Path of verl's agent-loop config, which ``write_settings`` writes."""
     return config.run.dir.absolute() / "agent_loop.yaml"
 
 
 def write_settings(config: RlConfig) -> None:
-    """Write what Ray workers read: the run's settings, and how to make our agent loop."""
+    """Write the files that Ray workers read: the run's settings and verl's agent-loop config."""
     config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
     run_config = {RUN_CONFIG: str(config.run.config_file)}
     entry = {"name": AGENT_NAME, "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop", **run_config}

@@ -1,4 +1,4 @@
-"""From our configuration to verl 0.9.1's for SFT: the dataclasses of verl's TrainingWorker."""
+"""Builds the config dataclasses of verl 0.9.1's TrainingWorker from an SFT run's settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
-    """The configuration of verl's TrainingWorker.
+    """The configuration of verl's TrainingWorker. Raises ConfigError.
 
-    Call ``platform.activate()`` first: verl reads the device when it is imported.
+    Call ``platform.activate()`` first, because verl detects the device when it is imported.
     """
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
 
@@ -55,7 +55,7 @@ def sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, A
 
 
 def _tables(keys: dict[str, Any]) -> dict[str, Any]:
-    """Paths of two parts as tables in a table, as verl's dataclasses take them."""
+    """Convert dotted keys into nested dicts, which verl's dataclasses take."""
     tables: dict[str, Any] = {}
     for path, value in keys.items():
         table, _, name = path.rpartition(".")
@@ -67,7 +67,7 @@ def _tables(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """verl's dataclasses except the model's, which reads the model's files when it is made."""
+    """verl's dataclasses except HFModelConfig, whose constructor reads the model's files."""
     from hydra.utils import get_class
     from verl.workers.config import McoreOptimizerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
@@ -78,12 +78,12 @@ def sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[st
             "optim": McoreOptimizerConfig(**sections["optim"]),
             "checkpoint": McoreCheckpointConfig(async_save=config.checkpoint.asynchronous),
         }
-    except TypeError as error:  # what a dataclass raises for an unknown field
+    except TypeError as error:  # a dataclass raises it for an unknown field
         raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
 
 
 def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Set a key of ``[verl_overrides]`` in SFT, where verl has dataclasses instead of a tree."""
+    """Set a key of ``[verl_overrides]`` in ``sections``. Raises ConfigError for unknown tables."""
     *path, name = key.split(".")
     table: Any = sections
     for part in path:
@@ -97,13 +97,13 @@ def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> No
 
 
 def sft_tree(config: SftConfig, platform: Platform) -> str:
-    """The settings of verl's TrainingWorker as YAML, defaults included. Reads no model."""
+    """The settings of verl's TrainingWorker as YAML, with defaults. Does not read the model."""
     parts = sft_parts(config, platform, sft_sections(config, platform))
     return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
 
 
 def sft_defaults() -> str:
-    """What verl's dataclasses of an SFT run hold by default, in the form of ``sft_tree``."""
+    """The defaults of verl's dataclasses, in the same form as ``sft_tree``."""
     from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
 

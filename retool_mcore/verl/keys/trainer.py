@@ -10,7 +10,7 @@ from retool_mcore.verl.keys.key import OWN_PART, Key, same
 from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
 from retool_mcore.verl.run_settings import RUN_CONFIG
 
-RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: the file of the run's own settings
+RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: path of the run's settings
 SAVED = ["model", "optimizer", "extra"]
 FOLDER = "run.root and run.name"
 
@@ -32,7 +32,7 @@ def _storage_units(_: RlConfig, platform: Platform) -> int:
 
 
 def _local_ray(run: RlConfig, platform: Platform) -> bool:
-    """verl starts Ray on one machine; on several nodes the launch scripts do."""
+    """Whether verl starts Ray and needs logical resources: a run on one node without devices."""
     return run.cluster.nodes == 1 and not platform.host.has_devices
 
 
@@ -44,7 +44,7 @@ def _run_config(run: RlConfig, _: Platform) -> str:
     return str(run.run.config_file)
 
 
-# All functions take the run and its platform. Under "actor_rollout_ref.actor.":
+# All functions take the run and its platform. Keys under "actor_rollout_ref.actor.":
 ACTOR = (
     same("ppo_mini_batch_size", "train.mini_batch_prompts"),
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
@@ -59,19 +59,19 @@ ACTOR = (
         when=_routes,
     ),
 )
-# Set for PPO, which has a critic, and refused for all.
+# Set only for algorithm "ppo", which has a critic; refused for all algorithms.
 CRITIC = (
     same("critic.model.path", "model.path"),
     Key("critic.model.custom_chat_template", "model.chat_template", chat_template),
     Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("critic.model.use_remove_padding", None, True),
-    Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl takes the actor's
+    Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl interpolates the actor's
     Key("critic.ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
-    # verl 0.9.1's trainer uses this key for training, too.
+    # verl 0.9.1's trainer also uses this key for training.
     Key("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
     Key("critic.checkpoint.save_contents", None, SAVED),
     same("critic.checkpoint.async_save", "checkpoint.asynchronous"),
-    # Of the optimizer, whose other keys are the actor's.
+    # The optimizer's other keys have the actor's values.
     same("critic.optim.lr", "critic.lr"),
     Key(
         "critic.optim.min_lr",
@@ -111,28 +111,28 @@ DATA = (
     Key("data.return_raw_chat", None, True),
     same("data.seed", "run.seed"),
     Key("data.truncation", None, "error"),
-    Key("data.dataloader_num_workers", None, 0),  # prompts are a few strings; processes cost more than they bring
+    Key("data.dataloader_num_workers", None, 0),  # prompts are a few strings, not worth worker processes
 )
 TRAINER = (
     Key("trainer.device", "run.platform", lambda _, platform: platform.device.name),
     Key("trainer.nnodes", NODES, lambda run, _: run.cluster.nodes),
     Key("trainer.n_gpus_per_node", NODES, lambda run, _: run.cluster.gpus_per_node),
     same("trainer.total_training_steps", "train.steps"),
-    Key("trainer.total_epochs", "train.steps", 1_000_000),  # steps decide, not epochs
+    Key("trainer.total_epochs", "train.steps", 1_000_000),  # the number of steps ends the run
     Key("trainer.project_name", None, "retool"),
     same("trainer.experiment_name", "run.name"),
-    # run/metrics.py writes files: verl's would keep what a resumed run repeats
+    # run/metrics.py writes the metrics; verl's file would keep steps that a resumed run repeats.
     Key("trainer.logger", None, ["console"]),
     Key("trainer.default_local_dir", FOLDER, lambda run, _: str(run.run.dir.absolute() / "checkpoints")),
     Key("trainer.rollout_data_dir", None, None),
     Key("trainer.save_freq", "checkpoint.every_steps", lambda run, _: run.saved_every or -1),
-    # run/checkpoint.py deletes old ones, also after a restart
+    # run/checkpoint.py deletes old checkpoints, also after a restart.
     Key("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", None),
     Key("trainer.test_freq", "validation.every", lambda run, _: run.validation.every or -1),
     same("trainer.val_before_train", "validation.before"),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
     Key(RUN_CONFIG_KEY, FOLDER, _run_config),
-    # The transfer queue where every process counts: verl's 8 are imported while the driver waits.
+    # Start fewer TransferQueue storage processes than verl's 8: the driver waits for their imports.
     Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, _storage_units, when=_of_one_device),
     Key("transfer_queue.backend.SimpleStorage.total_storage_size", None, 4_000, when=_without_devices),
 )
@@ -146,9 +146,9 @@ RAY = (
         lambda run, platform: platform.process_env() | engine_environment(run.rollout),
         when=lambda run, _: run.cluster.nodes > 1,
     ),
-    # logical: actors that mostly wait, on however few cores
+    # A logical count: the actors mostly wait, so a few real cores are enough.
     Key(f"{RAY_INIT}num_cpus", None, 16, when=_local_ray),
-    # logical: one per Megatron or engine process
+    # A logical count: one per Megatron or engine process.
     Key(
         f"{RAY_INIT}num_gpus",
         "cluster.gpus_per_node",
@@ -158,8 +158,8 @@ RAY = (
     Key(f"{RAY_INIT}include_dashboard", None, False, when=_local_ray),
     Key(f"{RAY_INIT}object_store_memory", None, 300_000_000, when=_local_ray),
 )
-# The functions take the folder of the checkpoint to resume from, or None: run/checkpoint.py decides
-# which is complete. verl wants both keys.
+# The functions take the folder of the checkpoint to resume from, or None. run/checkpoint.py chooses
+# a complete one. verl needs both keys.
 RESUME = (
     Key("trainer.resume_mode", "checkpoint.resume", lambda resume: "resume_path" if resume else "disable"),
     Key(
