@@ -1,4 +1,4 @@
-"""Platforms: everything that differs between a laptop, NVIDIA GPUs and Ascend NPUs."""
+"""Platforms: all code that differs between CPUs, NVIDIA GPUs and Ascend NPUs."""
 
 from retool_mcore.platforms.base import Platform, get_platform
 

@@ -1,4 +1,4 @@
-"""What differs between CPU, CUDA and Ascend machines: one class for each, with records of facts."""
+"""The interface of a platform (CPU, CUDA, Ascend): one class each, with records of its facts."""
 
 import importlib
 import importlib.util
@@ -16,15 +16,15 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import RolloutEngine
 
-PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last that fits
+PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last match
     "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
     "cuda": "retool_mcore.platforms.cuda.platform:Cuda",
     "ascend": "ascend.adapter:Ascend",
 }
 WITHOUT_DEVICES = "cpu"
-SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's group of entry points; ours is sglang_plugin.load
+SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's entry point group; ours is sglang_plugin.load
 PREFILLS_ENV = "RETOOL_BATCH_PREFILLS"  # "0": rollout.batch_prefills is off
-PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
+PLATFORM_ENV = "RETOOL_PLATFORM"  # the run's platform, for all its processes including Ray's
 
 
 @dataclass(frozen=True)
@@ -34,28 +34,28 @@ class EnvVar:
     name: str
     value: str
     reason: str
-    forced: bool = True  # False: a value the user exported wins
+    forced: bool = True  # False: a value that the user exported takes precedence
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What torch, verl and Ray call the device, and how fast it is."""
+    """The device's names in torch, verl and Ray, and its peak speed."""
 
-    name: str  # torch's and verl's
-    comm_backend: str  # of torch.distributed.init_process_group
-    ray_resource: str  # the Ray resource that stands for one training process's device
-    peak_flops: float | None  # dense bfloat16 flop/s of one device, for MFU; None: not known
+    name: str  # in torch and verl
+    comm_backend: str  # backend of torch.distributed.init_process_group
+    ray_resource: str  # Ray resource of one training process's device
+    peak_flops: float | None  # dense bfloat16 FLOP/s of one device, for MFU; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFacts:
-    """How Megatron is built here; read by verl/keys."""
+    """How Megatron is configured on this platform; read by verl/keys."""
 
-    dtypes: tuple[str, ...]  # what model.dtype may be, the usual one first
+    dtypes: tuple[str, ...]  # valid values of model.dtype, the usual one first
     engine_config_class: str  # Hydra _target_ of verl's Megatron engine configuration
     external_lib: str | None = None  # module that registers engines with verl (model.external_lib)
-    transformer_options: Mapping[str, Any]  # of Megatron's TransformerConfig: kernels that this machine has
-    ddp_options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of its DistributedDataParallelConfig
+    transformer_options: Mapping[str, Any]  # for Megatron's TransformerConfig: the available kernels
+    ddp_options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for DistributedDataParallelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,28 +63,28 @@ class RolloutFacts:
     """How the rollout engine starts and gets its weights; read by verl/keys and the evaluation."""
 
     engine: RolloutEngine
-    free_cache_engine: bool  # it gives its memory back while the actor trains
-    enforce_eager: bool  # it runs without captured graphs
-    # How weights reach engines on other devices: verl's checkpoint engine, and the module that
-    # registers it if verl does not.
+    free_cache_engine: bool  # whether the engine frees its memory while the actor trains
+    enforce_eager: bool  # whether the engine runs without CUDA graphs
+    # How weights reach engines on other devices: name of verl's checkpoint engine, and the module
+    # that registers it, None if verl does.
     weight_transport: tuple[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What a run needs of the machine around its devices; read by preflight."""
+    """A run's requirements on the host; read by preflight."""
 
-    shm_gib: float = 16.0  # Ray's object store and the data of a weight update
-    open_files: int = 65_536  # Ray's own advice for clusters
-    has_devices: bool = True  # False: processes share the cores, and Ray counts made-up devices
-    least_addresses_gib: int = 32  # that a process maps, used or not; not measured on devices
+    shm_gib: float = 16.0  # /dev/shm, for Ray's object store and the data of a weight sync
+    open_files: int = 65_536  # as Ray recommends for clusters
+    has_devices: bool = True  # False: processes share the cores, and Ray counts logical devices
+    least_addresses_gib: int = 32  # virtual memory of a process; not measured on devices
 
 
 class Platform(ABC):
-    """A kind of machine: its facts, one record for each reader, and what differs on it."""
+    """A kind of machine: its facts, one record per reader, and the code that depends on it."""
 
     name: ClassVar[str]
-    install: ClassVar[str]  # the command that installs what it needs
+    install: ClassVar[str]  # command that installs its packages
     verl_platform: ClassVar[str]  # the value of VERL_PLATFORM
     device: ClassVar[DeviceFacts]
     training: ClassVar[TrainingFacts]
@@ -93,7 +93,7 @@ class Platform(ABC):
 
     @abstractmethod
     def check_machine(self) -> None:
-        """Raise PlatformError when this machine cannot run the platform."""
+        """Raise PlatformError if this machine cannot run the platform."""
 
     @abstractmethod
     def environment(self) -> Sequence[EnvVar]:
@@ -101,21 +101,21 @@ class Platform(ABC):
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
-        """Every patch of the platform, in any kind of process; for `retool preflight` and tests.
+        """All patches of the platform in any process, for `retool preflight` and tests.
 
-        By library in the order verl, Megatron, mbridge, SGLang, torch, the most important first.
+        Sorted by library as in ``listed``; within a library, the most important first.
         """
 
     def seams(self) -> Sequence[Seam]:
-        """Private names that the platform's code depends on; listed by `retool preflight`."""
+        """Private names that the platform's code depends on, for `retool preflight`."""
         return ()
 
     def sglang_patches(self) -> Sequence[Patch]:
-        """The patches, a subset of patches(), that SGLang's processes apply (sglang_plugin)."""
+        """The subset of ``patches()`` that SGLang's processes apply (sglang_plugin)."""
         return ()
 
     def weight_sync_patches(self) -> Sequence[Patch]:
-        """The patches, a subset of patches(), of workers with an engine on their devices."""
+        """The subset of ``patches()`` for workers that share their devices with an engine."""
         return ()
 
     def device_count(self) -> int:
@@ -125,16 +125,16 @@ class Platform(ABC):
         return torch.accelerator.device_count()
 
     def facts(self) -> Mapping[str, str]:
-        """Driver, collectives and the like, for `retool preflight`.
+        """Versions of driver, NCCL and the like, for `retool preflight`.
 
-        Raises PlatformError when one of them will not do.
+        Raises PlatformError if one of them is unsuitable.
         """
         return {}
 
     def mapping(self) -> str:
-        """How a CUDA run's settings map to this platform, as a Markdown table for `retool plan`.
+        """How a CUDA run's settings map to this platform: a Markdown table for `retool plan`.
 
-        Empty where nothing is mapped.
+        Empty if the platform maps no setting.
         """
         return ""
 
@@ -145,7 +145,7 @@ class Platform(ABC):
         return name in TransformerConfig.__dataclass_fields__
 
     def tested_versions(self) -> Sequence[str]:
-        """Requirements of what pip does not install with the platform's extra.
+        """Requirements that pip does not install with the platform's extra, in pip's form.
 
         `retool preflight` checks them.
         """
@@ -153,17 +153,15 @@ class Platform(ABC):
 
     @abstractmethod
     def activate(self) -> None:
-        """Make this process one of the platform's.
+        """Check the machine, set the environment and apply the patches that every process needs.
 
-        Call it first, before torch.distributed, megatron and verl are used.
-
-        Checks the machine, sets the environment and applies the patches that every process needs.
-        Calling it again does nothing. Raises PlatformError.
+        Call it before this process uses torch.distributed, megatron or verl. Further calls do
+        nothing. Raises PlatformError.
         """
 
     @abstractmethod
     def rollout_engine_kwargs(self) -> dict[str, Any]:
-        """Server settings for verl's rollout engine, beyond what verl itself sets."""
+        """Server arguments for verl's rollout engine, in addition to verl's own."""
 
     def sglang_command(
         self,
@@ -177,8 +175,8 @@ class Platform(ABC):
     ) -> list[str]:
         """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation.
 
-        Run it in process_env(). ``engine_args`` are fields of SGLang's ServerArgs by name; they win
-        over ``rollout_engine_kwargs()``.
+        Run it with the environment ``process_env()``. ``engine_args``: fields of SGLang's
+        ServerArgs; they override ``rollout_engine_kwargs()``.
         """
         command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
@@ -188,7 +186,7 @@ class Platform(ABC):
         return command + sglang_options({**self.rollout_engine_kwargs(), **(engine_args or {})})
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
-        """The environment that shows a process only these of the devices that this one sees."""
+        """The environment that restricts a process to these of this process's visible devices."""
         raise PlatformError(f'run.platform = "{self.name}" has no devices to share out among servers.')
 
     @abstractmethod
@@ -197,22 +195,22 @@ class Platform(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has finished this process's work; for clocks."""
+        """Wait until the device has finished this process's work, for timing."""
 
     def check_settings(self, config: RunConfig) -> None:
-        """Raise ConfigError for a setting without a counterpart on this platform.
+        """Raise ConfigError for a setting that this platform does not support.
 
-        Raises PlatformError when the counterpart is not installed.
+        Raises PlatformError if a package that the setting needs is not installed.
         """
         self.check_dtype(config)
 
     def remarks(self, config: RunConfig) -> Sequence[str]:
-        """Settings that work here and bring less than they are for, each with what to do."""
+        """Warnings about settings that work but do not help on this machine, each with a remedy."""
         del config
         return ()
 
     def check_dtype(self, config: JobConfig) -> None:
-        """Raise ConfigError when model.dtype is not one that this kind of machine trains in."""
+        """Raise ConfigError if the platform cannot train in model.dtype."""
         if config.model.dtype not in self.training.dtypes:
             known = " or ".join(f'"{dtype}"' for dtype in self.training.dtypes)
             raise ConfigError(
@@ -221,19 +219,19 @@ class Platform(ABC):
             )
 
     def check_room(self, config: RunConfig) -> None:  # noqa: B027  where devices are counted there is no more to ask
-        """Raise ConfigError when this machine has no room for that many processes.
+        """Raise ConfigError if this machine is too small for the run's processes.
 
-        Other code counts devices; this is for machines without them.
+        For machines without devices; elsewhere the number of devices is the limit.
         """
 
     def extend_verl(self) -> None:  # noqa: B027  verl knows the others
-        """Register the platform with verl if verl lacks it, in every process that imports verl."""
+        """Register the platform with verl, if verl lacks it; runs in each process with verl."""
 
     def server_devices(self, config: EvaluationConfig) -> list[list[int]]:
-        """The devices of each rollout server of an evaluation, rollout.engine_tp for each.
+        """Device indices of each rollout server of an evaluation, rollout.engine_tp per server.
 
-        It uses this machine's devices, at most those of a node of [cluster]. Raises ConfigError
-        when they are too few for one server.
+        Uses this machine's devices, at most cluster.gpus_per_node. Raises ConfigError if they are
+        too few for one server.
         """
         tp, present = config.rollout.engine_tp, self.device_count()
         count = min(present, config.cluster.gpus_per_node) // tp
@@ -247,29 +245,29 @@ class Platform(ABC):
 
     @abstractmethod
     def peak_memory_gib(self) -> float:
-        """The most memory this process has held: the allocator's peak.
+        """Peak device memory that this process allocated, in GiB.
 
-        On `cpu` it is the peak of the resident set.
+        On `cpu`, the peak resident set size.
         """
 
     def gpu_percent(self) -> float | None:
-        """Percentage of the last second in which the device was busy; None if nothing counts it."""
+        """Percentage of the last second in which the device was busy; None if unknown."""
         return None
 
     def process_env(self) -> dict[str, str]:
-        """``environment()`` as name -> value, with the user's own values where those win."""
+        """``environment()`` as name -> value, after applying values that the user exported."""
         return {
             var.name: var.value if var.forced else os.environ.get(var.name, var.value) for var in self.environment()
         }
 
 
 def engine_environment(loop: ToolLoop) -> dict[str, str]:
-    """What an engine's processes need in their environment, beyond ``Platform.process_env``."""
+    """Environment variables of an engine's processes, in addition to ``Platform.process_env``."""
     return {} if loop.batch_prefills else {PREFILLS_ENV: "0"}
 
 
 def training_patches() -> tuple[Patch, ...]:
-    """The patches that every process applies that trains with Megatron, on CPU and CUDA."""
+    """The patches of every process that trains with Megatron, on CPU and CUDA."""
     from retool_mcore.platforms import patches_mbridge, patches_megatron, patches_verl
 
     return (
@@ -280,15 +278,15 @@ def training_patches() -> tuple[Patch, ...]:
 
 
 def listed(patches: Iterable[Patch]) -> list[Patch]:
-    """The patches by library; those of one library stay in their order."""
+    """Sort the patches by library, keeping their order within each library."""
     order = ("verl", "megatron", "mbridge", "sglang", "torch", "transformer_engine")
     return sorted(patches, key=lambda patch: order.index(patch.changes[0].target.partition(".")[0]))
 
 
 def sglang_options(args: Mapping[str, Any]) -> list[str]:
-    """Turn fields of SGLang's ServerArgs into options of its command.
+    """Convert fields of SGLang's ServerArgs into command-line options.
 
-    True becomes a flag, False nothing, a table JSON.
+    True becomes a flag, False is omitted, a table becomes JSON.
     """
     options: list[str] = []
     for name, value in args.items():
@@ -305,7 +303,7 @@ def sglang_options(args: Mapping[str, Any]) -> list[str]:
 def check_entry_points(*groups: str) -> None:
     """Raise PlatformError if verl or SGLang would not find our plugin.
 
-    Both would silently go on without it.
+    Both would silently run without it.
     """
     for group in groups:
         ours = entry_points(group=group).select(name="retool_mcore")
@@ -318,10 +316,10 @@ def check_entry_points(*groups: str) -> None:
 
 
 def get_platform(name: str) -> Platform:
-    """The platform object for a name in a run's configuration.
+    """The platform for ``name``, a value of run.platform.
 
-    Importing it loads no torch and no engine. Raises PlatformError for an unknown name or one whose
-    package is missing.
+    Does not import torch or an engine. Raises PlatformError if the name is unknown or its package
+    is missing.
     """
     if name not in PLATFORMS:
         raise PlatformError(f'run.platform = "{name}" is not a platform. Known: {", ".join(PLATFORMS)}.')
@@ -338,7 +336,7 @@ def get_platform(name: str) -> Platform:
 
 
 def detect_platform() -> Platform:
-    """The platform of this machine's devices; `cpu` where it has none."""
+    """The platform of this machine's devices; `cpu` if it has none."""
     for name in reversed(PLATFORMS):
         try:
             found = get_platform(name)
@@ -350,5 +348,5 @@ def detect_platform() -> Platform:
 
 
 def without_devices() -> Platform:
-    """The platform with which verl imports on a machine without devices, such as a login node."""
+    """The platform that lets verl import on a machine without devices, such as a login node."""
     return get_platform(WITHOUT_DEVICES)

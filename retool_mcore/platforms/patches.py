@@ -1,8 +1,8 @@
-"""Where our code depends on the insides of other packages: patches and seams, as listed records.
+"""Records of our dependences on internals of other packages: patches and seams.
 
-Each record checks the version of its package, and says when it can be deleted. patches_verl.py,
-patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py have the patches,
-the most important first. cpu/patches.py and cuda/patches.py have those that one platform needs.
+Each record checks the version of its package and says when it can be removed. patches_verl.py,
+patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py contain the patches,
+the most important first. cpu/patches.py and cuda/patches.py contain those of one platform.
 """
 
 import importlib
@@ -20,31 +20,31 @@ from retool_mcore.errors import PlatformError
 
 logger = logging.getLogger(__name__)
 
-# The versions that this code was read against. The extras of pyproject.toml allow no others.
+# The versions that this code was checked against. The extras of pyproject.toml allow no others.
 VERSIONS = {
     "torch": ">=2.9,<2.14",
     "megatron-core": ">=0.16.1,<0.17",  # mbridge 0.15.1 cannot build a model of 0.17 and newer
-    "transformer-engine": ">=2.11,<2.12",  # 2.13 wants cuBLAS 13.2, torch 2.11 brings 13.1; 2.12 has not been run
+    "transformer-engine": ">=2.11,<2.12",  # 2.13 needs cuBLAS 13.2, torch 2.11 has 13.1; 2.12 is untested
     "mbridge": "==0.15.1",
     "verl": "==0.9.1",
     "sglang": "==0.5.14",
     "ray": "==2.60.0",
 }
 
-_originals: dict[str, Any] = {}  # target -> what stood there before; the changes made in this process
+_originals: dict[str, Any] = {}  # target -> original attribute, for each change made in this process
 
 
 def requirement(package: str) -> str:
-    """The package with its range, in pip's form."""
+    """The package with its version range, as a pip requirement."""
     return package + VERSIONS[package]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A dependence on other people's code, beyond what that code offers to callers.
+    """A dependence on another package beyond its public API.
 
-    ``applies_to`` is a requirement ("torch>=2.9,<2.14"). ``remove_when`` says what would make the
-    record unnecessary.
+    ``applies_to``: a pip requirement such as "torch>=2.9,<2.14". ``remove_when``: the change
+    upstream that makes the record unnecessary.
     """
 
     reason: str
@@ -53,7 +53,7 @@ class Record:
 
     @property
     def title(self) -> str:
-        """What is depended on, for messages."""
+        """The name that the record depends on, for messages."""
         raise NotImplementedError
 
     @property
@@ -61,7 +61,7 @@ class Record:
         return type(self).__name__.lower()
 
     def check_version(self) -> None:
-        """Raise PlatformError unless the package is installed in a version of the range."""
+        """Raise PlatformError unless the installed version of the package is in the range."""
         requirement = Requirement(self.applies_to)
         try:
             version = importlib.metadata.version(requirement.name)
@@ -78,7 +78,7 @@ class Record:
             )
 
     def locate(self, target: str) -> tuple[Any, str]:
-        """The object that holds the target, and its name. Raises PlatformError when it is gone."""
+        """The target's owner and attribute name. Raises PlatformError if it does not exist."""
         path, _, name = target.rpartition(".")
         owner = _resolve(path)
         if owner is None or not hasattr(owner, name):
@@ -89,9 +89,9 @@ class Record:
         return owner, name
 
     def check_parameters(self, target: str, parameters: tuple[str, ...] | None) -> None:
-        """Raise PlatformError when the target is gone, or its parameters are not these.
+        """Raise PlatformError if the target does not exist or its parameters differ.
 
-        None: the target is no Python function.
+        ``parameters``: the expected names; None if the target is not a Python function.
         """
         owner, name = self.locate(target)
         if parameters is None:
@@ -106,10 +106,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Change:
-    """One attribute that a patch replaces by what ``replace`` makes of it.
+    """An attribute that a patch replaces by ``replace(original)``.
 
-    ``target``: the dotted path of an attribute of a module or class. ``parameters``: the names in
-    its signature when it was read; None for what is no Python function.
+    ``target``: dotted path of an attribute of a module or class. ``parameters``: the parameter
+    names that the patch was written for; None if the target is not a Python function.
     """
 
     target: str
@@ -119,10 +119,10 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch(Record):
-    """Replaces attributes of other packages for one reason.
+    """Replaces attributes of another package for one reason.
 
-    ``gain``: what it wins, or which wrong result it prevents, with a figure where one was measured.
-    ``upstream``: the issue or pull request, if there is one.
+    ``gain``: what the patch improves, or which wrong result it prevents, with a figure if measured.
+    ``upstream``: URL of the issue or pull request, if there is one.
     """
 
     changes: tuple[Change, ...]
@@ -142,10 +142,10 @@ class Patch(Record):
         return all(change.target in _originals for change in self.changes)
 
     def apply(self) -> None:
-        """Replace the targets in this process; the second call does nothing.
+        """Replace the targets in this process; further calls do nothing.
 
-        Raises PlatformError when a target is gone, takes other parameters than those that it was
-        read with, or its package's version is out of range.
+        Raises PlatformError if a target does not exist or has different parameters, or if the
+        package's version is out of range.
         """
         waiting = [change for change in self.changes if change.target not in _originals]
         if not waiting:
@@ -161,9 +161,9 @@ class Patch(Record):
             logger.info("patched %s: %s", change.target, self.reason)
 
     def revert(self, *targets: str) -> None:
-        """Put back what stood at ``targets``, or at all of them.
+        """Restore the originals of ``targets``, or of all targets if none is given.
 
-        For tests that show what happens without the patch.
+        For tests of the behaviour without the patch.
         """
         for target in targets or [change.target for change in self.changes]:
             owner, name = self.locate(target)
@@ -172,11 +172,11 @@ class Patch(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Seam(Record):
-    """A private name that our code overrides, calls or sets, without replacing it for others.
+    """A private name that our code overrides, calls or sets, without patching it.
 
-    ``targets``: a name, or several that we use for one reason, all with the same ``parameters``;
-    both are as in ``Change``. Tests compare the parameters with the installed package's, so a new
-    version that changes one is noticed before a run is.
+    ``targets``: one or more names that we use for one reason, all with the same ``parameters``,
+    as in ``Change``. Tests compare the parameters with those of the installed package, so that they
+    fail before a run does if a new version changes them.
     """
 
     targets: tuple[str, ...]
@@ -190,7 +190,7 @@ class Seam(Record):
         return f"{self.title}: {self.reason}. Goes when {self.remove_when}"
 
     def check_signature(self) -> None:
-        """Import the targets. Raises PlatformError when one is gone or its parameters differ."""
+        """Import the targets. Raises PlatformError if one is missing or its parameters differ."""
         for target in self.targets:
             self.check_parameters(target, self.parameters)
 
@@ -207,7 +207,7 @@ def _resolve(path: str) -> Any | None:
             owner: Any = importlib.import_module(".".join(parts[:count]))
         except ModuleNotFoundError as error:
             if not path.startswith(str(error.name)):
-                raise  # the module exists, but something that it imports does not
+                raise  # the module exists, but one of its imports does not
             continue
         for part in parts[count:]:
             owner = getattr(owner, part, None)
@@ -223,10 +223,10 @@ def apply_all(patches: Iterable[Patch]) -> None:
 
 
 class ModuleView(ModuleType):
-    """A module as one foreign file sees it: a few names are replaced, all others are the module's.
+    """A module with a few names replaced; all other names are those of the original module.
 
-    Set it as the file's global (``some.module.torch``); it changes what that file sees and nothing
-    else.
+    Set it as a global of another package's file (``some.module.torch``), to change what that file
+    uses and nothing else.
     """
 
     def __init__(self, module: ModuleType, **replaced: Any) -> None:

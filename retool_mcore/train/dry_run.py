@@ -1,7 +1,7 @@
-"""``--dry-run``: resolves a run's settings through verl's own classes.
+"""``--dry-run``: resolves a run's settings with verl's classes and reports them.
 
-The report shows what differs from verl's defaults. Starts nothing and needs no device: a login node
-can check a run for another machine.
+The report lists the differences from verl's defaults. It starts nothing and needs no device, so a
+login node can check a run for another machine.
 """
 
 import os
@@ -18,7 +18,7 @@ from retool_mcore.verl.resolve import differences, resolve
 def dry_run(config: RunConfig) -> str:
     """The report that ``--dry-run`` prints.
 
-    Raises ConfigError for whatever would fail because of the settings alone.
+    Raises ConfigError for settings that would fail on any machine.
     """
     platform = get_platform(config.run.platform)
     found = check(config, Machine(platform=platform, is_target=False))  # before the platform changes the environment
@@ -37,7 +37,10 @@ def dry_run(config: RunConfig) -> str:
 
 
 def _prepare(platform: Platform) -> list[str]:
-    """Activate the platform in this process; else return why this machine could not run it."""
+    """Activate the platform in this process.
+
+    Returns a note if this machine cannot run it, and activates the platform without devices then.
+    """
     try:
         platform.check_machine()
     except PlatformError as error:
@@ -46,7 +49,7 @@ def _prepare(platform: Platform) -> list[str]:
         platform.activate()
         return []
     try:
-        without_devices().activate()  # verl's classes are the same, and import on a machine without the device
+        without_devices().activate()  # so that verl imports; its config classes are the same
     except PlatformError:
         os.environ["VERL_PLATFORM"] = "nvidia"
     return [f"this machine cannot start it: {refusal}"]

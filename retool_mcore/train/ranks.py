@@ -1,4 +1,4 @@
-"""The ranks of SFT: who holds the run, and what is told where one of them is lost."""
+"""Locks an SFT run's folder for all ranks, and reports the loss of a rank."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,25 +10,26 @@ from torch.distributed.distributed_c10d import Store
 from retool_mcore.errors import ConfigError, ReToolError, RunError
 from retool_mcore.run.folder import lock_run
 
-PEER_IS_GONE = (  # gloo's words, and NCCL's
+PEER_IS_GONE = (  # in the error messages of gloo and NCCL
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "ncclRemoteError",
 )
-HELD = "retool_run_is_held"  # a key of the store at which the ranks meet
+HELD = "retool_run_is_held"  # key in the rendezvous store; its value is rank 0's error, or ""
 
 
 class RankLost(RunError):
-    """Another process of the run has ended; a new start goes on from the newest checkpoint.
+    """Another rank has died. A restart resumes from the newest checkpoint.
 
-    This is only a consequence. Of one node, torchrun ends this process before it reports it.
+    The cause is in the other rank's error. On one node, torchrun usually kills this process before
+    it can report this error.
     """
 
 
 @contextmanager
 def told_as_lost() -> Generator[None]:
-    """Raise RankLost for what torch raises where another rank, or node 0's store, has ended."""
+    """Turn torch's error for a dead rank or a dead rendezvous store into RankLost."""
     try:
         yield
     except RuntimeError as error:
@@ -40,9 +41,9 @@ def told_as_lost() -> Generator[None]:
 
 @contextmanager
 def held_by_first(store: Store, rank: int, run_dir: Path) -> Generator[None]:
-    """Rank 0 holds the run's folder. The others touch nothing of it before they know.
+    """Rank 0 locks the run's folder. The other ranks wait until it has, then enter the block.
 
-    Raises ConfigError on every rank when another process holds it.
+    Raises ConfigError on every rank if another process has the lock.
     """
     if rank != 0:
         if refused := store.get(HELD).decode():

@@ -1,4 +1,4 @@
-"""Reinforcement learning: check the settings and hand over to verl's PPO trainer under Ray."""
+"""Reinforcement learning: checks the settings and starts verl's PPO trainer on Ray."""
 
 import logging
 import os
@@ -38,16 +38,16 @@ from retool_mcore.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-CLUSTER_WAIT_S = 20.0  # a head that was just started needs a few
+CLUSTER_WAIT_S = 20.0  # a Ray head needs a few seconds to start
 PROGRESS_INTERVAL_S = 0.5
 REWARD = "critic/rewards/mean"
 
 
 def train(config: RlConfig) -> None:
-    """Run to ``train.steps``, resuming from the newest checkpoint.
+    """Train to ``train.steps``, resuming from the newest checkpoint.
 
-    Returns when the last step is saved. Raises ReToolError subclasses for whatever the user can
-    fix.
+    Returns after the last step is saved. Raises a subclass of ReToolError for errors that the user
+    can fix.
     """
     exit_on_sigterm()
     if config.cluster.nodes == 1:
@@ -55,7 +55,7 @@ def train(config: RlConfig) -> None:
     with shown("rl"):
         require_cluster(config)
         platform = get_platform(config.run.platform)
-        platform.activate()  # before transformers is imported, which looks only once for what is installed
+        platform.activate()  # before transformers is imported, which detects installed packages only once
         notes = [] if is_over(config) else require(check(config, Machine(platform=platform)))
     with (
         lock_run(config.run.dir),
@@ -78,10 +78,10 @@ def train(config: RlConfig) -> None:
 
 
 def _run(config: RlConfig, platform: Platform, console: Console, notes: Sequence[str]) -> None:
-    """From the newest checkpoint to the last step."""
+    """Train from the newest checkpoint to the last step."""
     for note in (keeps_nothing(config), *notes):
         _tell(note, console)
-    os.environ.update(engine_environment(config.rollout))  # this node's processes inherit it
+    os.environ.update(engine_environment(config.rollout))  # inherited by this node's processes
     for note in checkpoint.require_whole(config):
         _tell(note, console)
     resume = checkpoint.find_resume(config)
@@ -92,18 +92,18 @@ def _run(config: RlConfig, platform: Platform, console: Console, notes: Sequence
         _tell(checkpoint.goes_on(resume), console)
     if not unfinished:
         return
-    from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
+    from retool_mcore.verl.plugin import assert_loaded  # may import Ray, so only after keep_to_loopback
 
     assert_loaded()
     record_prompt_format(config)
-    from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
+    from retool_mcore.verl.runner import run  # imports verl and Ray, so only after platform.activate
 
     with standard_exit_code(), Watchdog(config, console.file) as watchdog:
         run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
 
 
 def record_prompt_format(config: RlConfig) -> None:
-    """Write into the run's folder how, and on which day, the run puts problems to the model."""
+    """Record the run's prompt format and the date in its prompts, in the run's folder."""
     day = pin_date(config.run.dir, config.model.path)
     protocol = protocol_of(config.rollout, tokenizer_of(config.model, day=day))
     asked = format_of_file(parquet_files(config.data.train_file)[0], protocol.name if config.rollout.tool else "")
@@ -112,13 +112,13 @@ def record_prompt_format(config: RlConfig) -> None:
 
 
 def is_over(config: RlConfig) -> bool:
-    """Whether the run's newest checkpoint leaves nothing to do."""
+    """Whether the run has finished, by its newest checkpoint."""
     saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")
     return config.checkpoint.resume == "auto" and bool(saved) and has_ended(config, saved[-1].step)
 
 
 def has_ended(config: RlConfig, step: int) -> bool:
-    """Whether a run that stands at ``step`` has nothing left to do: no step, and no validation."""
+    """Whether a run at ``step`` has no step and no validation left to do."""
     best = best_so_far(config, step)
     given_up = best is not None and best.given_up
     return given_up or (step >= config.train.steps and not lacks_value(config, step))
@@ -131,10 +131,7 @@ def _tell(note: str, console: Console) -> None:
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
-    """Raise ConfigError when the run is for several nodes and no Ray cluster answers.
-
-    ``wait_s``: how long it may take.
-    """
+    """Raise ConfigError if a run on several nodes finds no Ray cluster in ``wait_s`` seconds."""
     if config.cluster.nodes == 1:
         return
     several = f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS"
@@ -159,24 +156,24 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
 
 @contextmanager
 def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[None]:
-    """What the driver's files say: the stage of the start, then the steps.
+    """Show the stages of the start, then the steps, as the driver writes them to the run's files.
 
-    A bar in a terminal, which stays when a step was made; elsewhere a line for each stage and step.
-    ``told``: how many stages are told already.
+    In a terminal this is a progress bar, which stays on screen if the run made a step. Elsewhere it
+    prints a line per stage and step. ``told``: number of stages already shown.
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     lines, alarm_lines = StepLines(console, config.train.steps), AlarmLines(console, config)
     earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
     step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
-        saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")  # from the last of which it goes on
+        saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")  # the run resumes from the last
         bar = bars.add_task("rl", total=config.train.steps, completed=saved[-1].step if saved else 0)
         begins = StartShown(config.run.dir, bars, bar, told)
 
         def follow(*, over: bool = False) -> bool:
-            """Show what has come; returns whether this start has made a step.
+            """Show new stages and steps; returns whether this process has finished a step.
 
-            ``over``: the run has ended, and not by an error.
+            ``over``: the run has ended without an error.
             """
             nonlocal step_told
             rows = read_metrics(path) if path.exists() else []

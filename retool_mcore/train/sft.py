@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: our loop over verl's Megatron training worker.
+"""Supervised fine-tuning: our training loop around verl's Megatron training worker.
 
-verl's own SFT trainer neither measures its steps nor writes checkpoints atomically, so only its
-worker is used.
+We use only verl's worker, because verl's SFT trainer neither measures its steps nor writes
+checkpoints atomically.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 def train(config: SftConfig) -> None:
-    """Run to ``train.steps``, resuming where the newest checkpoint left off.
+    """Train to ``train.steps``, resuming from the newest checkpoint.
 
-    Every rank of a torchrun calls it. Raises ReToolError subclasses for whatever the user can fix.
+    Every rank that torchrun starts calls it. Raises a subclass of ReToolError for errors that the
+    user can fix.
     """
     die_with_parent()
     if config.cluster.nodes == 1:
@@ -92,16 +93,16 @@ def train(config: SftConfig) -> None:
 
 
 def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
-    """What follows when the ranks have met and the run is held."""
+    """Train, then export; call after rendezvous, with the run's folder locked."""
     told = start.early_told()
     _begins(config, rank, "data")
     notes = checkpoint.require_whole(config) if rank == 0 else []
     if rank == 0:
         pin_date(config.run.dir, config.model.path)
-    dist.barrier()  # nobody reads a checkpoint before it was looked at, or another day than rank 0
+    dist.barrier()  # other ranks read checkpoints and the date only after rank 0 has checked and written them
     _require_equal_nodes(config)
     if rank == 0:
-        write_environment(config.run.dir, platform)  # before the model fills the devices
+        write_environment(config.run.dir, platform)  # before the model uses device memory
         alive.belong_to(config.run.dir)
         for note in (*notes, keeps_nothing(config)):
             _tell(note, console)
@@ -114,7 +115,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     ):
         _loop(config, platform, rank, console, report)
     if rank == 0:
-        exit_on_sigterm()  # nothing half exported stays
+        exit_on_sigterm()  # a SIGTERM during the export removes the partial export
         export_at_end(config)
         print_commands(console, closing_lines(config))
 
@@ -135,9 +136,9 @@ def _require_world(config: SftConfig) -> None:
 
 
 def _require_equal_nodes(config: SftConfig) -> None:
-    """Raise ConfigError on every rank when a node differs from node 0.
+    """Raise ConfigError on every rank if a node differs from node 0.
 
-    Compared are settings, code, packages, data and model files.
+    Compares settings, code, packages, data and model files.
     """
     if config.cluster.nodes == 1:
         return
@@ -148,7 +149,7 @@ def _require_equal_nodes(config: SftConfig) -> None:
 
 
 def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: Console) -> None:
-    """Print a note for each file of which rows are not trained on."""
+    """Print a note for each file with rows that are not trained on."""
     for data in files:
         if note := data.left_out(max_length_tokens):
             _tell(f"note: {note}", console)
@@ -161,7 +162,7 @@ def _tell(note: str, console: Console) -> None:
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, report: Reporter | None = None) -> None:
     timer = PhaseTimer()
-    resume = _resume(config, rank)  # a setting that it does not allow is told before the model is built
+    resume = _resume(config, rank)  # rejects incompatible settings before the model is built
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
     done = resume.step if resume is not None else 0
     if resume is not None:
@@ -192,7 +193,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, re
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
             asked = _of_any_rank(ending.asked)
-            if asked and config.saved_every:  # before a validation, for which the time may not be enough
+            if asked and config.saved_every:  # before a validation, for which there may be no time
                 with timer.span("save_checkpoint"):
                     saver.save(step)
             if _is_due(step, config.validation.every, config.train.steps):
@@ -241,33 +242,33 @@ def _set_up(
 
 
 def _of_any_rank(asked: int) -> int:
-    """The signal that asked a rank to end, 0 if none was; the same on all ranks."""
-    heard = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None: the host
+    """The signal that asked any rank to stop, 0 if none. Collective; the same on all ranks."""
+    heard = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None means the CPU
     dist.all_reduce(heard, dist.ReduceOp.MAX)
     return int(heard)
 
 
 def _end_at_once(rank: int, asked: int) -> None:
-    """From whatever the main thread waits for: the other ranks may be gone."""
+    """Exit the process even if the main thread waits in a collective for dead ranks."""
     if rank == 0:
         os.write(2, b"ended at once: the same command goes on from the newest complete checkpoint\n")
     os._exit(exit_code(asked))
 
 
 def _resume(config: SftConfig, rank: int) -> checkpoint.Saved | None:
-    """Rank 0's choice: another node may not see yet what was moved aside."""
+    """The checkpoint to resume from, chosen by rank 0: other nodes may still see moved folders."""
     box = [checkpoint.find_resume(config) if rank == 0 else None]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:
-    """At every multiple and after the last step; never where ``every`` is 0."""
+    """True at every multiple of ``every`` and at the last step; never if ``every`` is 0."""
     return every > 0 and (step % every == 0 or step == steps)
 
 
 def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
-    """Speed of the step, and mfu of the update itself, without validation and checkpoints."""
+    """Token rates of the step, and the MFU of its update without validation and checkpoints."""
     found = token_rates(metrics["perf/total_num_tokens"], times, dist.get_world_size())
     if platform.device.peak_flops:
         work_s = sum(times[f"timing_s/{name}"] for name in ("data", "forward_backward", "optimizer"))
@@ -279,10 +280,10 @@ def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platfor
 def validation_batches(
     files: Sequence[SftDataset], global_batch: int, *, dp_size: int, dp_rank: int
 ) -> list[list[Rendered]]:
-    """This rank's part of every row of all ``files``, in batches.
+    """This rank's part of all rows of ``files``, in batches.
 
-    A batch has about ``global_batch`` rows over all ranks. Raises DataError when there are fewer
-    rows than ranks.
+    A batch has about ``global_batch`` rows over all ranks. Raises DataError if there are fewer rows
+    than ranks.
     """
     examples = [example for data in files for example in data.examples]
     if len(examples) < dp_size:
@@ -294,7 +295,7 @@ def validation_batches(
 
 
 class Reporter:
-    """Rank 0's side of a run: stages of its start, the bar or lines of its steps, metric files."""
+    """Rank 0's output: start stages, a progress bar or lines for the steps, and metric files."""
 
     def __init__(self, config: SftConfig, console: Console, told: int) -> None:
         self._config, self._writer = config, None
@@ -320,7 +321,7 @@ class Reporter:
             self._writer.close()
 
     def goes_on_after(self, step: int) -> None:
-        """The run stands at ``step``, and its next row is the one after it."""
+        """Set the step from which the run continues; its next row of metrics is ``step`` + 1."""
         if step < self._config.train.steps:
             start.begin(self._config.run.dir, "update")
         self._writer = MetricWriter(self._config, resumed_step=step)

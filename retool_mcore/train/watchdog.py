@@ -1,9 +1,9 @@
-"""Ends a run that stands still, or one of whose processes has died.
+"""Ends a run that hangs or has lost a process.
 
-A collective that one rank never joins, or an engine that never answers, raises nothing anywhere,
-and the devices are held until somebody looks. What counts as life is what the run writes, and the
-signs that its processes give within a step (run/alive.py). The stacks of a run that stands still
-are written to its logs.
+A collective that one rank never joins, or an engine that never answers, raises no error, and the
+run would occupy its devices until somebody looks. The watchdog counts as progress whatever the run
+writes, including the signs of life of its processes within a step (run/alive.py). It writes the
+stacks of a hanging run to the run's logs.
 """
 
 import faulthandler
@@ -30,23 +30,24 @@ from retool_mcore.run.folder import remove_temporary
 
 logger = logging.getLogger(__name__)
 
-SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # in the run's folder
-LOOKS = 20  # per train.stall_s
-ASK_S = 2.0  # between two questions for a process that has died
-DUMP_S = 20.0  # for the stacks of one process
-STALLED = signal.SIGUSR2  # to the own process: its main thread may be anywhere
-GRACE_S = 60.0  # for the main thread to leave a run that stood still
-LOST_GRACE_S = 10.0  # the same, where a process has died: what waits for that one waits without end
+SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # files and folders of the run
+LOOKS = 20  # checks per train.stall_s
+ASK_S = 2.0  # between two checks for a dead process
+DUMP_S = 20.0  # timeout for the stacks of one process
+STALLED = signal.SIGUSR2  # sent to this process, to interrupt its main thread
+GRACE_S = 60.0  # time for the main thread to exit after a stall
+LOST_GRACE_S = 10.0  # the same after a process died; shorter, because whatever waits for it waits forever
 
 
 class Watchdog:
-    """While a run is in progress: no sign of life for ``train.stall_s`` seconds ends it.
+    """Context manager that ends the run after ``train.stall_s`` seconds without a sign of life.
 
-    Signs are the stages of the start; sampled turns, ended trajectories, passes and updates; rows
-    of metrics, records of trajectories and checkpoints. A sign counts from when it is seen, because
-    other nodes, whose clocks may differ, give some of them. Each node of SFT has a watchdog, in its
-    first rank: where the network is gone, nobody else can end it. ``terminal``: for the error of a
-    main thread that waits in a library and hears no signal.
+    Signs are stages of the start; sampled turns, finished trajectories, passes and updates; rows of
+    metrics, records of trajectories and checkpoints. The time of a sign is when this process sees
+    it, because the clocks of other nodes may differ. In SFT each node has a watchdog, in its first
+    rank, since no other node can end it if the network fails. ``terminal``: where to print the
+    error if the main thread is blocked in a library and handles no signal. Raises RunError on exit
+    if the watchdog ended the run.
     """
 
     def __init__(self, config: SftConfig | RlConfig, terminal: IO[str], rank: int = 0) -> None:
@@ -54,9 +55,9 @@ class Watchdog:
         self._terminal, self._rank = terminal, rank
         self._ended = threading.Event()
         self._error: RunError | None = None
-        self._asking = threading.Lock()  # held during a question
+        self._asking = threading.Lock()  # held during a check for dead processes
         self._lost: Callable[[], RunError | None] | None = None
-        self._family: dict[int, psutil.Process] = {}  # all descendants so far, also those that lost their parent
+        self._family: dict[int, psutil.Process] = {}  # all descendants seen so far, including orphans
 
     def __enter__(self) -> "Watchdog":
         signal.signal(STALLED, _leave)
@@ -72,14 +73,14 @@ class Watchdog:
 
     @contextmanager
     def also_asks(self, lost: Callable[[], RunError | None]) -> Generator[None]:
-        """While it is entered, the error that ``lost`` returns ends the run, within seconds."""
+        """Within this context, poll ``lost``; an error that it returns ends the run in seconds."""
         self._lost = lost
         threading.Thread(target=self._ask, daemon=True).start()
         try:
             yield
         finally:
             self._lost = None
-            if self._asking.acquire(timeout=LOST_GRACE_S):  # or it would see how this block's processes are ended
+            if self._asking.acquire(timeout=LOST_GRACE_S):  # finish the check before the block's processes end
                 self._asking.release()
 
     def _ask(self) -> None:
@@ -90,7 +91,7 @@ class Watchdog:
                     return
                 try:
                     error = lost()
-                except Exception as failure:  # noqa: BLE001  the next question has the reason
+                except Exception as failure:  # noqa: BLE001  the next check finds the reason
                     logger.warning("no answer to which processes of the run have died: %s", failure)
                 self._family |= {each.pid: each for each in psutil.Process().children(recursive=True)}
             if error is not None:
@@ -128,7 +129,7 @@ class Watchdog:
         if not self._ended.wait(grace_s):
             told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
             os.write(self._terminal.fileno(), told.encode())
-            # What holds the main thread heeds no signal.
+            # The main thread is blocked in code that handles no signals.
             for process in self._family.values():
                 with suppress(psutil.Error):  # it has ended
                     process.kill()
@@ -138,9 +139,11 @@ class Watchdog:
 
 
 def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
-    """Remove what CUDA and loky leave in shared memory of processes that have ended."""
+    """Remove shared-memory files that CUDA and loky left behind for processes that have ended."""
     gone = {pid for pid in pids if not psutil.pid_exists(pid)}
-    found = [(path, path.name.split(".")[3], 16) for path in folder.glob("*.shm.*.*.*")]  # a driver's, pid in hex
+    found = [
+        (path, path.name.split(".")[3], 16) for path in folder.glob("*.shm.*.*.*")
+    ]  # the CUDA driver's, pid in hex
     found += [(path, path.name.split("-")[1], 10) for path in folder.glob("sem.loky-*-*")]
     for path, pid, base in found:
         with suppress(ValueError, OSError):
@@ -153,9 +156,9 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def signs(run_dir: Path) -> dict[Path, int]:
-    """When each of the run's files was last written, in nanoseconds since 1970.
+    """Modification times of the run's files, in nanoseconds since 1970.
 
-    Any change is a sign. The newest time alone would stand still after a clock was set back.
+    Compare all of them: the newest alone would not change after a clock was set back.
     """
     found: dict[Path, int] = {}
     for name in SIGNS:
@@ -163,15 +166,16 @@ def signs(run_dir: Path) -> dict[Path, int]:
         for each in (path, *(path.iterdir() if path.is_dir() else ())):
             try:
                 found[each] = each.stat().st_mtime_ns
-            except FileNotFoundError:  # rotated away or not there yet
+            except FileNotFoundError:  # rotated away or not yet written
                 continue
     return found
 
 
 def write_stacks(path: Path) -> None:
-    """Write what each process of this user's run on this node is doing.
+    """Write what each of the user's run processes on this node is doing.
 
-    With py-spy its Python stack; otherwise its state, and the stack of this process alone.
+    With py-spy, writes the Python stack of each process. Otherwise writes the state of each
+    process, and the stack of this process only.
     """
     spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,9 +205,9 @@ def _spy(spy: str, pid: int, file: IO[str]) -> None:
 
 
 def _processes() -> list[psutil.Process]:
-    """The run's on this node; those of Ray and SGLang may have other parents."""
+    """The run's processes on this node, including those of Ray and SGLang with other parents."""
     own = psutil.Process()
-    first = own.parent() if "RANK" in os.environ else own  # torchrun, whose children are all ranks of the node
+    first = own.parent() if "RANK" in os.environ else own  # the parent is torchrun; its children are the ranks
     family = [own, *(first or own).children(recursive=True)]
     found = {process.pid: process for process in family}
     for process in psutil.process_iter(["cmdline", "uids"]):
