@@ -1,8 +1,8 @@
-"""Where a call's closing tag of several tokens is complete, decided by token ids alone.
+"""Detects the closing tag of a tool call, which spans several tokens, from token ids alone.
 
-Loops and engines share it. SGLang's scheduler, which has no tokenizer, uses it in
+Agent loops and engines share it. SGLang's scheduler, which has no tokenizer, uses it in
 patches_sglang.py. A server without that patch stops at each token that can complete the tag, and
-the loop sends the next request.
+the loop continues the turn with another request.
 """
 
 import base64
@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Self
 
-TABLE = "retool_call_end"  # in SGLang's custom_params: CallEnd.text
-TURN_TOKENS = "retool_turn_tokens"  # how many tokens at the prompt's end belong to the turn
+# Keys in SGLang's custom_params:
+TABLE = "retool_call_end"  # CallEnd.text
+TURN_TOKENS = "retool_turn_tokens"  # number of tokens at the end of the prompt that belong to the turn
 
 
 class CallEnd:
-    """The tokens that spell a tag, from its end to its start.
+    """A table that matches a tag backwards, token by token.
 
-    ``left[n]`` has the tokens that can stand where the first n characters of the tag must end, and
-    for each how many characters must then end before it; 0 where the tag has begun. Its last entry
-    is for the tokens that complete the tag, whatever else they hold after it.
+    ``left[n]`` maps each token that can end with the first n characters of the tag to the number of
+    its characters that must precede the token; 0 if the token contains the tag's start. The last
+    entry has the tokens that complete the tag, which may continue after it.
     """
 
     def __init__(self, left: Sequence[Mapping[int, int]]) -> None:
@@ -31,10 +32,11 @@ class CallEnd:
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int], tag: str) -> Self:
-        """The tokens of ``vocabulary``, text -> token id.
+        """Build the table of ``tag`` for ``vocabulary``, which maps token text to id.
 
-        Tags are ASCII, which byte-level tokenizers keep unchanged in the names of their tokens. The
-        last character of a tag comes once in it, so that a token completes it in one way only.
+        Tags are ASCII, which byte-level tokenizers keep unchanged in the text of their tokens. The
+        last character of a tag must occur only once in it, so that a token can complete it in only
+        one way.
         """
         assert tag.index(tag[-1]) == len(tag) - 1, f"the last character of {tag} comes twice"
         left: list[dict[int, int]] = [{} for _ in range(len(tag) + 1)]
@@ -55,17 +57,17 @@ class CallEnd:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """What ``text`` of another process says."""
+        """Decode the ``text`` of a CallEnd in another process."""
         left = json.loads(zlib.decompress(base64.b64decode(text)))
         return cls([{of: int(start) for start, steps in each.items() for of in accumulate(steps)} for each in left])
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens over which a tag can be spread."""
+        """The maximum number of tokens in a tag."""
         return len(self.left) - 1
 
     def complete(self, token_ids: Sequence[int]) -> bool:
-        """Does the last of ``token_ids`` [T] complete the tag?"""
+        """Whether the last token of ``token_ids`` [T] completes the tag."""
         needed = self.max_tokens
         for token_id in reversed(token_ids[-needed:]):
             found = self.left[needed].get(token_id)
@@ -78,9 +80,9 @@ class CallEnd:
 
 
 def _written(left: Sequence[Mapping[int, int]]) -> str:
-    """``left`` in few bytes, since each request has it: 1.3 kB for the 464 tokens of Qwen2.5.
+    """Encode ``left`` compactly, since each request carries it: 1.3 kB for Qwen2.5's 464 tokens.
 
-    For each start the token ids, each as its distance from the one before.
+    For each value, the token ids are sorted and delta-encoded.
     """
     found: list[dict[int, list[int]]] = []
     for each in left:

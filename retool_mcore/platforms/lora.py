@@ -1,12 +1,12 @@
-"""LoRA: adapters on Megatron's linear layers, their frozen base in FP8, and the bridge's export.
+"""LoRA: adapters on Megatron's linear layers, a frozen base in FP8, and the bridge's export.
 
-A layer keeps its weight and the weight's name, and gets a module `lora` below it with A [r, in] and
-B [out, r] for each Hugging Face matrix that it holds: linear_qkv has those of q_proj, k_proj and
-v_proj. So an adapter means here what it means to peft.
+A layer keeps its weight and the weight's name, and gets a submodule `lora` with A [r, in] and
+B [out, r] for each Hugging Face matrix that is fused into it: linear_qkv gets those of q_proj,
+k_proj and v_proj. Adapters are therefore equivalent to peft's.
 
-Shapes: S tokens of this rank's part of a sequence, B batch, r rank. Of a layer that tensor
-parallelism cuts by its output, B is cut and A is whole on every rank; of one that it cuts by its
-input, the other way round.
+Shapes: S tokens of this rank's part of a sequence, B batch, r rank. In column-parallel layers (TP
+shards the output) B is sharded and A is replicated; in row-parallel layers (TP shards the input) A
+is sharded and B is replicated.
 """
 
 import hashlib
@@ -35,27 +35,27 @@ from torch.nn.functional import dropout, linear
 from retool_mcore.model.adapter import merged
 from retool_mcore.model.fp8 import from_fp8, row_scales, to_fp8
 
-HELD = {  # a linear of Megatron's layer -> the Hugging Face matrices that it holds, in their order
+HELD = {  # path of a linear in Megatron's layer -> the Hugging Face matrices fused into it, in order
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention.linear_proj": ("self_attn.o_proj",),
     "mlp.linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.linear_fc2": ("mlp.down_proj",),
 }
 CUT_BY_INPUT = ("self_attention.linear_proj", "mlp.linear_fc2")
-Pair = tuple[torch.Tensor, torch.Tensor]  # A [r, in] and B [out, r], whole
-MODULE = "lora"  # an adapter's name below its layer, and so a part of its parameters' names
+Pair = tuple[torch.Tensor, torch.Tensor]  # A [r, in] and B [out, r], unsharded
+MODULE = "lora"  # name of the adapter submodule; part of its parameters' names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """What is adapted, and how; of [lora]."""
+    """The settings of [lora]."""
 
     rank: int
     alpha: float
     dropout: float
     matrices: tuple[str, ...]  # "q_proj" ...
     seed: int
-    base_in_fp8: bool = False  # the frozen weights of the layers
+    base_in_fp8: bool = False  # whether the layers' frozen weights are stored in FP8
 
     @property
     def scale(self) -> float:
@@ -63,10 +63,11 @@ class Adapters:
 
 
 class Factor(torch.nn.Module):
-    """One matrix's A [r, in] and B [out, r], this rank's part of them.
+    """This rank's shards of one matrix's A [r, in] and B [out, r].
 
-    A is drawn as by peft, uniform within 1 / sqrt(in), from the seed and the matrix's name, so that
-    it is the same however the model is cut; B is 0, so that the model starts as its base.
+    A is initialized as in peft, uniform within +-1 / sqrt(in). Its generator is seeded by the run's
+    seed and the matrix's name, so that A does not depend on the parallel layout. B starts at 0, so
+    that the model starts as its base.
     """
 
     def __init__(self, name: str, adapters: Adapters, width: int, out: int, *, by_input: bool, like: torch.Tensor):
@@ -88,10 +89,10 @@ class Factor(torch.nn.Module):
 
 
 class Adapter(torch.nn.Module):
-    """What one layer's output gets beside its own product.
+    """The adapters of one layer; their output is added to the layer's output.
 
-    ``widths``: of each matrix in the layer its rows on this rank. ``groups``: the matrices' rows
-    alternate in so many parts, as queries, keys and values do by their group.
+    ``widths``: number of rows of each fused matrix on this rank. ``groups``: number of blocks in
+    which the rows of the fused matrices alternate, as queries, keys and values do per query group.
     """
 
     def __init__(
@@ -111,12 +112,13 @@ class Adapter(torch.nn.Module):
                 self.factors[short] = Factor(where, adapters, weight.shape[1], rows, by_input=by_input, like=weight)
         self._order = [name.rpartition(".")[2] for name in held]
         for factor in self.factors.values():
-            # What is whole on every rank sees this rank's tokens only; Megatron sums its gradient.
+            # The replicated factor sees only this rank's tokens, so mark it for Megatron to sum its
+            # gradient over TP ranks.
             whole = factor.B if by_input else factor.A
             whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [S, B, in], the input of the layer's own product -> [S', B, out], beside its output."""
+        """Map x [S, B, in], the layer's GEMM input, to [S', B, out], to be added to its output."""
         if self.dropout and self.training:
             x = self._drop(x)
         parts: list[Any] = list(self.factors.values())
@@ -137,7 +139,7 @@ class Adapter(torch.nn.Module):
         return self._join(products, h)
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
-        """The ranks that hold the same values leave out the same ones."""
+        """Apply dropout; TP ranks with the same x use the same mask, those with shards do not."""
         if not self.by_input and not self.sequence_parallel:
             return dropout(x, self.dropout)
         tracker: Any = tensor_parallel.get_cuda_rng_tracker()
@@ -145,7 +147,7 @@ class Adapter(torch.nn.Module):
             return dropout(x, self.dropout)
 
     def _join(self, products: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """The matrices' products in the order in which the layer's own output has their rows."""
+        """Arrange the products in the row order of the layer's output; 0 for other matrices."""
         whole = [
             products[name] if name in products else like.new_zeros(*like.shape[:-1], rows)
             for name, rows in zip(self._order, self.widths, strict=True)
@@ -165,11 +167,11 @@ class Adapter(torch.nn.Module):
 
 
 class _Adapted:
-    """Mixed in before the class of a linear layer that has an adapter."""
+    """Mixin for the class of a linear layer with an adapter; it comes first."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         output, bias = super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        if isinstance(output, tuple):  # of Transformer Engine's layer with a norm in it: the norm's output, too
+        if isinstance(output, tuple):  # Transformer Engine's fused norm and linear also returns the norm's output
             output, x = output
         adapter = getattr(self, MODULE)
         return (output + adapter(x) if adapter.on else output), bias
@@ -183,9 +185,10 @@ class _Adapted:
 
 
 def adapt(chunk: Any, adapters: Adapters) -> None:
-    """Freeze a model's chunk and give the layers' linears their adapters.
+    """Freeze a model chunk and add adapters to its linears.
 
-    Call it before the chunk is wrapped and its optimizer is made: both take what is trained then.
+    Call it before DDP wraps the chunk and before the optimizer is built: both use the parameters
+    that are trainable then.
     """
     chunk.requires_grad_(False)
     for layer in chunk.decoder.layers:
@@ -193,7 +196,7 @@ def adapt(chunk: Any, adapters: Adapters) -> None:
             if any(name.rpartition(".")[2] in adapters.matrices for name in held):
                 _adapt_linear(layer, path, held, adapters)
     if getattr(chunk, "pre_process", False):
-        # Layers that are recomputed get a gradient only through their input.
+        # Recomputed layers get gradients only if their input requires one.
         chunk.embedding.register_forward_hook(_start_gradients)
 
 
@@ -221,7 +224,7 @@ def _adapt_linear(layer: Any, path: str, held: Sequence[str], adapters: Adapters
 
 
 def linears_of(layer: Any) -> Iterator[tuple[str, Any]]:
-    """The linears of one of Megatron's layers, by their path in it."""
+    """Yield the path and the module of each linear in one of Megatron's layers."""
     for path in HELD:
         owner, _, name = path.partition(".")
         yield path, getattr(getattr(layer, owner), name)
@@ -239,7 +242,7 @@ def factors_of(chunks: Iterable[Any]) -> list[Factor]:
 
 @contextmanager
 def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
-    """The model without its adapters: the base."""
+    """Disable the adapters within this context, so that the model computes its base."""
     found = list(_adapters_of(chunks))
     for adapter in found:
         adapter.on = False
@@ -251,27 +254,27 @@ def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
 
 
 class _Stored:
-    """Mixed in before the class of a linear layer whose weight is in FP8, as model/fp8.py has it.
+    """Mixin for the class of a linear layer whose weight is stored in FP8 (model/fp8.py).
 
-    The parameter holds one byte a value. It is whole while the layer computes its output. Autograd
-    keeps a note of whose weight it was, and the weight is made again for the gradient of the
-    layer's input. So one matrix at a time is whole.
+    The parameter has one byte per element. It is dequantized while the layer computes its output.
+    Autograd saves a reference to the layer instead of the weight, and dequantizes it again for the
+    gradient of the layer's input. So only one dequantized matrix exists at a time.
     """
 
     weight: torch.nn.Parameter
     scales: torch.Tensor
-    made: Callable[[], Any]  # a weak reference to the storage of the whole weight
+    made: Callable[[], Any]  # weak reference to the storage of the dequantized weight
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         stored, whole = self.weight.data, self.whole()
         address = whole.data_ptr()
         self.weight.data = whole
-        del whole  # it ends with this call
+        del whole  # so that the tensor is freed after this call
 
         def pack(saved: torch.Tensor) -> Any:
             if saved.untyped_storage().data_ptr() == address:
                 return _Noted(self, saved)
-            # A function that kept its own output through a hook would never be freed.
+            # Detached: a node that saved its own output through a hook would never be freed.
             return saved if saved.is_leaf else saved.detach()
 
         try:
@@ -281,7 +284,7 @@ class _Stored:
             self.weight.data = stored
 
     def whole(self) -> torch.Tensor:
-        """The weight in the model's number type; the same one for all who hold it at a time."""
+        """The dequantized weight in the model's dtype; shares the storage of a live copy."""
         if (alive := self.made()) is not None:
             view: Any = torch.empty(0, dtype=self.scales.dtype, device=alive.device)
             return view.set_(alive, 0, self.weight.shape)
@@ -291,7 +294,7 @@ class _Stored:
 
 
 class _Noted:
-    """What autograd keeps in place of a layer's whole weight, or of a view of it."""
+    """What autograd saves instead of a layer's dequantized weight or a view of it."""
 
     def __init__(self, layer: _Stored, saved: torch.Tensor) -> None:
         self._layer = layer
@@ -307,10 +310,10 @@ def _unpack(kept: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def store(chunk: Any) -> None:
-    """Keep the frozen matrices of a loaded chunk's layers in FP8. Collective.
+    """Convert the frozen matrices of a loaded chunk's layers to FP8. Collective.
 
-    A row's scale is that of the whole row. Ranks of tensor parallelism that each have a part of its
-    columns agree on it, so that every layout has the same weights.
+    Each row has one scale. TP ranks that shard the columns of a row agree on its scale, so that the
+    weights are the same in every layout.
     """
     cut = parallel_state.get_tensor_model_parallel_world_size() > 1
     for layer in chunk.decoder.layers:
@@ -325,11 +328,11 @@ def store(chunk: Any) -> None:
 
 
 def _nothing() -> None:
-    """A weak reference to what is not there."""
+    """A dead weak reference."""
 
 
 def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """A chunk's parameters by name; those in FP8 whole, one at a time."""
+    """Yield a chunk's parameters by name; FP8 weights are dequantized one at a time."""
     layers = {f"{name}.weight": module for name, module in chunk.named_modules() if isinstance(module, _Stored)}
     for name, parameter in chunk.named_parameters():
         layer = layers.get(name)
@@ -343,7 +346,7 @@ def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 @torch.no_grad()
 def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
-    """Every adapter of the model, whole, on every rank; by the name of its matrix. Collective."""
+    """All adapters of the model, unsharded, on every rank: matrix name -> (A, B). Collective."""
     mine = factors_of(chunks)
     found = dict(zip((factor.name for factor in mine), _over_tensor_parallel(mine), strict=True))
     group: Any = parallel_state.get_pipeline_model_parallel_group()
@@ -382,7 +385,7 @@ def _over_tensor_parallel(factors: Sequence[Factor]) -> Iterator[Pair]:
 
 @torch.no_grad()
 def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
-    """Copy this rank's part of whole adapters into the model."""
+    """Copy this rank's shards of unsharded adapters into the model."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     for factor in factors_of(chunks):
         for own, whole, cut in zip((factor.A, factor.B), weights[factor.name], ("A", "B"), strict=True):
@@ -393,7 +396,7 @@ def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
 
 
 class _WithoutAdapters:
-    """A model's chunk as the bridge knows it."""
+    """A view of a model chunk without adapters and with dequantized weights, for the bridge."""
 
     def __init__(self, chunk: Any) -> None:
         self._chunk = chunk
@@ -413,9 +416,9 @@ def _is_adapter(name: str) -> bool:
 
 
 class AdaptedBridge:
-    """mbridge of a model that gets adapters, which it neither reads nor writes.
+    """Patches an mbridge instance to build chunks with adapters and to export merged weights.
 
-    It builds chunks with adapters, and exports W + s B A under the names and in the shapes of W.
+    The export has W + s B A under the names and in the shapes of W. Loading ignores adapters.
     """
 
     def __init__(self, bridge: Any, adapters: Adapters) -> None:
@@ -440,7 +443,7 @@ class AdaptedBridge:
             store(chunk)
         device = get_torch_device()
         device.empty_cache()
-        device.reset_peak_memory_stats()  # or the peak of a run would be that of its start, with all weights whole
+        device.reset_peak_memory_stats()  # excludes the load, when no weight is in FP8 yet
 
     def _adapt(self, model: Any, **_: Any) -> None:
         adapt(model, self._adapters)

@@ -1,7 +1,7 @@
-"""A run's ports: on one node they listen on loopback, and Ray and SGLang ask for the run's secret.
+"""Protects a run's ports: on one node they listen on loopback, and Ray and SGLang require a secret.
 
-Ray and SGLang unpickle what they are sent, so whoever reaches their ports runs code as the user.
-Loopback keeps other machines out, the secret keeps out other users of this machine.
+Ray and SGLang unpickle the data they receive, so anyone who can connect to their ports can run code
+as the user. Loopback excludes other machines; the secret excludes other users of this machine.
 """
 
 import hmac
@@ -9,13 +9,13 @@ import os
 import secrets
 from pathlib import Path
 
-# Linux gives clients ports from 32768 on. A port for a later listener comes from this range, so
-# that no client has it by then.
+# Linux assigns ephemeral ports from 32768 up. Ports for later listeners come from this range, so
+# that no client takes them first.
 LATER_PORTS = (15_000, 32_000)
-# Ray then takes loopback for the node's address, as on a Mac. SGLang and the transfer queue ask Ray
-# for the address. ray.init(_node_ip_address=...) turns a loopback address into the node's own.
+# Makes Ray use loopback as the node's address, as on a Mac. SGLang and TransferQueue get the
+# address from Ray. ray.init(_node_ip_address=...) would replace a loopback address by the node's.
 RAY_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a value that the user exported stays
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a value that the user exported takes precedence
 RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -28,12 +28,13 @@ def keep_to_loopback() -> None:
     for name in INTERFACES:
         os.environ.setdefault(name, "lo")
     if not any(os.environ.get(name) for name in RAY_SECRETS):
-        # Ray's own file ~/.ray/auth_token would have the mode of the user's umask, and stay.
+        # Do not use Ray's ~/.ray/auth_token: its mode follows the user's umask, and it is never
+        # deleted.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def engine_key() -> str:
-    """The key of the run's SGLang servers, derived from Ray's secret; "" where Ray has none."""
+    """The API key of the run's SGLang servers, derived from Ray's secret; "" if Ray has none."""
     secret, path = (os.environ.get(name, "") for name in RAY_SECRETS)
     if not secret and path:
         secret = Path(path).read_text(encoding="utf-8").strip()

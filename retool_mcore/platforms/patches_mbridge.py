@@ -1,12 +1,12 @@
-"""Patches of mbridge: what it leaves out of a model, and how it exports experts.
+"""Patches of mbridge: RoPE scaling, unknown tensors, tied embeddings and the export of experts.
 
-Megatron-core 0.16.1 has parts of two scalings of positions: llama3 with 1, 4 and 8192 written in,
-and yarn without attention_factor, whose factor its fused kernel for packed sequences drops. So
-transformers computes the frequencies, which replace Megatron's, and yarn's factor goes into the
-scale of the scores, which every kernel heeds.
+Megatron-core 0.16.1 supports two types of RoPE scaling incompletely: llama3 with hard-coded factors
+1, 4 and 8192, and yarn without attention_factor, whose factor its fused kernel for packed sequences
+drops. So we replace Megatron's frequencies by those that transformers computes, and put yarn's
+factor into softmax_scale, which every kernel applies.
 
-mbridge exports experts by one gather for each. Here each layer's experts are stacked and gathered
-at once: with 128 experts on 2 ranks, linear_fc1.weight0 to weight63 are one gather.
+mbridge exports experts with one gather per expert. Here the experts of a layer are stacked and
+gathered together: with 128 experts on 2 ranks, linear_fc1.weight0 to weight63 take one gather.
 """
 
 import json
@@ -32,7 +32,7 @@ _EXPERT = re.compile(r"(.+\.mlp\.experts\.linear_fc[12])\.weight\d+")
 
 
 def _apply_rope_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's rotary frequencies become those that the model's configuration has."""
+    """Replace Megatron's rotary frequencies by those of the model's Hugging Face config."""
 
     @wraps(original)
     def _model_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def _apply_rope_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
         if kind == "default":
             return build
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](self.hf_config, torch.device("cpu"))
-        if factor != 1:  # cosines and sines turn query and key alike, so a score has its square
+        if factor != 1:  # the factor scales query and key, so their product has its square
             self.config.softmax_scale = factor**2 * self.config.kv_channels**-0.5
 
         @wraps(build)
@@ -60,7 +60,7 @@ def _apply_rope_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _map_tied_output(original: Callable[..., None]) -> Callable[..., None]:
-    """Where a tied model's last pipeline stage has an output layer, it is read as the embedding."""
+    """Load the embedding as the output layer of a tied model's last pipeline stage."""
 
     @wraps(original)
     def _adjust_mapping_for_shared_weights(self: Any) -> None:
@@ -72,10 +72,11 @@ def _map_tied_output(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _refuse_unknown_tensors(original: Callable[..., None]) -> Callable[..., None]:
-    """Load a checkpoint only if each of its tensors has a place in the model.
+    """Refuse a checkpoint with tensors that the model does not have, and load tied critics.
 
-    A critic's output layer is its value head, which no language model's checkpoint has. mbridge
-    leaves it out, too, but reads the language model's head before that, and a tied model has none.
+    A critic's output layer is its value head, which a language model's checkpoint lacks. mbridge
+    does not load it either, but still reads the language model's head first, which fails for a tied
+    model.
     """
 
     @wraps(original)
@@ -101,14 +102,14 @@ def _refuse_unknown_tensors(original: Callable[..., None]) -> Callable[..., None
 
 @dataclass(frozen=True)
 class _Experts:
-    """One matrix of all experts that this rank has of a layer."""
+    """One matrix, such as linear_fc1, of all experts of a layer on this rank."""
 
     prefix: str  # decoder.layers.3.mlp.experts.linear_fc1
     count: int
 
 
 class _WithoutExperts:
-    """A model's chunk as mbridge's own export is to know it."""
+    """A view of a model chunk without experts, for mbridge's own export."""
 
     def __init__(self, chunk: Any) -> None:
         self._chunk = chunk
@@ -126,7 +127,7 @@ def _prefix(name: str) -> str | None:
 
 
 def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., Weights]:
-    """Export the same names, values and order. Experts come where their layer has them."""
+    """Replace mbridge's export, with the same names, values and order, for expert parallelism."""
 
     @wraps(original)
     def export_weights(self: Any, models: Sequence[torch.nn.Module]) -> Weights:
@@ -151,7 +152,7 @@ def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., 
 
 
 def _experts_by_what_precedes_them(bridge: Any, chunk: Any) -> dict[str, list[_Experts]]:
-    """Exported name of a weight -> the experts that follow it in the model."""
+    """Exported name of a weight -> the expert matrices that follow it in the model."""
     whole_names = bridge._weight_name_mapping_mcore_local_to_global(chunk, consider_ep=False)
     last, after = "", defaultdict[str, list[_Experts]](list)
     for prefix, run in groupby((name for name, _ in chunk.named_parameters()), _prefix):
@@ -164,9 +165,9 @@ def _experts_by_what_precedes_them(bridge: Any, chunk: Any) -> dict[str, list[_E
 
 
 def _gathered(bridge: Any, experts: _Experts, mine: list[torch.Tensor]) -> Weights:
-    """Gather ``mine`` over both groups of ranks. Collective."""
+    """Gather this rank's matrices ``mine`` over the ETP and EP groups. Collective."""
     mpu, like = bridge.mpu, mine[0]
-    gathered = torch.stack(mine)[None]  # [rank of expert tensor parallelism, expert of this rank, *shape]
+    gathered = torch.stack(mine)[None]  # [ETP rank, expert of this rank, *shape]
     mine.clear()
     if mpu.etp_size > 1:
         gathered = _gather(gathered[0], mpu.etp_size, mpu.etp_group)

@@ -13,10 +13,10 @@ from retool_mcore.platforms.patches import Change, Patch, requirement
 
 
 class Results:
-    """What Megatron's writers report, in a file without a name that a forked writer shares.
+    """Results of Megatron's writers, in an anonymous file that forked writers share.
 
-    Megatron keeps one queue for all saves of a process, in a manager process that outlives a killed
-    rank; actor and critic, which are saved side by side, could get each other's results.
+    Megatron has one queue for all saves of a process, in a manager process. The manager outlives a
+    killed rank, and actor and critic, which save at the same time, could get each other's results.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def _by_save(original: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _in_threads(original: Any) -> Any:
-    """Write each bucket in a thread; the original waits for ever for a process that was killed."""
+    """Write each bucket in a thread; the original waits forever for a killed process."""
 
     def write_preloaded_data_multiproc(
         transform_list: list[Any], use_msc: bool, rank: int, write_buckets: Sequence[Any], global_results_queue: Any

@@ -1,6 +1,6 @@
-"""Patches of SGLang, in its scheduler and detokenizer processes, the most important first.
+"""Patches of SGLang's scheduler and detokenizer processes, the most important first.
 
-On CUDA all four are active. A CPU has all but the first, and cpu/patches.py adds its own.
+CUDA uses all four. The CPU uses all but the first, and those of cpu/patches.py.
 """
 
 import os
@@ -13,8 +13,8 @@ from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS, CallEnd
 from retool_mcore.platforms.patches import Change, Patch, requirement
 from retool_mcore.platforms.weight_sums import with_sums
 
-FEW = 4  # requests are few while they are less than a 4th of those that decode
-MOST_STEPS = 16  # decoding steps for which the first request waits; far below the steps of a turn
+FEW = 4  # requests are few if they are less than a quarter of the decoding requests
+MOST_STEPS = 16  # decode steps that the first request waits at most; far fewer than a turn takes
 WAITED = "_retool_steps_waited"
 
 
@@ -44,12 +44,12 @@ HOST_COPY_PATCH = Patch(
 
 
 def prefill_together(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap Scheduler.get_new_batch_prefill: while few requests wait, prefill none for some steps.
+    """Wrap Scheduler.get_new_batch_prefill: delay the prefill of few requests by some decode steps.
 
-    SGLang prefills whatever waits before each decoding step. Trajectories end their turns at
-    different times, so nearly every step of 500 responses waits for a prefill of a few tokens,
-    launched kernel by kernel: 22 ms with a 0.5B model, whose step takes 10 ms. The rule counts
-    requests and steps, not seconds, so that all ranks of an engine decide alike.
+    SGLang prefills all waiting requests before each decode step. Trajectories end their turns at
+    different times, so with 500 responses nearly every decode step waits for a prefill of a few
+    tokens without a CUDA graph: 22 ms with a 0.5B model, whose decode step takes 10 ms. The rule
+    counts requests and steps instead of seconds, so that all ranks of an engine decide alike.
     """
 
     @wraps(original)
@@ -65,17 +65,17 @@ def prefill_together(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def prefill_can_wait(scheduler: Any) -> bool:
-    """Whether few requests would enter SGLang's ``scheduler``, while many decode."""
+    """Whether few requests could be prefilled by SGLang's ``scheduler`` while many decode."""
     running = scheduler.running_batch
     decoding = len(running.reqs)
-    # In a full engine many wait, and as few enter as have left it.
+    # In a full engine many requests wait, but only as many can enter as have finished.
     enter = min(len(scheduler.waiting_queue), scheduler.get_num_allocatable_reqs(decoding))
     return (
         0 < enter * FEW < decoding
-        and scheduler.chunked_req is None  # half a prompt is in the cache
-        and scheduler.prefill_delayer is None  # SGLang's own, where a user asks for it
+        and scheduler.chunked_req is None  # no chunked prefill is in progress
+        and scheduler.prefill_delayer is None  # SGLang's own delayer is off, as by default
         and not running.is_prefill_only
-        and not all(request.finished() for request in running.reqs)  # else no step would follow
+        and not all(request.finished() for request in running.reqs)  # else no decode step would follow
     )
 
 
@@ -93,10 +93,10 @@ _read = lru_cache(maxsize=8)(CallEnd.read)
 
 
 def continue_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Take back a stop on a token that only looked like the end of a call, and check the rest.
+    """Wrap Req._check_token_based_finish: undo a stop on a token that does not complete the tag.
 
-    A step of speculative decoding has several new tokens. The start of the tag may be in the
-    prompt: an abort has cut the turn there.
+    Then check the remaining new tokens, since speculative decoding adds several per step. The start
+    of the tag may be in the prompt, if an abort interrupted the turn there.
     """
 
     @wraps(original)
@@ -104,8 +104,8 @@ def continue_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[An
         custom = self.sampling_params.custom_params
         table = custom.get(TABLE) if isinstance(custom, dict) else None
         if table is not None and self.custom_logit_processor is None:
-            # The request itself, for processors of logits. With it a request that is over keeps its
-            # tokens and routes until Python's collector looks for cycles.
+            # SGLang stores the request here for custom logit processors. The reference cycle would
+            # keep a finished request's tokens and routes until a garbage collection.
             custom.pop("__req__", None)
         rest = new_accepted_tokens
         while original(self, rest):
@@ -157,6 +157,6 @@ WEIGHT_SUMS_PATCH = Patch(
 
 
 def shared_patches() -> tuple[Patch, ...]:
-    """The patches of any platform with SGLang."""
+    """The patches that every platform with SGLang applies."""
     always = (CALL_END_PATCH, WEIGHT_SUMS_PATCH)
     return always if os.environ.get(PREFILLS_ENV) == "0" else (PREFILL_PATCH, *always)

@@ -1,6 +1,6 @@
-"""The patch of torch: where its store listens.
+"""Patch of torch: makes TCPStore listen on one address only.
 
-Imports no torch, because `import verl` loads this file in every process of a run.
+Does not import torch, because `import verl` loads this file in every process of a run.
 """
 
 import ipaddress
@@ -27,10 +27,11 @@ def _listen_on_host(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """A socket that listens on ``host``; None where the store opens its own.
+    """A socket that listens on ``host``; None if the store must open its own.
 
-    A name may lead other machines elsewhere than this one: Debian's hosts call themselves
-    127.0.1.1. The port is taken where this process has the store already, which torch then shares.
+    It must if ``host`` is a name other than localhost, which may resolve to a loopback address here
+    and to another one elsewhere: on Debian a host's own name resolves to 127.0.1.1. It must also if
+    the port is in use, because torch can share a store that this process already has there.
     """
     try:
         if host != "localhost":

@@ -1,12 +1,12 @@
 """Patches of verl, the most important first: packing, log-probs, weight sync, then small ones.
 
-**Packing without a wait for the device.** verl 0.9.1 moves a micro-batch to the device and then
-reads its sequences' lengths back, more than ten times for each micro-batch, to pack and pad them
-in Python. Each read waits until the device has done all its work, and then the device waits for
-Python. Here the lengths stay on the host, and one indexed copy replaces each loop over sequences,
-so the host prepares a micro-batch while the device still works on the one before.
+**Packing without device synchronization.** verl 0.9.1 moves a micro-batch to the device. It then
+reads the sequence lengths back more than ten times per micro-batch, to pack and pad in Python. Each
+read waits for all queued work on the device, which then idles until Python continues. Here the
+lengths stay on the host, and one indexed copy replaces each loop over sequences. The host can then
+prepare a micro-batch while the device computes the previous one.
 
-Suffixes: N tokens of all sequences of a micro-batch, R rows that they take with their padding,
+Suffixes: N tokens of all sequences of a micro-batch, R rows of the packed and padded batch,
 B responses padded to W tokens, L tokens of all responses.
 """
 
@@ -32,15 +32,15 @@ VERL = requirement("verl")
 _MCORE = "verl.models.mcore."
 _ENGINE = "verl.workers.engine.megatron.transformer_impl."
 
-PADDING = -1  # in place of a token's number
-KEPT = 16  # layouts on the device: of the micro-batches that a pipeline works on, each of a few kinds
+PADDING = -1  # instead of a token's index
+KEPT = 16  # cached layouts on the device: a few kinds for each micro-batch in a pipeline
 LAYOUT = "retool_layout"  # attribute of Megatron's PackedSeqParams
 
 _known_lengths = WeakTensorKeyDictionary()  # offsets of a nested tensor -> lengths of its sequences
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to ``device`` after the work that it has; the host does not wait."""
+    """Copy ``tensor`` to ``device`` asynchronously."""
     if device.type == "cpu" or tensor.device == device:
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -53,7 +53,7 @@ def _send_numbers(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
 def lengths_of(nested: torch.Tensor) -> tuple[int, ...]:
     """Lengths of a jagged tensor's sequences.
 
-    They are read from the device only where ``jagged`` has not made the tensor.
+    Reads them from the device only if the tensor was not created by ``jagged``.
     """
     offsets = nested.offsets()
     if offsets not in _known_lengths:
@@ -62,7 +62,7 @@ def lengths_of(nested: torch.Tensor) -> tuple[int, ...]:
 
 
 def jagged(values: torch.Tensor, offsets: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
-    """The nested tensor of ``values`` [N, ...], whose lengths are known from now on."""
+    """Create a jagged tensor of ``values`` [N, ...] and cache its ``lengths`` on the host."""
     _known_lengths[offsets] = lengths
     return torch.nested.nested_tensor_from_jagged(
         values, offsets=offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
@@ -70,7 +70,7 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, lengths: tuple[int, ...]
 
 
 def is_jagged(value: Any) -> bool:
-    """Whether it is a nested tensor of sequences, one after another in its first dimension."""
+    """Whether ``value`` is a jagged tensor without gaps whose second dimension is ragged."""
     return (
         isinstance(value, torch.Tensor)
         and value.layout == torch.jagged
@@ -80,16 +80,16 @@ def is_jagged(value: Any) -> bool:
 
 
 def starts_of(lengths: Sequence[int]) -> np.ndarray:
-    """Where each sequence begins among the tokens of all; int64."""
+    """The index of each sequence's first token among all tokens; int64 [sequences]."""
     return np.cumsum(lengths, dtype=np.int64) - np.asarray(lengths)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of packed sequences lie.
+    """The positions of tokens in packed sequences.
 
-    Every sequence is padded to a multiple of ``multiple``, and the last one further, so that all
-    have a multiple of ``total_multiple``.
+    Each sequence is padded to a multiple of ``multiple`` tokens. The last one is padded further, so
+    that the total is a multiple of ``total_multiple``.
     """
 
     lengths: tuple[int, ...]
@@ -103,9 +103,9 @@ class Layout:
         return found
 
     def rows(self, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row which of the N tokens it holds, or PADDING, and its position; int64 [R].
+        """For each row, the index of its token among N, or PADDING, and its position; int64 [R].
 
-        ``shift`` = 1: the token after it in its sequence, as labels are.
+        ``shift`` = 1 returns the next token in the sequence, as labels need.
         """
         padded = self.padded
         sequences = np.repeat(np.arange(len(padded)), padded)
@@ -114,11 +114,11 @@ class Layout:
         return np.where(inside, starts_of(self.lengths)[sequences] + positions, PADDING), positions
 
 
-@lru_cache(maxsize=2 * KEPT)  # tokens and labels
+@lru_cache(maxsize=2 * KEPT)  # for tokens and for labels
 def _rows_of(
     layout: Layout, shift: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Of each row the token among N and the position, both [R]; which rows are padding."""
+    """Token index and position of each row, int64 [R], and indices of padding rows or None."""
     sources, positions = layout.rows(shift)
     empty = np.flatnonzero(sources == PADDING)
     sources[empty] = positions[empty] = 0
@@ -131,7 +131,7 @@ def _rows_of(
 
 @lru_cache(maxsize=KEPT)
 def _places_of(layout: Layout, device: torch.device) -> torch.Tensor:
-    """The row of each token [N]."""
+    """The row of each token, int64 [N]."""
     return _send_numbers(np.flatnonzero(layout.rows()[0] != PADDING), device)
 
 
@@ -141,9 +141,9 @@ def _bounds_of(layout: Layout, device: torch.device) -> torch.Tensor:
 
 
 def send_batch(batch: Any, device: torch.device) -> Any:
-    """verl's micro-batch, a TensorDict, with its tensors on ``device`` and its lengths known."""
+    """Copy verl's micro-batch, a TensorDict, to ``device`` and cache its lengths on the host."""
     sent = batch.copy().clear_device_()
-    offsets: dict[tuple[int, ...], torch.Tensor] = {}  # one copy for all columns of these lengths
+    offsets: dict[tuple[int, ...], torch.Tensor] = {}  # shared by all columns with the same lengths
     for name in batch.keys():  # noqa: SIM118  a TensorDict is no mapping: iterating it goes over its rows
         value = batch.get(name)
         if not isinstance(value, torch.Tensor) or value.device == device:
@@ -159,7 +159,7 @@ def send_batch(batch: Any, device: torch.device) -> Any:
 
 
 def taker(rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that takes these rows, in this order, of each jagged tensor of a batch."""
+    """A function that selects these rows, in this order, from a jagged tensor of a batch."""
 
     @cache  # columns of the same lengths share an index
     def index(lengths: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -176,7 +176,7 @@ def taker(rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's selection of rows; jagged tensors are not taken apart and put together again."""
+    """Wrap verl's row selection: select rows of jagged tensors by one index, without unbinding."""
 
     @wraps(original)
     def index_select_tensor_dict(batch: Any, indices: torch.Tensor | list[int]) -> Any:
@@ -193,7 +193,7 @@ def selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prefetch_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The engine's forward step, given its micro-batch on the device already."""
+    """Wrap the engine's forward step: copy its micro-batch to the device asynchronously first."""
 
     @wraps(original)
     def forward_step(self: Any, batch_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
@@ -207,9 +207,9 @@ def _prefetch_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's packing of a jagged tensor for Megatron.
+    """Replace verl's packing of a jagged tensor for Megatron.
 
-    The original packs for context parallelism, where nothing was won, and unusual layouts.
+    Calls the original for context parallelism, where this brings no gain, and for unusual layouts.
     """
 
     @wraps(original)
@@ -229,7 +229,7 @@ def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         if cut or any(value is not None for value in unusual.values()):
             return original(input_ids, pre_process, need_roll, use_fp8_padding, cp_layout=cp_layout, **unusual)
         multiple = total = parallel_state.get_tensor_model_parallel_world_size()
-        if use_fp8_padding:  # as verl has it for Transformer Engine's products
+        if use_fp8_padding:  # as verl pads for Transformer Engine's FP8 GEMMs
             multiple, total = lcm(16, multiple), 128 * multiple
         layout = Layout(lengths_of(input_ids), multiple, total)
         bounds, longest = _bounds_of(layout, input_ids.device), max(layout.padded)
@@ -255,7 +255,7 @@ def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unpacked_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The reverse of the above, for the output of the model's last stage."""
+    """Replace verl's unpacking of the last pipeline stage's output, the inverse of packing."""
 
     @wraps(original)
     def postprocess_thd_engine(
@@ -279,9 +279,9 @@ def unpacked_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
 def _moved(
     prompts: tuple[int, ...], responses: tuple[int, ...], width: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each response token its source among the N tokens and its place in B * W; int64 [L].
+    """For each response token, its source among N tokens and its target in B * W; int64 [L].
 
-    The model predicts a token at the position before it.
+    The source is the preceding position, where the model predicts the token.
     """
     counts_B = np.asarray(responses)
     within_L = np.arange(counts_B.sum()) - np.repeat(starts_of(responses), counts_B)
@@ -292,7 +292,10 @@ def _moved(
 
 
 def padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's view [B, W] of a model's output at the responses; padded batches are left to it."""
+    """Replace verl's padding of a model's output to responses [B, W].
+
+    Calls the original if the batch itself is padded.
+    """
 
     @wraps(original)
     def no_padding_2_padding(tensor: torch.Tensor, data: Any) -> torch.Tensor:
@@ -315,7 +318,7 @@ def padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def join(parts: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The jagged tensor of a batch from those of its micro-batches, which have these ``rows``."""
+    """Join the jagged tensors of micro-batches into that of the batch, whose ``rows`` they have."""
     lengths = tuple(chain.from_iterable(lengths_of(part) for part in parts))
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=parts[0].offsets().dtype)
     values = torch.cat([part.values() for part in parts])
@@ -324,7 +327,7 @@ def join(parts: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]) -> torch.
 
 
 def joined_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's summary of a batch; the outputs of its micro-batches are joined by one index."""
+    """Wrap verl's batch post-processing: join the outputs of micro-batches by one index."""
 
     @wraps(original)
     def postprocess_batch_func(output_lst: list[dict[str, Any]], indices: Any, data: Any) -> dict[str, Any]:
@@ -372,7 +375,7 @@ PADDING_PATCH = Patch(
     remove_when="verl pads and joins a model's output by one index, from lengths that it has on the host",
 )
 
-MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: cut it into at least so many
+MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: minimum number of micro-batches
 
 
 def _with_min_micro_batches(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -403,9 +406,9 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it on every plat
 
 
 def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the original for the model's first chunk, then set the functions of all chunks.
+    """Call the original for the first model chunk, then register the functions of all chunks.
 
-    Megatron's interleaved schedule needs a list of them.
+    Megatron's interleaved schedule needs a list with one function per chunk.
     """
 
     @wraps(original)
@@ -434,7 +437,7 @@ CHUNK_PATCH = Patch(
 # memory.fused_cross_entropy, on CUDA: cuda/log_probs.py
 LOG_PROB_PATCH = Patch(
     changes=(
-        # LinearCrossEntropy.apply, which says nothing of its parameters
+        # LinearCrossEntropy.apply, which has no inspectable parameters
         Change(f"{_MCORE}model_forward_fused.linear_cross_entropy", None, log_probs_by_transformer_engine),
         Change(f"{_MCORE}get_mcore_forward_fused_model_engine_fn", ("hf_config",), entropy_where_asked),
     ),
@@ -446,12 +449,12 @@ LOG_PROB_PATCH = Patch(
     "passes calculate_entropy to it",
 )
 
-ALIGNED = 64  # bytes: a matrix of any dtype may start at a multiple of it
+ALIGNED = 64  # bytes: alignment of each matrix, sufficient for any dtype
 FORMAT = "flattened_bucket"  # SGLang's name
 
 
 def flattened(named: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-    """Copy the tensors into one allocation, and say where SGLang finds each of them."""
+    """Copy the tensors into one allocation; returns SGLang's flattened bucket with metadata."""
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
 
     starts = [0, *accumulate(-(-tensor.nbytes // ALIGNED) * ALIGNED for _, tensor in named)]
@@ -465,9 +468,10 @@ def flattened(named: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def send_as_one_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Send a bucket as one tensor; the original still sends buckets of another load format.
+    """Replace verl's weight update: send a bucket as one tensor.
 
-    The engine keeps its prefix cache until verl flushes it, after the last bucket.
+    Calls the original if a load format is given. Does not flush the engine's prefix cache, because
+    verl flushes it after the last bucket.
     """
 
     @wraps(original)
@@ -481,7 +485,7 @@ def send_as_one_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
         from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 
         monkey_patch_torch_reductions()
-        bucket = flattened(params_batch)  # lives until the engine has answered
+        bucket = flattened(params_batch)  # must live until the engine has answered
         mine: Any = MultiprocessingSerializer.serialize(bucket)
         mesh = device_mesh[device_mesh_key]
         of_ranks: list[Any] | None = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
@@ -495,7 +499,7 @@ def send_as_one_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_weights
 
 
-FLAT_BUCKET_PATCH = Patch(  # on CUDA, in workers with an engine on their devices
+FLAT_BUCKET_PATCH = Patch(  # on CUDA, in workers that share their devices with an engine
     changes=(
         Change(
             "verl.workers.rollout.sglang_rollout.sglang_rollout.sgl_update_weights",

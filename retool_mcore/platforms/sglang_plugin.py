@@ -1,6 +1,6 @@
-"""SGLang's entry point (group ``sglang.srt.plugins``), which each of its processes calls.
+"""Our plugin for SGLang (entry point group ``sglang.srt.plugins``), called in each SGLang process.
 
-It does nothing outside a run of ours.
+It does nothing in processes that belong to no run of ours.
 """
 
 import os

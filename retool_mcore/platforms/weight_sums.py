@@ -1,6 +1,7 @@
-"""Sums of weights' bits, by which the trainer compares its weights with an engine's.
+"""Checksums of weights, with which the trainer compares its weights with an engine's.
 
-A sum of bits as integers does not depend on order, so the sum of a matrix is the sum of its shards.
+The checksum adds the elements' bit patterns as integers. Addition does not depend on order, so the
+checksum of a matrix is the sum of its shards' checksums.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,19 +10,19 @@ from typing import Any
 
 import torch
 
-ACTION = "retool_sums:"  # with the beginning of the weights' names
+ACTION = "retool_sums:"  # followed by the prefix of the weights' names
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Sums = dict[str, tuple[str, int, int]]  # name -> dtype, elements, sum of the elements' bits modulo 2**64
 
 
 def bits_of(weight: torch.Tensor) -> torch.Tensor:
-    """The sum, an int64 scalar on the weight's device."""
+    """The checksum of ``weight``, an int64 scalar on its device."""
     return weight.detach().contiguous().view(BITS[weight.element_size()]).sum(dtype=torch.int64)
 
 
 def described(weights: Iterable[tuple[str, str, int, torch.Tensor]]) -> Sums:
-    """``weights``: name, dtype, elements and ``bits_of`` of each. Waits for the device once."""
+    """Build ``Sums`` from (name, dtype, elements, ``bits_of``); synchronizes the device once."""
     found = list(weights)
     sums = torch.stack([bits for *_, bits in found]).tolist() if found else []
     return {name: (dtype, size, bits) for (name, dtype, size, _), bits in zip(found, sums, strict=True)}
@@ -39,6 +40,6 @@ def with_sums(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             for name, weight in weights
             if name.startswith(prefix)
         )
-        return {"per_gpu_checksum": "", "sums": sums}  # SGLang reads the first of every rank's answer
+        return {"per_gpu_checksum": "", "sums": sums}  # SGLang requires the first key from every rank
 
     return handle

@@ -1,4 +1,4 @@
-"""mbridge for the plain-PyTorch layers: reads and writes Hugging Face weights of these models."""
+"""mbridge's bridges for models with plain PyTorch layers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from retool_mcore.platforms.cpu.layers import plain_torch_spec
 
-NO_FUSION = {  # fused kernels are CUDA code; the config's own defaults ask for them
+NO_FUSION = {  # TransformerConfig enables these fused kernels by default, but they need CUDA
     "masked_softmax_fusion": False,
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
@@ -23,10 +23,10 @@ NO_FUSION = {  # fused kernels are CUDA code; the config's own defaults ask for 
 
 
 class _PlainTorchBridge(LLMBridge):
-    """Mixed into one of mbridge's own bridges."""
+    """Mixin for one of mbridge's bridges; it comes first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # mbridge writes a tied model's mapping into the class, where the next model would find it.
+        # mbridge changes this class attribute for a tied model, which would affect the next model.
         self._DIRECT_MAPPING = dict(self._DIRECT_MAPPING)
         self._MLP_MAPPING = {
             **self._MLP_MAPPING,
@@ -67,4 +67,4 @@ class PlainTorchQwen3MoEBridge(_PlainTorchBridge, Qwen3MoEBridge):
 
 @register_model(["llama", "mistral"])
 class PlainTorchLlamaBridge(_PlainTorchBridge, LLaMABridge):
-    """Llama, and Mistral up to its window, which has the same layers."""
+    """Llama; and Mistral, which has the same layers, for sequences within its window."""

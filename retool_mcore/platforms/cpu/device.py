@@ -1,4 +1,4 @@
-"""The device module that verl's platform uses on a CPU machine, in place of ``torch.cuda``."""
+"""The device module of verl's platform on a CPU machine, instead of ``torch.cuda``."""
 
 import contextlib
 import resource
@@ -21,23 +21,23 @@ def current_device() -> torch.device:
 
 
 def set_device(device: object) -> None:
-    """There is one device."""
+    """Do nothing: there is one device."""
 
 
 def synchronize(device: object = None) -> None:
-    """Work on the CPU is done when the call returns."""
+    """Do nothing: the CPU works synchronously."""
 
 
 def empty_cache() -> None:
-    """The allocator of the CPU keeps no cache."""
+    """Do nothing: torch's CPU allocator has no cache."""
 
 
 def ipc_collect() -> None:
-    """No device memory is shared between processes."""
+    """Do nothing: processes share no device memory."""
 
 
 def reset_peak_memory_stats(device: object = None) -> None:
-    """The operating system's peak cannot be reset."""
+    """Do nothing: the operating system's peak cannot be reset."""
 
 
 def memory_allocated(device: object = None) -> int:
@@ -53,7 +53,7 @@ max_memory_reserved = max_memory_allocated
 
 
 def mem_get_info(device: object = None) -> tuple[int, int]:
-    """Free and total bytes of the machine."""
+    """Free and total memory of the machine, in bytes."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 

@@ -12,7 +12,7 @@ import torch
 from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import apply_all
 
-apply_all(ENGINE_PATCHES)  # before a Megatron model is built; verl's workers offer no earlier moment
+apply_all(ENGINE_PATCHES)  # before a Megatron model is built; verl's workers have no earlier hook
 
 from verl.workers.engine.base import EngineRegistry  # noqa: E402
 from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead  # noqa: E402
@@ -21,8 +21,8 @@ from retool_mcore.platforms.cpu import bridge  # noqa: E402, F401  registers the
 
 
 def _expected_on_cpu(record: logging.LogRecord) -> bool:
-    # Megatron's tracker warns when the CPU's generator moves inside its fork. Here the CPU's
-    # generator is the one that it forks.
+    # Megatron's RNG tracker warns if the CPU's RNG state changes inside its fork. On this platform
+    # the tracker forks the CPU's RNG itself.
     return "CPU RNG state changed within GPU RNG context" not in record.getMessage()
 
 
@@ -30,10 +30,10 @@ logging.getLogger("megatron.core.tensor_parallel.random").addFilter(_expected_on
 
 
 def _adam_groups(optimizer: Any) -> Iterator[tuple[torch.optim.Adam, dict[str, Any]]]:
-    """The parameter groups of a Megatron optimizer, each with the torch Adam it belongs to."""
+    """Yield the parameter groups of a Megatron optimizer, each with its torch Adam."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         adam = part.optimizer
-        if adam is None:  # a rank without parameters of its own
+        if adam is None:  # this rank has no parameters
             continue
         assert isinstance(adam, torch.optim.Adam), f"expected torch's Adam, got {type(adam)}"
         for group in adam.param_groups:
@@ -41,11 +41,10 @@ def _adam_groups(optimizer: Any) -> Iterator[tuple[torch.optim.Adam, dict[str, A
 
 
 def materialise_adam_state(optimizer: Any) -> None:
-    """Give every parameter of a Megatron optimizer the state torch's Adam makes in its first step.
+    """Create the states that torch's Adam would create in its first step, with the same values.
 
-    Megatron's distributed optimizer saves and loads checkpoints as if the state, ``step`` included,
-    were there from the start, which holds for Transformer Engine's Adam. The values are those that
-    Adam itself starts with.
+    Megatron's distributed optimizer assumes in checkpoints that the states, including ``step``,
+    exist from the start, as with Transformer Engine's Adam.
     """
     for adam, group in _adam_groups(optimizer):
         for param in group["params"]:
@@ -56,12 +55,12 @@ def materialise_adam_state(optimizer: Any) -> None:
 
 
 def restore_adam_steps(optimizer: Any) -> None:
-    """Give every parameter the step count that its checkpoint has.
+    """Set every parameter's step count to that of the loaded checkpoint.
 
-    Megatron's distributed optimizer loads the count into the parameter groups, then one shared
-    tensor of it into all parameters. It then overwrites that tensor with the count from before the
-    load (distrib_optimizer.py, load_state_dict and _set_main_param_and_optimizer_states). Adam
-    would silently start its bias correction again.
+    Megatron's distributed optimizer loads the count into the parameter groups, then into one tensor
+    that all parameters share. It then overwrites that tensor with the count from before the load
+    (distrib_optimizer.py, load_state_dict and _set_main_param_and_optimizer_states). Adam would
+    silently restart its bias correction.
     """
     for adam, group in _adam_groups(optimizer):
         for param in group["params"]:
@@ -76,17 +75,17 @@ class _AdamFromTheStart:
 
     @torch.no_grad()
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        # In float32 the optimizer's main weights are the model's own, and autograd forbids writing
-        # to them: hence no_grad.
+        # no_grad, because in float32 the optimizer's main weights are the model's parameters, and
+        # autograd forbids in-place writes to them.
         super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         restore_adam_steps(self.optimizer)  # type: ignore[attr-defined]
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")
 class CpuMegatronEngine(_AdamFromTheStart, MegatronEngineWithLMHead):
-    """The policy, and the reference model."""
+    """The engine of the policy and the reference model."""
 
 
 @EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu")
 class CpuMegatronValueEngine(_AdamFromTheStart, MegatronEngineWithValueHead):
-    """The critic."""
+    """The engine of the critic."""

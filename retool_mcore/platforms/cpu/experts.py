@@ -1,4 +1,4 @@
-"""Megatron-core's experts without Transformer Engine, with the weight names that mbridge knows."""
+"""Megatron-core's experts without Transformer Engine, with the weight names that mbridge needs."""
 
 import re
 from typing import Any
@@ -11,16 +11,15 @@ _LOCAL_NAME = re.compile(r"local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
 class PlainTorchExperts(SequentialMLP):
-    """Runs the experts one by one; weights are named as in Transformer Engine's grouped experts.
+    """Runs the experts one by one; names weights as Transformer Engine's grouped experts do.
 
-    An example is linear_fc1.weight7: mbridge reads from this ending which expert a weight belongs
-    to.
+    For example linear_fc1.weight7: mbridge reads the expert's number from the name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         experts = tuple(self.local_experts)
-        del self.local_experts  # a module's list would give each weight a second name
+        del self.local_experts  # a ModuleList would register each weight under a second name
         object.__setattr__(self, "local_experts", experts)
         for name in LINEARS:
             named = torch.nn.Module()

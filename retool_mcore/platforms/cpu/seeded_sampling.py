@@ -1,6 +1,6 @@
 """SGLang's sampling on the CPU with one seed per request, independent of the rest of the batch.
 
-SGLang itself draws by such seeds only in its deterministic mode, whose kernels are Triton's.
+SGLang itself supports per-request seeds only in deterministic mode, which needs Triton kernels.
 """
 
 import functools
@@ -10,19 +10,25 @@ from typing import Any
 
 import torch
 
-BITS = 48  # in a draw
+BITS = 48  # random bits per draw
 
 
 def uniform(seed: int, position: int) -> float:
-    """The draw in [0, 1) for the token at ``position`` of a request with this seed."""
+    """A pseudo-random number in [0, 1) for the token at ``position`` of a request with ``seed``."""
     digest = blake2b(f"{seed}/{position}".encode(), digest_size=BITS // 8).digest()
     return int.from_bytes(digest, "big") / 2**BITS
 
 
 def multinomial_with_seed(logprobs_NV: torch.Tensor, seed_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """Token indices [N, 1], drawn from each row's distribution by its seed and position.
+    """Sample a token from each row's distribution, by its seed and position.
 
-    The log weights are [N, V].
+    Args:
+        logprobs_NV: [N, V] float, log-probs up to a constant.
+        seed_N: [N] int.
+        positions_N: [N] int.
+
+    Returns:
+        Token indices, int64 [N, 1].
     """
     draws = [uniform(seed, position) for seed, position in zip(seed_N.tolist(), positions_N.tolist(), strict=True)]
     cumulated_NV = logprobs_NV.double().exp().cumsum(dim=-1)
@@ -32,10 +38,7 @@ def multinomial_with_seed(logprobs_NV: torch.Tensor, seed_N: torch.Tensor, posit
 
 
 def with_seeds(original: Any) -> Any:
-    """SamplingBatchInfo.from_schedule_batch, with a seed for every request.
-
-    A request without a seed of its own gets a random one.
-    """
+    """Wrap SamplingBatchInfo.from_schedule_batch: a request without a seed gets a random one."""
     make: Callable[..., Any] = original.__func__
 
     @functools.wraps(make)

@@ -1,7 +1,7 @@
 """Sends weights from the Megatron actor to SGLang on CPU.
 
-verl's own adapter sends CUDA IPC handles; SGLang's helper for them fails on a CPU tensor.
-Everything else of verl's adapter (finding the server, flushing its cache, counting steps) stays.
+verl's adapter sends CUDA IPC handles, for which SGLang's helper fails on CPU tensors. The rest of
+verl's adapter (finding the server, flushing its cache, counting steps) is unchanged.
 """
 
 import pickle
@@ -18,15 +18,15 @@ from retool_mcore.platforms.patches_verl import FORMAT, flattened
 
 
 def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:
-    """Pickle the weights as one tensor in SGLang's form "flattened_bucket", with plain pickle.
+    """Pickle the weights as one tensor in SGLang's format "flattened_bucket", with plain pickle.
 
-    torch's default, sharing by file descriptor, ends the server when the sender closes.
+    torch's default, sharing by file descriptor, makes the server exit when the sender closes.
     """
     return pickle.dumps(flattened(named_tensors))
 
 
 class ServerAdapter(VerlServerAdapter):
-    """Posts each bucket of weights over HTTP."""
+    """Sends each bucket of weights over HTTP."""
 
     async def update_weights(
         self,
@@ -35,10 +35,10 @@ class ServerAdapter(VerlServerAdapter):
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> None:
-        """Send all weights, then drop the server's prefix cache, computed with the old weights.
+        """Send all weights, then flush the server's prefix cache, which the old weights computed.
 
-        Every rank drains the iterator (the export is collective); the leader of each server sends.
-        Raises PlatformError for LoRA and delta updates, and when the server refuses a weight.
+        Every rank consumes the iterator, because the export is collective; each server's TP leader
+        sends. Raises PlatformError for LoRA and delta updates, and if the server rejects a weight.
         """
         if wire_format != "named_tensors" or kwargs.get("peft_config"):
             raise PlatformError(f"platform cpu sends full weights only, not {wire_format} or LoRA updates.")

@@ -1,4 +1,4 @@
-"""The CPU as verl sees it. Registered under the name `cpu`, which VERL_PLATFORM selects."""
+"""verl's platform `cpu`, which VERL_PLATFORM selects."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from retool_mcore.platforms.cpu import device
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """The CPU as a verl platform, where Ray's "GPU" resource counts training processes.
+    """The CPU as a verl platform. Ray's "GPU" resource counts training processes.
 
     The run starts Ray with that many logical GPUs.
     """
@@ -54,7 +54,7 @@ class PlatformCPU(PlatformBase):
         device.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """The CPU's allocator has no such settings."""
+        """Do nothing: torch's CPU allocator has no such settings."""
 
     def empty_cache(self) -> None:
         device.empty_cache()

@@ -1,6 +1,6 @@
-"""Applies the patches and registers bridges in every training process of a run, including Ray's.
+"""Applies the patches and registers bridges in every training process of a run.
 
-verl imports this module there (``model.external_lib``).
+verl imports this module in these processes (``model.external_lib``).
 """
 
 from retool_mcore.platforms.cuda.platform import Cuda
@@ -11,4 +11,4 @@ apply_all(Cuda().training_patches())
 from mbridge.core import register_model  # noqa: E402
 from mbridge.models.llama import LLaMABridge  # noqa: E402
 
-register_model("mistral")(LLaMABridge)  # the same layers, up to the window of model/families.py
+register_model("mistral")(LLaMABridge)  # same layers as Llama, for sequences within model/families.py's window

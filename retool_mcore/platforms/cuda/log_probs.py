@@ -1,9 +1,9 @@
-"""``memory.fused_cross_entropy``: log-probabilities and entropies without float32 logits.
+"""``memory.fused_cross_entropy``: log-probs and entropies without float32 logits.
 
-The output layer's logits are never copied whole to float32. Plain torch around two kernels,
-cuBLAS's product and Transformer Engine's cross-entropy; tests/nightly/numerics/cuda_twin.py has
-both for a CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows (some of the
-tokens).
+This module never converts all logits to float32. It combines two kernels, cuBLAS's GEMM and
+Transformer Engine's cross-entropy; tests/nightly/numerics/cuda_twin.py has CPU versions of both.
+
+Shapes: T tokens, V this rank's part of the vocabulary, H hidden size, R a block of rows (tokens).
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ROWS = 1024  # how many tokens' logits are in float32 at a time
+ROWS = 1024  # number of tokens whose logits are in float32 at a time
 
 _entropy_is_asked: ContextVar[bool] = ContextVar("entropy_is_asked", default=True)
 
 
 def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's fused forward with cuBLAS's output layer and Transformer Engine's cross-entropy.
+    """Replace verl's fused kernel by cuBLAS's GEMM and Transformer Engine's cross-entropy.
 
-    The cross-entropy kernel writes the gradient over the bfloat16 logits, so no float32 copy of
-    them is made: 2 bytes a logit instead of about 14. At a temperature other than 1 verl's own
-    kernel runs, which scales in float32.
+    The cross-entropy kernel overwrites the bfloat16 logits with their gradient. This takes 2 bytes
+    per logit instead of about 14. If the temperature is not 1, verl's kernel runs, which scales in
+    float32.
     """
 
     @wraps(original)
@@ -36,10 +36,10 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         reduction: str,
         group: dist.ProcessGroup,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log_probs_T, entropy_T), both float32, of labels [T].
+        """Compute log-probs of ``labels`` and entropies, both float32 [T] and differentiable.
 
-        hidden is [T, 1, H], this rank's weight [V, H]. Both results can be differentiated. When
-        nobody asks for entropies, they are not computed and are NaN.
+        ``hidden`` is [T, 1, H], ``weight`` [V, H], ``labels`` [T]. Entropies are NaN if the caller
+        did not request them.
         """
         if temperature != 1.0 or reduction != "none":
             return original(hidden, weight, labels, temperature, reduction, group)
@@ -49,14 +49,14 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         )
         from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
 
-        frozen = not weight.requires_grad  # beside adapters
+        frozen = not weight.requires_grad  # with LoRA
         product = linear_with_frozen_weight if frozen else linear_with_grad_accumulation_and_async_allreduce
         logits_T1V = product(
             input=hidden.view(-1, 1, hidden.shape[-1]),
             weight=weight,
             bias=None,
             gradient_accumulation_fusion=hasattr(weight, "main_grad"),
-            allreduce_dgrad=False,  # sequence parallel: the gradient is summed where the hidden states were gathered
+            allreduce_dgrad=False,  # sequence parallelism sums the gradient where it gathers the hidden states
             sequence_parallel=False,
             tp_group=group,
         )
@@ -71,7 +71,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
             logits_TV.unsqueeze(0),
             labels_1T,
             dist_process_group=ranks,
-            is_cg_capturable=True,  # else its backward pass makes the host wait, to see whether the gradient is 1
+            is_cg_capturable=True,  # else the backward pass synchronizes the device to compare the gradient with 1
         )
         return -loss_1T.view(-1), entropy_T
 
@@ -79,10 +79,10 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
 
 
 def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap verl's choice of a fused forward: it records whether the caller asks for entropies.
+    """Wrap verl's choice of a fused forward, to record whether the caller requests entropies.
 
-    The function above reads the record. The pass before the update asks for entropies, for the
-    metric; the update asks where actor.entropy_coeff is set.
+    ``log_probs_by_transformer_engine`` reads the record. The log-prob pass before the update
+    requests entropies for the metric; the update requests them only if actor.entropy_coeff is set.
     """
 
     @wraps(original)
@@ -105,8 +105,8 @@ def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
 def entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Entropies [T], float32, in nats, over the vocabulary of all ranks of ``group``.
 
-    They can be differentiated. With a gradient the logits are copied once, in their own dtype,
-    because the loss's kernel overwrites them.
+    Differentiable. If gradients are enabled, this copies the logits once, in their own dtype,
+    because the cross-entropy kernel overwrites them.
     """
     return _Entropy.apply(logits_TV, group) if torch.is_grad_enabled() else _entropy(logits_TV, group)
 
@@ -133,7 +133,7 @@ def _entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _log_probs_and_entropy(logits_RV: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [R, V] of this rank's part, and entropies [R] of the whole distribution."""
+    """Float32 log-probs [R, V] of this rank's vocabulary, and entropies [R] over all of it."""
     top_R1 = _over(group, logits_RV.amax(-1, keepdim=True).float(), dist.ReduceOp.MAX)
     log_probs_RV = logits_RV.float() - top_R1
     log_probs_RV -= _over(group, log_probs_RV.exp().sum(-1, keepdim=True), dist.ReduceOp.SUM).log()

@@ -1,4 +1,4 @@
-"""The patch that only platform `cuda` needs: Adam's step in parts. patches_*.py have the others."""
+"""The patch that only platform `cuda` needs: Adam's step in parts. For others see patches_*.py."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -8,13 +8,13 @@ import torch
 
 from retool_mcore.platforms.patches import Change, Patch, Seam, requirement
 
-PART_ELEMENTS = 1 << 28  # in one part of an optimizer step: 1 GiB for each float32 copy of a moment
+PART_ELEMENTS = 1 << 28  # elements per part: 1 GiB for each float32 copy of a moment
 
 
 def step_in_parts(step: Callable[..., Any]) -> Callable[..., Any]:
-    """FusedAdam.step over some parameters at a time, if moments have fewer than 32 bits.
+    """Wrap FusedAdam.step to process a few parameters at a time, if moments are not float32.
 
-    The kernel takes float32 moments, so the original first copies every moment of the group.
+    The kernel needs float32 moments, so the original converts all moments of a group at once.
     """
 
     @wraps(step)
@@ -39,14 +39,14 @@ def _step_group(optimizer: Any, group: dict[str, Any], step: Callable[[], Any]) 
     try:
         for part in parts(whole, PART_ELEMENTS):
             group.pop("step", None)
-            group.update(counted, params=part)  # every part counts the same step
+            group.update(counted, params=part)  # each part starts from the same step count
             step()
     finally:
         group["params"] = whole
 
 
 def parts(params: Sequence[Any], max_elements: int) -> Iterator[list[Any]]:
-    """The parameters in order, in lists of at most ``max_elements`` elements or one parameter."""
+    """Split ``params`` in order into lists of at most ``max_elements`` elements, or 1 parameter."""
     part: list[Any] = []
     for param in params:
         if part and sum(each.numel() for each in part) + param.numel() > max_elements:

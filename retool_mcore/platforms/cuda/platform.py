@@ -1,7 +1,4 @@
-"""Class Cuda: NVIDIA GPUs with Transformer Engine's layers, NCCL and fused kernels.
-
-mbridge leaves these kernels switched off.
-"""
+"""Platform `cuda`: NVIDIA GPUs with Transformer Engine's layers, NCCL and fused kernels."""
 
 import importlib.util
 import os
@@ -29,11 +26,11 @@ from retool_mcore.platforms.base import (
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import SGLANG
 
-KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
+KERNELS = Path(__file__).parent / "kernels"  # replacements of apex's modules, on PYTHONPATH if apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
 CUPY = "cupy"
 DEEP_GEMM = "deep_gemm"
-BUSY_MIB = 1024  # a driver's own use stays below this
+BUSY_MIB = 1024  # more than the driver itself uses
 
 
 class Cuda(Platform):
@@ -52,16 +49,15 @@ class Cuda(Platform):
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
         external_lib="retool_mcore.platforms.cuda.engine",
-        # Each option was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
+        # We measured each option on H200s, see perf/LOG.md. mbridge's defaults disable them all.
         transformer_options={
-            "attention_backend": "fused",  # cuDNN's, through Transformer Engine; flash-attn is not needed
-            "bias_activation_fusion": True,  # SwiGLU in one kernel, and two of its intermediates are not kept
-            "bias_dropout_fusion": True,  # the residual's addition in one kernel
+            "attention_backend": "fused",  # cuDNN through Transformer Engine; does not need flash-attn
+            "bias_activation_fusion": True,  # SwiGLU in one kernel, which saves two activations less
+            "bias_dropout_fusion": True,  # adds the residual in one kernel
             "apply_rope_fusion": True,
-            "gradient_accumulation_fusion": True,  # weight gradients are added by the matrix product that makes them
+            "gradient_accumulation_fusion": True,  # the wgrad GEMM accumulates into the gradient buffer
         },
-        # One layer's gradients are reduced while the backward pass computes those of the layer
-        # before.
+        # Reduce gradients while the backward pass computes those of earlier layers.
         ddp_options={"overlap_grad_reduce": True},
     )
     rollout = RolloutFacts(engine=SGLANG, free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
@@ -178,9 +174,9 @@ class Cuda(Platform):
         import torch
 
         torch.cuda.set_device(local_rank)
-        # The length of packed batches differs at each step, and fixed segments break into unusable
-        # pieces. The environment cannot set this: SGLang's memory saver refuses it there, and verl
-        # switches it by itself where actor and engine share a GPU.
+        # Packed batches have a different length at each step, which fragments fixed segments. We
+        # cannot set this in the environment, because SGLang's memory saver rejects it there. verl
+        # toggles it itself if actor and engine share a GPU.
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
     def synchronize(self) -> None:
@@ -201,8 +197,8 @@ class Cuda(Platform):
         return float(torch.cuda.utilization())
 
     def rollout_engine_kwargs(self) -> dict[str, Any]:
-        # Capturing SGLang's graphs of prefills takes a minute of each start. rollout.engine_args
-        # can ask for them.
+        # Capturing CUDA graphs for prefills takes a minute of each start. rollout.engine_args can
+        # enable them.
         return {"cuda_graph_backend_prefill": "disabled"}
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
@@ -212,9 +208,9 @@ class Cuda(Platform):
 
 
 def _driver() -> str:
-    """The driver's version and the GPUs.
+    """The driver's version, and the number and name of the GPUs.
 
-    Raises PlatformError when a device is already in use: the first step would run out of memory.
+    Raises PlatformError if another process uses a GPU: the first step would run out of memory.
     """
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi is not on the path: not known"
@@ -247,7 +243,7 @@ def _python_path() -> str:
 
 
 def _without_deep_gemm(backend: str) -> Sequence[str]:
-    """What to know of engines in FP8 whose matrix products are not DeepGEMM's."""
+    """Warnings about FP8 engines that do not use DeepGEMM."""
     if backend not in ("auto", "cutlass") or (backend == "auto" and importlib.util.find_spec(DEEP_GEMM)):
         return ()
     return (
