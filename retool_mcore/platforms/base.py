@@ -218,7 +218,7 @@ class Platform(ABC):
                 f"Use {known}."
             )
 
-    def check_room(self, config: RunConfig) -> None:  # noqa: B027  where devices are counted there is no more to ask
+    def check_room(self, config: RunConfig) -> None:  # noqa: B027  optional
         """Raise ConfigError if this machine is too small for the run's processes.
 
         For machines without devices; elsewhere the number of devices is the limit.

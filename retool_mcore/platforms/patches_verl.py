@@ -144,7 +144,7 @@ def send_batch(batch: Any, device: torch.device) -> Any:
     """Copy verl's micro-batch, a TensorDict, to ``device`` and cache its lengths on the host."""
     sent = batch.copy().clear_device_()
     offsets: dict[tuple[int, ...], torch.Tensor] = {}  # shared by all columns with the same lengths
-    for name in batch.keys():  # noqa: SIM118  a TensorDict is no mapping: iterating it goes over its rows
+    for name in batch.keys():  # noqa: SIM118  iterating a TensorDict yields its rows
         value = batch.get(name)
         if not isinstance(value, torch.Tensor) or value.device == device:
             continue

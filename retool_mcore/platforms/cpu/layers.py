@@ -1,7 +1,7 @@
-"""Norm and attention of a GPT layer in plain PyTorch, where Transformer Engine does not exist.
+"""Norm and attention of a GPT layer in plain PyTorch, for machines without Transformer Engine.
 
-Megatron-core's own local modules do not suffice: WrappedTorchNorm refuses sequence parallelism,
-DotProductAttention refuses packed sequences and context parallelism.
+Megatron-core's local modules are not enough: WrappedTorchNorm does not support sequence
+parallelism, and DotProductAttention supports neither packed sequences nor context parallelism.
 
 Shapes: S tokens of one sequence, T tokens of a packed batch (on this rank), B batch, H query heads
 and K key/value heads of this tensor-parallel rank (H a multiple of K), D head width, C
@@ -27,8 +27,8 @@ from retool_mcore.platforms.cpu.experts import PlainTorchExperts
 class RMSNorm(torch.nn.RMSNorm):
     """Root-mean-square norm over the last dimension, computed in float32.
 
-    Under sequence parallelism each rank normalizes its share of the tokens, so the weight is marked
-    for Megatron to sum its gradient over the tensor-parallel group.
+    With sequence parallelism each rank normalizes its share of the tokens. The weight is marked so
+    that Megatron sums its gradient over the tensor-parallel group.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
@@ -42,7 +42,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class _GatherFromContextParallel(torch.autograd.Function):
-    """[...] on each rank -> [C, ...] on all; backward sums the gradients of this rank's part."""
+    """[...] on each rank -> [C, ...] on all; the backward pass sums this rank's gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -59,15 +59,15 @@ class _GatherFromContextParallel(torch.autograd.Function):
 
 
 class Attention(MegatronModule):
-    """Causal grouped-query attention with the call contract of TEDotProductAttention.
+    """Causal grouped-query attention with the interface of TEDotProductAttention.
 
     Takes a right-padded batch (query [S, B, H, D], key and value [S, B, K, D], returns [S, B, H*D])
     or packed sequences (query [T, H, D], key and value [T, K, D], returns [T, H*D]). Padding is at
-    the end of a sequence, so the causal rule alone keeps it out of the real tokens' sight.
+    the end of a sequence, so the causal mask alone hides it from real tokens.
 
-    With context parallelism a sequence is cut into 2C chunks and rank r holds chunks r and 2C-1-r
-    (the zig-zag layout of Megatron and verl, which balances causal work); keys and values are
-    gathered from all ranks.
+    With context parallelism a sequence is split into 2C chunks, and rank r has chunks r and 2C-1-r
+    (the zig-zag layout of Megatron and verl, which balances causal work). Each rank gathers the
+    keys and values of all ranks.
     """
 
     def __init__(  # noqa: PLR0917  Megatron's contract
@@ -115,7 +115,7 @@ class Attention(MegatronModule):
         parts = [
             self._one(query[start:end], key_value[..., start:end, :, :]) for start, end in pairwise(ends) if end > start
         ]
-        if ends[-1] < query.shape[0]:  # the tail, which only rounds the batch up
+        if ends[-1] < query.shape[0]:  # padding at the end of the batch
             parts.append(query.new_zeros(query.shape[0] - ends[-1], query.shape[1] * query.shape[2]))
         return torch.cat(parts)
 
@@ -153,7 +153,7 @@ class Attention(MegatronModule):
 
 
 def plain_torch_spec(block: TransformerBlockSubmodules, *, qk_norm: bool) -> TransformerBlockSubmodules:
-    """Megatron's local layer specification with the norm and the attention above."""
+    """Replace norm, attention and experts in Megatron's local layer spec, in place."""
     block.layer_norm = RMSNorm
     for layer in block.layer_specs or []:
         parts: Any = layer.submodules

@@ -1,9 +1,10 @@
-"""Patches for what Megatron-core, verl and SGLang assume of a CUDA device, where there is none.
+"""Patches that let Megatron-core, verl and SGLang run without a CUDA device.
 
-Three rules keep the reach of the patches small. A ``torch.cuda`` function is replaced only when the
-original can only raise on a machine without CUDA. A ``device="cuda"`` or ``pin_memory=True``
-written into a file is redirected in that file alone: the file gets a view of ``torch``. Each set of
-patches is applied only in the processes that need it. None was measured: without them nothing runs.
+Three rules limit the scope of the patches. They replace a ``torch.cuda`` function only if the
+original can only raise on a machine without CUDA. They redirect a hard-coded ``device="cuda"`` or
+``pin_memory=True`` only in the file that has it, by giving that file a view of ``torch``. Each set
+of patches is applied only in the processes that need it. No gains are measured, because nothing
+runs without these patches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _is_cuda(device: object) -> bool:
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A tensor factory that reads device="cuda" as the CPU and cannot pin memory."""
+    """Wrap a tensor factory: replace device="cuda" by the CPU and ignore pin_memory."""
 
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -53,7 +54,7 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 
 def _manual_seed(original: Any) -> Callable[[int], None]:
-    # torch.manual_seed itself calls torch.cuda.manual_seed_all, so seed the generator directly.
+    # Seed the generator directly, because torch.manual_seed calls torch.cuda.manual_seed_all.
     def manual_seed(seed: int) -> None:
         torch.default_generator.manual_seed(int(seed))
 
@@ -103,7 +104,7 @@ def _cpu_rollout(registry: Any) -> dict[tuple[str, str], str]:
 def _router_logits(
     inp: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, router_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Logits [..., E] of inp [..., H] by weight [E, H], in ``router_dtype``."""
+    """Logits [..., E] of ``inp`` [..., H] and ``weight`` [E, H], in ``router_dtype``."""
     bias_E = None if bias is None else bias.to(router_dtype)
     return torch.nn.functional.linear(inp.to(router_dtype), weight.to(router_dtype), bias_E)
 
@@ -118,13 +119,13 @@ def _counts_on_the_host(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NullStream:
-    """Stands for the one order in which a CPU does its work."""
+    """A stand-in for CUDA streams; the CPU executes operations in order."""
 
     def record_event(self) -> _NullStream:
         return self
 
     def synchronize(self) -> None:
-        """All work is done when the call returns."""
+        """Do nothing: the CPU works synchronously."""
 
 
 def _one_stream(module: Any) -> ModuleView:
@@ -136,7 +137,7 @@ def _one_stream(module: Any) -> ModuleView:
 
 
 def _all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: Any) -> None:
-    """Gather tensors that differ in their first dimension, as NCCL does."""
+    """all_gather of tensors with different first dimensions, which NCCL supports and gloo not."""
     longest = max(len(output) for output in outputs)
     padded = tensor.new_zeros(longest, *tensor.shape[1:])
     padded[: len(tensor)] = tensor
@@ -147,7 +148,7 @@ def _all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: Any) -
 
 
 def _reduce_scatter(output: torch.Tensor, inputs: list[torch.Tensor], group: Any) -> None:
-    """The way back of ``_all_gather``: each rank gets the sum of what all have for it."""
+    """reduce_scatter for tensors with different first dimensions; the inverse of _all_gather."""
     whole = torch.cat(inputs)
     torch.distributed.all_reduce(whole, group=group)
     output.copy_(whole.split([len(part) for part in inputs])[group.rank()])
@@ -164,7 +165,7 @@ def _torch_seen_by(module: str, *factories: str) -> Change:
     return Change(f"{module}.torch", None, _torch_view(*factories))
 
 
-# Every process of a run.
+# Patches of every process of a run.
 PROCESS_PATCHES = (
     Patch(
         changes=(
@@ -182,7 +183,7 @@ PROCESS_PATCHES = (
     ),
 )  # fmt: skip
 
-# Processes that train, and those beside an engine that receive its weights.
+# Patch of training processes, and of the engines' weight-sync workers.
 ROLLOUT_CLASS = Patch(
     changes=(Change("verl.workers.rollout.base._ROLLOUT_REGISTRY", None, _cpu_rollout),),
     reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
@@ -191,7 +192,7 @@ ROLLOUT_CLASS = Patch(
     remove_when="verl can register a rollout class, or sends CPU tensors itself",
 )
 
-# Processes that train with Megatron.
+# Patches of processes that train with Megatron.
 _CORE = "megatron.core."
 _DISPATCHER = f"{_CORE}transformer.moe.token_dispatcher."
 ENGINE_PATCHES = (
@@ -199,16 +200,16 @@ ENGINE_PATCHES = (
     ROLLOUT_CLASS,
     Patch(
         changes=(
-            Change("torch.cuda.current_device", (), _always(lambda: CPU)),  # where Megatron-core creates tensors
+            Change("torch.cuda.current_device", (), _always(lambda: CPU)),  # Megatron-core creates tensors on it
             Change("torch.cuda.synchronize", ("device",), _always(lambda device=None: None)),  # at checkpoints
             Change("torch.cuda.manual_seed", ("seed",), _manual_seed),
-            Change("torch.cuda.get_rng_state", ("device",), _always(_get_rng_state)),  # its generator tracker reads it
+            Change("torch.cuda.get_rng_state", ("device",), _always(_get_rng_state)),  # in Megatron's RNG tracker
             Change("torch.cuda.random.get_rng_state", ("device",), _always(_get_rng_state)),  # in the tracker's fork
-            # mbridge moves the built model with it, Megatron-core shared embeddings and indices.
+            # mbridge calls it on the model, Megatron-core on shared embeddings and indices.
             Change("torch.Tensor.cuda", None, _always(lambda self, *args, **kwargs: self)),
-            # Megatron-core's optimizers compare it with "torch.cuda.FloatTensor".
+            # Megatron-core's optimizers compare its result with "torch.cuda.FloatTensor".
             Change("torch.Tensor.type", None, _cuda_type_name),
-            # verl's asynchronous trainer keeps a copy of the weights in pinned memory.
+            # verl's asynchronous trainer copies the weights to pinned memory.
             Change("torch.Tensor.pin_memory", None, _always(lambda self, device=None: self)),
         ),
         reason="Megatron-core, mbridge and verl call torch.cuda without asking whether there is a device",
@@ -238,15 +239,15 @@ ENGINE_PATCHES = (
     ),
     Patch(
         changes=(
-            # The dispatcher copies the counts of tokens to the host on a CUDA stream of its own.
+            # The dispatcher copies token counts to the host on a separate CUDA stream.
             Change(f"{_DISPATCHER}torch", None, _one_stream),
-            # It turns counts into sizes for gloo only on their way from a device.
+            # The dispatcher converts counts to NumPy only if they are on a device.
             Change(
                 f"{_DISPATCHER}maybe_move_tensor_to_cpu", ("tensor", "as_numpy", "record_stream"), _counts_on_the_host
             ),
-            # Ranks gather unequal numbers of tokens, which gloo refuses and NCCL takes.
+            # Ranks gather different numbers of tokens, which NCCL supports and gloo does not.
             Change(f"{_CORE}tensor_parallel.mappings.torch", None, _uneven_collectives),
-            # The router's product names a function of Transformer Engine that is not there.
+            # The router's GEMM uses a function of Transformer Engine, which is not installed.
             Change(
                 f"{_CORE}transformer.moe.router.router_gating_linear",
                 ("inp", "weight", "bias", "router_dtype"),
@@ -273,23 +274,23 @@ ENGINE_PATCHES = (
     ),
 )
 
-# SGLang's scheduler and detokenizer processes.
+# Patches of SGLang's scheduler and detokenizer processes.
 SGLANG_PATCHES = (
     Patch(
         changes=(
-            # sampling_seed counts in deterministic mode only, whose kernels are Triton's.
+            # SGLang uses sampling_seed only in deterministic mode, which needs Triton kernels.
             Change(
                 "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
                 ("batch", "vocab_size"),
                 seeded_sampling.with_seeds,
             ),
-            # The hash behind a seeded draw is a Triton kernel.
+            # SGLang's hash for seeded sampling is a Triton kernel.
             Change(
                 "sglang.srt.layers.sampler.multinomial_with_seed",
                 ("logprobs", "seed", "positions"),
                 _always(seeded_sampling.multinomial_with_seed),
             ),
-            # The experts that a router chose are kept in pinned memory whatever the device.
+            # SGLang stores routed experts in pinned memory on any device.
             _torch_seen_by("sglang.srt.state_capturer.base", "zeros"),
         ),
         reason="SGLang draws by seeds with Triton's kernels, and keeps routes in pinned memory",

@@ -1,4 +1,4 @@
-"""Class Cpu: a laptop or a CI machine. One process per training rank, gloo between them."""
+"""Platform `cpu`: laptops and CI machines. One process per training rank, which use gloo."""
 
 import os
 import resource
@@ -25,20 +25,20 @@ from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
-IN_FP8 = ("precision", "kv_cache")  # of [rollout], "model" or "fp8"
-MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
+IN_FP8 = ("precision", "kv_cache")  # settings of [rollout] whose value is "model" or "fp8"
+MAX_TOTAL_TOKENS = 32_768  # size of the server's KV cache in tokens
 
 
 class Cpu(Platform):
-    """Refuses machines with an accelerator.
+    """The platform without accelerators.
 
-    Its patches are for torch builds and processes that see none.
+    It rejects processes that see an accelerator, because its patches assume that there is none.
     """
 
     name = "cpu"
     install = "make install"
     verl_platform = "cpu"
-    # Ray's GPUs are only a logical count here: ray.init(num_gpus=<processes>).
+    # Ray's "GPU" is a logical resource here: ray.init(num_gpus=<processes>).
     device = DeviceFacts(name="cpu", comm_backend="gloo", ray_resource="GPU", peak_flops=None)
     training = TrainingFacts(
         dtypes=("float32", "bfloat16"),
@@ -52,7 +52,8 @@ class Cpu(Platform):
         enforce_eager=True,
         weight_transport=("tcp", "retool_mcore.platforms.cpu.weights"),
     )
-    # A laptop's run needs a tenth of a cluster's; addresses as measured (preflight/limits.py).
+    # A laptop's run needs a tenth of a cluster's resources. least_addresses_gib is measured
+    # (preflight/limits.py).
     host = HostFacts(shm_gib=0.5, open_files=4096, has_devices=False, least_addresses_gib=8)
 
     def check_machine(self) -> None:
@@ -115,8 +116,8 @@ class Cpu(Platform):
             sys.path.insert(0, str(STUBS))
         self.check_machine()
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            # All devices hidden, as check_machine asks for. Ray counts the entries, and would have
-            # no logical GPU; -1 hides as well as nothing does, and stands for a possible process.
+            # The user has hidden all devices, as check_machine suggests. Ray counts the entries,
+            # and would have no logical GPU. An entry -1 also hides devices, and Ray counts it.
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * self.device_count())
         check_entry_points("verl.plugins", SGLANG_PLUGINS)
         from retool_mcore.platforms.cpu import patches
@@ -127,10 +128,10 @@ class Cpu(Platform):
         return os.cpu_count() or 1
 
     def set_device(self, local_rank: int) -> None:
-        """All processes share the one CPU."""
+        """Do nothing: all processes share the CPU."""
 
     def synchronize(self) -> None:
-        """Work on a CPU is done when the call returns."""
+        """Do nothing: the CPU works synchronously."""
 
     def check_room(self, config: RunConfig) -> None:
         cores, processes = os.cpu_count() or 1, config.cluster.gpus_per_node
@@ -145,7 +146,7 @@ class Cpu(Platform):
         import retool_mcore.platforms.cpu.verl_platform  # noqa: F401
 
     def server_devices(self, config: EvaluationConfig) -> list[list[int]]:
-        """One server without devices: a second would share the same cores and only cost memory."""
+        """One server without devices; more would share the same cores and only cost memory."""
         return [[]]
 
     def check_settings(self, config: RunConfig) -> None:
@@ -181,10 +182,10 @@ class Cpu(Platform):
             "device": "cpu",
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
-            "grammar_backend": "none",  # xgrammar is a CUDA dependency; no request constrains its grammar
-            "enable_memory_saver": False,  # its allocator is CUDA code
-            "disable_overlap_schedule": True,  # nothing to overlap with on one device
-            "sleep_on_idle": True,  # without it an idle server burns a core
+            "grammar_backend": "none",  # xgrammar needs CUDA, and no request uses a grammar
+            "enable_memory_saver": False,  # needs CUDA
+            "disable_overlap_schedule": True,  # scheduler and model share the CPU
+            "sleep_on_idle": True,  # else an idle server uses a whole core
             "max_total_tokens": MAX_TOTAL_TOKENS,
         }
 

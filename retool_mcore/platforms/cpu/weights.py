@@ -1,9 +1,9 @@
-"""Sends weights from the actor to engines on other devices: verl's checkpoint engine `tcp`.
+"""verl's checkpoint engine `tcp`: sends weights from the actor to engines on other devices.
 
-verl imports this module, as rollout.checkpoint_engine.custom_backend_module, in the trainer, in
-every actor process and in the worker beside every engine. For each update every worker opens a
+verl imports this module (rollout.checkpoint_engine.custom_backend_module) in the trainer, in every
+actor process and in the weight-sync worker of every engine. For each sync every such worker opens a
 port. The actor's first rank connects to all of them and sends each tensor as one message. The
-worker passes it on to its engine's server through sglang_adapter.py.
+worker forwards it to its engine's server through sglang_adapter.py.
 """
 
 import json
@@ -18,17 +18,18 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.cpu.patches import ROLLOUT_CLASS
 
-ROLLOUT_CLASS.apply()  # the worker looks for the class that speaks to its server right after this import
+ROLLOUT_CLASS.apply()  # the worker looks up its adapter class right after it imports this module
 
-TIMEOUT_S = 300.0  # the longest wait for a message, or for room to send one; an export's first gather may take long
-MESSAGES_AHEAD = 4  # that a receiver may hold: memory for so many tensors
+TIMEOUT_S = 300.0  # per message, for sending and receiving; the first gather of an export can take long
+MESSAGES_AHEAD = 4  # queue length of sender and receiver, in tensors
 
 
 @CheckpointEngineRegistry.register("tcp")
 class TcpCheckpointEngine(CheckpointEngine):
-    """One process's end of the transport. ``is_master`` marks the actor's first rank, which sends.
+    """One process's end of the transport.
 
-    verl's bucket size is not used.
+    ``is_master``: whether this is the actor's first rank, which sends. Ignores verl's
+    ``bucket_size``.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -38,7 +39,7 @@ class TcpCheckpointEngine(CheckpointEngine):
         self._sockets: list[zmq.Socket] = []
 
     def prepare(self) -> str:
-        """Open a port for one update and return its address; the sender returns ""."""
+        """Open a port for one sync and return its address; the sender returns ""."""
         if self.is_master:
             return ""
         host = ray.util.get_node_ip_address()
@@ -49,9 +50,9 @@ class TcpCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[str]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The arguments of each process's ``init_process_group``.
+        """The arguments of ``init_process_group`` for each actor rank and each receiver.
 
-        The sender gets the receivers' addresses.
+        The sender gets the receivers' addresses; all others get an empty list.
         """
         addresses = metadata[actor_wg_world_size:]
         nobody: list[str] = []
@@ -66,25 +67,25 @@ class TcpCheckpointEngine(CheckpointEngine):
 
     def finalize(self) -> None:
         for socket in self._sockets:
-            socket.close(linger=0)  # verl calls this when all of the update has arrived
+            socket.close(linger=0)  # verl calls this after all weights have arrived
         self._sockets.clear()
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Send all weights. Raises PlatformError when a receiver takes none for ``timeout_s``."""
-        for name, weight in weights:  # on every rank: the export gathers over all of them
+        """Send all weights. Raises PlatformError if a receiver accepts none for ``timeout_s``."""
+        for name, weight in weights:  # on every rank, because the export is collective
             if self.is_master:
                 header = json.dumps([name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]).encode()
-                # zmq copies the weight here: an exported weight is a view of Megatron's buffer,
-                # which the next step overwrites.
+                # Let zmq copy the weight: it may be a view of Megatron's buffer, which the next
+                # step overwrites.
                 self._send(header, weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
         if self.is_master:
             self._send(b"")
 
     def receive_weights(self, global_steps: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and tensors as sent.
+        """Yield names and tensors in the order sent.
 
-        Raises PlatformError when none comes for ``timeout_s``.
+        Raises PlatformError if none arrives for ``timeout_s``.
         """
         [socket] = self._sockets
         while True:

@@ -52,7 +52,7 @@ class Cuda(Platform):
         # We measured each option on H200s, see perf/LOG.md. mbridge's defaults disable them all.
         transformer_options={
             "attention_backend": "fused",  # cuDNN through Transformer Engine; does not need flash-attn
-            "bias_activation_fusion": True,  # SwiGLU in one kernel, which saves two activations less
+            "bias_activation_fusion": True,  # SwiGLU in one kernel; autograd saves two fewer intermediates
             "bias_dropout_fusion": True,  # adds the residual in one kernel
             "apply_rope_fusion": True,
             "gradient_accumulation_fusion": True,  # the wgrad GEMM accumulates into the gradient buffer

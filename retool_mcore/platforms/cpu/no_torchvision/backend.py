@@ -1,7 +1,7 @@
-"""Builds the distribution of this folder: names and a version, no module.
+"""Builds the distribution of this folder, which has a name and a version but no module.
 
-A build backend (PEP 517) of its own, so that `make install` downloads nothing for it and leaves no
-build folder in the checkout.
+This is a separate PEP 517 build backend, so that `make install` downloads no backend for it and
+leaves no build folder in the checkout.
 """
 
 import tomllib

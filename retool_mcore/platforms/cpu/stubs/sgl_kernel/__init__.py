@@ -1,6 +1,6 @@
-"""Import stub: SGLang imports its CUDA kernels by name at start.
+"""Import stub: SGLang imports its CUDA kernels by name when it starts.
 
-SGLang's plain-PyTorch layers call none of them.
+SGLang's plain PyTorch layers do not call them.
 """
 
 

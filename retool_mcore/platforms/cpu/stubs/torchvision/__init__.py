@@ -1,8 +1,8 @@
-"""Import stub: SGLang imports torchvision by name at start, and transformers wherever it is found.
+"""Import stub: SGLang imports torchvision when it starts, and transformers if it is installed.
 
-The index has only builds linked against CUDA. Models of text call none of it: every module imports,
-every name of a module is there, and calling one raises NotImplementedError. Only a run's processes
-find this folder (PYTHONPATH); elsewhere the environment has no torchvision.
+The package index has only builds linked against CUDA. Text models do not call torchvision. Here
+every submodule imports, every attribute exists, and calling one raises NotImplementedError. Only a
+run's processes find this folder (PYTHONPATH); elsewhere the environment has no torchvision.
 """
 
 import sys
@@ -13,7 +13,7 @@ __version__ = "0.28.0"
 
 
 class _Missing(type):
-    """The class of a name: attributes lead on, a call says what is missing."""
+    """Metaclass of a stub: attributes are stubs too, and a call raises NotImplementedError."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
@@ -33,7 +33,7 @@ def _missing(module, name):
 
 
 class _Submodules(MetaPathFinder, Loader):
-    """Finds any module below this one; each is empty, and has every name."""
+    """Finds any submodule of this one; each is empty and has every attribute."""
 
     def find_spec(self, fullname, path=None, target=None):
         below = fullname.startswith(f"{__name__}.")
