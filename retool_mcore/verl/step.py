@@ -16,8 +16,8 @@ sleep and how weights reach them, and in the few lines below that name a mode:
     partial_rollout   keeps more prompts in flight than a step needs; unfinished ones continue
     async             runs the engines on separate GPUs; a step samples and trains several times
 
-``rows`` are a ``KVBatchMeta`` of verl: keys and tags of trajectories, one per trajectory. The
-tensors themselves are in TransferQueue, one column per field.
+``rows`` is a ``KVBatchMeta``: the keys and tags of a batch of trajectories. Their tensors are in
+TransferQueue, one column per field.
 """
 
 import copy
@@ -119,8 +119,8 @@ class RlStep(RlRun):
                 rows, self.global_steps, f"algorithm.mask = {json.dumps(run.mask)}"
             )
 
-        # Compute log-probs of the sampled tokens: of the actor before the update, of the reference
-        # model; and the critic's values.
+        # Compute the actor's and the reference model's log-probs of the sampled tokens, before the
+        # update, and the critic's values.
         with self.timed("old_log_prob"):
             rows = self.old_log_probs(reading(rows, FORWARD), metrics)
             if run.old_log_prob == "actor":
