@@ -29,7 +29,7 @@ PLATFORM_ENV = "RETOOL_PLATFORM"  # the run's platform, for all its processes in
 
 @dataclass(frozen=True)
 class EnvVar:
-    """An environment variable every process of a run must have."""
+    """An environment variable that every process of a run needs."""
 
     name: str
     value: str
@@ -60,7 +60,7 @@ class TrainingFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutFacts:
-    """How the rollout engine starts and gets its weights; read by verl/keys and the evaluation."""
+    """How the rollout engine starts and receives weights; read by verl/keys and `retool eval`."""
 
     engine: RolloutEngine
     free_cache_engine: bool  # whether the engine frees its memory while the actor trains
@@ -97,7 +97,7 @@ class Platform(ABC):
 
     @abstractmethod
     def environment(self) -> Sequence[EnvVar]:
-        """The environment of every process of a run, each with its reason."""
+        """The environment variables of every process of a run."""
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
@@ -119,7 +119,7 @@ class Platform(ABC):
         return ()
 
     def device_count(self) -> int:
-        """Devices of this machine that this process may use."""
+        """Number of this machine's devices that are visible to this process."""
         import torch
 
         return torch.accelerator.device_count()
@@ -191,7 +191,7 @@ class Platform(ABC):
 
     @abstractmethod
     def set_device(self, local_rank: int) -> None:
-        """Bind this process to its device of the node."""
+        """Make device ``local_rank`` of this node the process's current device."""
 
     @abstractmethod
     def synchronize(self) -> None:

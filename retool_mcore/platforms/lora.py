@@ -236,7 +236,7 @@ def _adapters_of(chunks: Iterable[Any]) -> Iterator[Adapter]:
 
 
 def factors_of(chunks: Iterable[Any]) -> list[Factor]:
-    """This rank's factors, in the order of the model."""
+    """This rank's factors, in model order."""
     return [factor for adapter in _adapters_of(chunks) for factor in adapter.factors.values()]  # type: ignore[misc]
 
 

@@ -20,9 +20,9 @@ RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def keep_to_loopback() -> None:
-    """Set the environment of a run on one node, which its processes inherit.
+    """Set the environment variables that keep a one-node run's ports on loopback.
 
-    Call it before Ray is imported and before torch.distributed is used.
+    The run's processes inherit them. Call it before Ray is imported and torch.distributed is used.
     """
     os.environ.update(RAY_ON_LOOPBACK, RAY_AUTH_MODE="token")
     for name in INTERFACES:

@@ -51,7 +51,7 @@ def _apply_rope_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
             model = build(*args, **kwargs)
             rotary = model.rotary_pos_emb
             rotary.inv_freq = frequencies.to(rotary.inv_freq)
-            rotary.seq_len_interpolation_factor = None  # mbridge's Llama sets it for any type of scaling
+            rotary.seq_len_interpolation_factor = None  # mbridge's Llama bridge sets it for any type of scaling
             return model
 
         return provider
@@ -85,7 +85,7 @@ def _refuse_unknown_tensors(original: Callable[..., None]) -> Callable[..., None
         values = json.loads(config.read_text(encoding="utf-8"))
         if values.get("model_type") in FAMILIES:
             check_tensors(self._get_safetensor_io(weights_path).load_hf_weight_names(), values, weights_path)
-        critic = not getattr(self.hf_config, "tie_word_embeddings", False)  # verl unties its configuration
+        critic = not getattr(self.hf_config, "tie_word_embeddings", False)  # verl unties the critic's config
         if not (critic and values.get("tie_word_embeddings", False)):
             return original(self, models, weights_path, *args, **kwargs)
         all_weights = self._weight_name_mapping_mcore_local_to_global

@@ -1,4 +1,4 @@
-"""Patches of Megatron-core: its checkpoint writer, in every process that trains."""
+"""Patches of Megatron-core's checkpoint writer, for every training process."""
 
 import pickle
 import queue

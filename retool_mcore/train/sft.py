@@ -173,7 +173,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, re
             _tell(checkpoint.goes_on(resume) if done < config.train.steps else "", console)
             checkpoint.tell_changed_settings(resume, config, console)
     best = BestKeeper(config, done, writes=rank == 0)
-    if best.lacks(done):  # best.metric is new to the run
+    if best.lacks(done):  # best.metric was added to the run
         best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
     if report is not None:
         report.goes_on_after(done)

@@ -125,7 +125,7 @@ class Watchdog:
         if self._ended.is_set() or self._error is not None:
             return
         self._error = error
-        os.kill(os.getpid(), STALLED)  # the main thread leaves, through every ``finally``
+        os.kill(os.getpid(), STALLED)  # _leave raises SystemExit in the main thread, which runs every ``finally``
         if not self._ended.wait(grace_s):
             told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
             os.write(self._terminal.fileno(), told.encode())

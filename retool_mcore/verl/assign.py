@@ -25,12 +25,12 @@ def groups_of_rows(rows: KVBatchMeta) -> list[str | None]:
 
 
 def real_keys(rows: KVBatchMeta) -> list[str]:
-    """The keys of the rows that are trajectories."""
+    """The keys of the rows that are not padding."""
     return [key for key, group in zip(rows.keys, groups_of_rows(rows), strict=True) if group is not None]
 
 
 def sort_rows(rows: KVBatchMeta) -> None:
-    """Sort by prompt and session, so that nothing depends on which trajectory finished first."""
+    """Sort rows in place by prompt and session, so that the order of arrival has no effect."""
 
     def place(index: int) -> tuple[str, int, int]:
         uid, session, part = rows.keys[index].rsplit("_", 2)

@@ -37,10 +37,10 @@ def _no_copy_kept() -> Generator[None]:
 
 
 class ReToolDataset(Dataset[dict[str, Any]]):
-    """Rows of one or several files, which may have different columns.
+    """Rows of one or more files, which may have different columns.
 
-    A row's ``row`` counts from 0 through all files. Together with ``held_out`` (True for validation
-    data) it identifies the problem of a trajectory in every run on the same files.
+    ``row`` numbers the rows of all files from 0. Together with ``held_out`` (True for validation
+    data) it identifies a trajectory's problem in every run on the same files.
     """
 
     held_out = False

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 # and restarts only after it.
 ENGINE_AWAY_S = 3600.0
 PAUSE_S = (0.2, 5.0)  # between attempts: initial and maximum
-ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error for an actor
-NONE_NOW = "No available servers"  # in the router's own error
+ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error message for a dead router
+NONE_NOW = "No available servers"  # in the router's error message
 
 
 class EngineClient(LLMServerClient):

@@ -68,7 +68,7 @@ class LoopWorker(_Worker):
         return taken
 
 
-_created: list[tuple[Any, Any]] = []  # each worker with its warm-up
+_created: list[tuple[Any, Any]] = []  # each worker, and the Ray reference of its warm-up call
 
 
 def create_workers(config: RlConfig) -> None:
@@ -94,6 +94,6 @@ class LoopManager(AgentLoopManagerTQ):
         return manager
 
     def causes(self) -> Counter[str]:
-        """``take_causes`` of all workers."""
+        """The sum of ``take_causes`` over all workers."""
         taken = ray.get([worker.take_causes.remote() for worker in self.agent_loop_workers])
         return sum(map(Counter, taken), Counter())

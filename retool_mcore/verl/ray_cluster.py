@@ -14,7 +14,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.run.folder import remove_when_quiet, temporary
 
-GRACE_S = 5.0  # between SIGTERM and SIGKILL
+GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def own_process_groups() -> Generator[None]:
 
 
 def end_groups(groups: Collection[int]) -> None:
-    """Send SIGTERM to the processes of these process groups, and SIGKILL after ``GRACE_S``."""
+    """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds."""
     for process in members(groups):
         with suppress(psutil.Error):  # it has ended meanwhile
             process.terminate()

@@ -62,7 +62,7 @@ class EngineLoad:
         self._polls += self._fetched()
 
     def forget(self) -> None:
-        """Discard the polls since the last ``keep``: those of a validation."""
+        """Discard the polls since the last ``keep``, to exclude those of a validation."""
         self._fetched()
 
     def metrics(self) -> dict[str, float]:
@@ -79,7 +79,7 @@ class EngineLoad:
 
 
 def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
-    """The means of (running, queued) polls; empty if there are none."""
+    """The means over polls of (running, queued); {} without polls."""
     found = list(polls)
     if not found:
         return {}

@@ -13,5 +13,5 @@ RUN_CONFIG = "run_config"  # name of the argument in verl's tree that has the pa
 
 @lru_cache(maxsize=1)
 def settings_of_run(path: str) -> RlConfig:
-    """The settings of the run that this process belongs to, read once."""
+    """The settings of this process's run; reads the file at ``path`` only once."""
     return load_config(RlConfig, path)

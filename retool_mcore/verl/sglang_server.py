@@ -118,7 +118,7 @@ class MeasuredServer(SGLangHttpServer):
         return [rank["sums"] for rank in ranks]
 
     async def take_polls(self) -> list[tuple[int, int]]:
-        """(running, queued) of each poll since the last call."""
+        """Return (running, queued) of each poll since the last call."""
         polls, self._polls = self._polls, []
         return polls
 

@@ -261,7 +261,7 @@ class RlRun(EngineRestarts):
     # ------------------------------------------------- validation, best, curriculum
 
     def _order_training_rows(self) -> None:
-        """Mark validation rows as held out; give training rows the curriculum's order."""
+        """Mark validation rows as held out, and apply the curriculum's order to training rows."""
         self.val_dataset.held_out = True
         data, loader = self._run.data, self.train_dataloader
         if data.curriculum == 1:
@@ -272,7 +272,7 @@ class RlRun(EngineRestarts):
             floor=data.curriculum,
             apart=self._run.train.prompts_per_step,
         )
-        self.train_dataloader = StatefulDataLoader(  # sampler and batch size are arguments of a loader
+        self.train_dataloader = StatefulDataLoader(  # a new loader: sampler and batch size are constructor arguments
             dataset=self.train_dataset,
             batch_size=loader.batch_size,
             num_workers=0,

@@ -1,7 +1,7 @@
 """Compares the engines' weights with those that the actor sent, after each weight sync.
 
 The first sync of a process compares every weight. Later syncs compare one layer each, round-robin.
-The check compares sums over a whole layer, because engines fuse and shard matrices. It skips
+The check compares checksums of whole layers, because engines fuse and shard matrices. It skips
 weights that the engine stores differently: quantized matrices and a padded vocabulary.
 """
 
@@ -72,7 +72,7 @@ def _is_whole(name: str, sums: tuple[str, int, int], actor: Sums) -> bool:
 
 
 def _by_layer(ranks: Sequence[Sums]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Elements and sum by layer and dtype."""
+    """layer -> dtype -> (number of elements, checksum), summed over ``ranks``."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for sums in ranks:
         for name, (dtype, size, bits) in sums.items():

@@ -49,7 +49,7 @@ class _Saving:
 
         Raises CheckpointError.
         """
-        del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old ones
+        del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old checkpoints
         worker = self._saved_worker()
         if worker.checkpoint_config.async_save:
             self._pending = start_save(worker.engine, local_path, global_step)
@@ -148,11 +148,11 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
 
 
 class SavingCriticWorker(_Saving, UpdateWorker):
-    """The value model of algorithm.name = "ppo"."""
+    """The critic's worker, used with algorithm.name = "ppo"."""
 
 
 class RecomputingWorker(UpdateWorker):
-    """One model with ``memory.recompute = "auto"``: actor, reference or critic."""
+    """Worker of an actor, reference or critic with ``memory.recompute = "auto"``."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:

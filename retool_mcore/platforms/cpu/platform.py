@@ -24,7 +24,7 @@ from retool_mcore.platforms.base import (
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
 
-STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
+STUBS = Path(__file__).parent / "stubs"  # import stubs of packages without a CPU build
 IN_FP8 = ("precision", "kv_cache")  # settings of [rollout] whose value is "model" or "fp8"
 MAX_TOTAL_TOKENS = 32_768  # size of the server's KV cache in tokens
 

@@ -73,10 +73,10 @@ class PlatformCPU(PlatformBase):
         yield
 
     def profiler_start(self) -> None:
-        """There is no device profiler."""
+        """Do nothing: the CPU has no device profiler."""
 
     def profiler_stop(self) -> None:
-        """There is no device profiler."""
+        """Do nothing: the CPU has no device profiler."""
 
     def ray_resource_name(self) -> str:
         return "GPU"

@@ -28,7 +28,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
     """
 
     @wraps(original)
-    def linear_cross_entropy(  # noqa: PLR0917  verl calls it so
+    def linear_cross_entropy(  # noqa: PLR0917  verl's signature
         hidden: torch.Tensor,
         weight: torch.Tensor,
         labels: torch.Tensor,
@@ -61,7 +61,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
             tp_group=group,
         )
         logits_TV, labels_1T = logits_T1V.view(-1, logits_T1V.shape[-1]), labels.view(1, -1)
-        # Entropies come first: the cross-entropy kernel overwrites the logits with gradients.
+        # Compute entropies first: the cross-entropy kernel overwrites the logits with gradients.
         if _entropy_is_asked.get():
             entropy_T = entropy(logits_TV, group)
         else:

@@ -40,7 +40,7 @@ def same(path: str, setting: str) -> Key:
 def values(keys: Iterable[Key], *given: Any, under: str = "") -> dict[str, Any]:
     """The values of ``keys`` for a run: ``under`` + path -> value.
 
-    ``given`` is passed to each key's functions.
+    ``given``: arguments of the keys' functions.
     """
     made = (
         (under + key.path, key.value(*given) if callable(key.value) else key.value)

@@ -27,7 +27,7 @@ TRAINER_MODES = {  # train.mode -> our trainers
     "partial_rollout": "retool_partial_rollout",
     "async": "retool_async",
 }
-OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
+OWN_ENGINE_ARGS = {  # argument of SGLang or vLLM -> our setting
     "model_path": "model.path",
     "dtype": "model.dtype",
     "tp_size": "rollout.engine_tp",
@@ -52,7 +52,7 @@ def _validates_by(name: str) -> Any:
     return lambda run, _: getattr(run.validation, name)
 
 
-# The functions take the run and its platform. Under "actor_rollout_ref.rollout.":
+# The functions take the run and its platform. Keys under "actor_rollout_ref.rollout.":
 ROLLOUT = (
     Key("name", "run.platform", lambda _, platform: platform.rollout.engine.name),
     Key("mode", None, "async"),

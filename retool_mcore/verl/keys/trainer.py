@@ -1,4 +1,4 @@
-"""verl's keys for RL's trainer: roles, data, rewards, and how Ray starts."""
+"""verl's keys for RL's trainer: actor, critic, rewards, data, trainer and ray.init."""
 
 from pathlib import Path
 
@@ -138,7 +138,7 @@ TRAINER = (
 )
 RAY_INIT = "ray_kwargs.ray_init."
 RAY = (
-    # Workers on other nodes inherit the environment of their shells; verl passes this one to every
+    # Workers on other nodes inherit their shells' environment. verl passes these variables to every
     # process of the run.
     Key(
         f"{RAY_INIT}runtime_env.env_vars",
