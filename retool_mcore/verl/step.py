@@ -136,7 +136,8 @@ class RlStep(RlRun):
         with self.timed("adv"):
             rows = self.compute_advantages(rows, metrics)
 
-        # Take the gradient steps. No weight has changed yet, so a run asked to stop stops here.
+        # Take the gradient steps. No weight has changed yet, so in mode "sync" a run that was asked
+        # to stop stops here and repeats the step later.
         self.stop_if_asked()
         if self.use_critic:
             with self.timed("update_critic"):

@@ -224,9 +224,7 @@ ENGINE_PATCHES = (
             _torch_seen_by(f"{_CORE}utils", "tensor"),  # the local norm of all gradients
             _torch_seen_by(f"{_CORE}pipeline_parallel.schedules", "zeros"),  # the token count
             _torch_seen_by(f"{_CORE}models.common.embeddings.rope_utils", "tensor"),  # rotary indices, pinned, with CP
-            _torch_seen_by(
-                f"{_CORE}dist_checkpointing.exchange_utils", "empty_like"
-            ),  # for tensors that another rank has read
+            _torch_seen_by(f"{_CORE}dist_checkpointing.exchange_utils", "empty_like"),  # tensors of another rank
             # The fork of the RNG tracker sets torch.cuda.default_generators, which is empty here.
             Change(
                 f"{_CORE}tensor_parallel.random._set_cuda_rng_state",
