@@ -1,4 +1,4 @@
-"""Samples many trajectories from one SGLang server and writes each down as it finishes."""
+"""Samples many trajectories from one SGLang server and writes each one as it finishes."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from retool_mcore.sandbox.base import Sandbox
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What to run: ``n`` trajectories of each prompt on the server at ``url``.
+    """Samples ``n`` trajectories per prompt from the server at ``url``.
 
     At most ``concurrency`` trajectories run at a time.
     """
@@ -41,7 +41,7 @@ class Batch:
     limits: Limits
 
     async def run(self, prompts: Sequence[Sequence[Mapping[str, Any]]], out: Path) -> int:
-        """Run all trajectories and write one line each to ``out``.
+        """Run all trajectories and write each as one JSON line to ``out``.
 
         Returns the number of trajectories dropped by outages.
         """

@@ -1,4 +1,4 @@
-"""Runs the calls of one trajectory: in the sandbox, or by the run's own tools."""
+"""Runs the tool calls of one trajectory in the sandbox or in user-defined tools."""
 
 import asyncio
 import math
@@ -22,10 +22,11 @@ from retool_mcore.sandbox.base import ExecResult, Status
 
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
-    """One executed call: what the tool returned, and the part of it that the model saw.
+    """The result of one executed call.
 
-    ``code`` is the interpreter's, or another tool's arguments as JSON. ``wall_s`` is the time from
-    request to answer. It includes queue_s (waiting for a free place), run_s (running), transport
+    ``code``: the interpreter's code, or another tool's arguments as JSON. ``shown``: the output as
+    the model sees it. ``cut_tokens``: tokens cut from its middle. ``wall_s``: seconds from request
+    to result, including ``queue_s`` (waiting for a sandbox slot), ``run_s`` (running), transport
     and retries.
     """
 
@@ -51,7 +52,7 @@ class _Outcome:
 
 
 class Shows(Protocol):
-    """What calls need of a protocol: who may be called, and what the model sees of an output."""
+    """The part of a ``ToolProtocol`` that ``Calls`` uses."""
 
     @property
     def name(self) -> str: ...
@@ -63,21 +64,21 @@ class Shows(Protocol):
 
 
 class Calls:
-    """The tools as one trajectory has them. ``close`` it when the trajectory is over."""
+    """The tools of one trajectory and their state. Call ``close`` when the trajectory is over."""
 
     def __init__(self, protocol: Shows, limits: Limits, given: Given) -> None:
         self._sandbox, self._protocol, self._limits = given.sandbox, protocol, limits
         self._given, self._trajectory_id = given, given.trajectory_id
-        self.found: dict[str, dict[str, float]] = {}  # what the tools' ends returned, for the reward
+        self.found: dict[str, dict[str, float]] = {}  # results of Tool.end by tool name, for the reward function
         self._tools = {tool.name: tool for tool in protocol.tools}
         self._states: dict[str, asyncio.Task[Any]] = {}
         self._made: Counter[str] = Counter()
 
     async def run(self, calls: Sequence[Call]) -> list[CallResult]:
-        """Side by side, but those of one interpreter in their order.
+        """Run one turn's calls: concurrently, or in order if they share an interpreter session.
 
-        Raises SandboxUnavailable for an outage that lasts, and what a tool of the user's own raises
-        beside ToolError; the other calls of the turn have ended by then.
+        Raises SandboxUnavailable if an outage outlasts ``max_outage_s``. Any other exception of a
+        user-defined tool except ToolError propagates. The turn's other calls are cancelled first.
         """
         if self._limits.sessions:
             outcomes = [await self._run(call) for call in calls]
@@ -90,14 +91,14 @@ class Calls:
         return [self._result(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
 
     def shown(self, error: str) -> str:
-        """What the model sees of an error of ours."""
+        """An error message of the loop, cleaned and cut like a tool's output."""
         return self._protocol.shown(error, self._limits.max_tool_output_tokens)[0]
 
     async def close(self) -> None:
-        """End what the trajectory's calls have started.
+        """End the interpreter session and call ``end`` of every tool that was started.
 
-        Every tool's end is called, whatever the others do: a fault of it is counted, and costs
-        neither the trajectory, which is over, nor another tool its end.
+        Exceptions in ``end`` are logged and counted. They affect neither the trajectory nor the
+        other tools.
         """
         if self._limits.sessions and self._sandbox is not None:
             await self._sandbox.end_session(self._trajectory_id)
@@ -113,7 +114,7 @@ class Calls:
             found = await hooks.bounded(what, tool.end(started.result()), tool.hook_timeout_s)
             if found is not None:
                 self.found[name] = _numbers(found)
-        except Exception as error:  # noqa: BLE001  whatever the user's code raises
+        except Exception as error:  # noqa: BLE001  user code may raise anything
             hooks.count(what, error)
 
     async def _run(self, call: Call) -> _Outcome:
@@ -156,7 +157,7 @@ class Calls:
         return _Outcome(text=answer.text, ok=answer.ok, run_s=took_s, wall_s=took_s)
 
     async def _call(self, tool: Tool, call: Call) -> ToolResult:
-        """One attempt: an outage is no fault of the call."""
+        """One attempt. Counts exceptions as faults, except ToolError, outages and timeouts."""
         try:
             answer = await hooks.bounded(f"{tool.name}.call", self._started_call(tool, call), tool.timeout_s)
         except (ToolError, SandboxUnavailable, TimeoutError):
@@ -167,7 +168,7 @@ class Calls:
         return _checked(tool, answer)
 
     async def _started_call(self, tool: Tool, call: Call) -> str | ToolResult:
-        if tool.name not in self._states:  # one start, also for calls side by side
+        if tool.name not in self._states:  # concurrent calls share one start
             work = hooks.bounded(f"{tool.name}.start", tool.start(self._given), tool.hook_timeout_s)
             self._states[tool.name] = asyncio.ensure_future(work)
         state = await asyncio.shield(self._states[tool.name])
@@ -182,7 +183,7 @@ class Calls:
         )
 
     def _result(self, call: Call, outcome: _Outcome) -> CallResult:
-        # Cleaning reads the whole text; the middle of a huge one would be cut afterwards anyway.
+        # Drop the middle of a huge output before cleaning, which would read all of it.
         text = without_middle(outcome.text, self._limits.max_tool_output_tokens)
         shown, cut_tokens = self._protocol.shown(text, self._limits.max_tool_output_tokens)
         return CallResult(
@@ -206,7 +207,7 @@ def _numbers(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def _checked(tool: Tool, answer: object) -> ToolResult:
-    """The answer as a result; what is neither text nor a result of text is a failed call."""
+    """Convert a tool's return value. Anything but a str or a ToolResult of str is a failed call."""
     if isinstance(answer, str):
         return ToolResult(text=answer)
     text = cast("object", answer.text) if isinstance(answer, ToolResult) else None

@@ -1,4 +1,4 @@
-"""The loop's interface to a generation engine: tokens in, tokens out, and why it stopped."""
+"""The loop's interface to a generation engine: token ids in, token ids and log-probs out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ import numpy.typing as npt
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS, CallEnd
 
-Routes = npt.NDArray[np.int16]  # [T, L, K]: K experts of each token in each layer
-TRAINING = "train"  # in trajectory_seed, marks a sample of training and not of an evaluation
+Routes = npt.NDArray[np.int16]  # [T, L, K]: indices of the K experts of each token in each layer
+TRAINING = "train"  # distinguishes training samples from evaluation samples in trajectory_seed
 
 
 class EngineUnavailable(RolloutError):
-    """The engine did not answer, after retries. The trajectory is dropped.
+    """The engine did not answer after retries. The loop drops the trajectory.
 
-    When the engine refuses a request, that is another error.
+    A request that the engine rejects raises RolloutError instead.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn.
+    """Sampling parameters.
 
-    ``top_k`` -1: from the whole vocabulary. ``seed``: makes samples repeatable where the engine
-    can.
+    ``top_k`` = -1 samples from the whole vocabulary. ``seed`` makes samples reproducible if the
+    engine supports it.
     """
 
     temperature: float = 1.0
@@ -37,22 +37,24 @@ class Sampling:
 
 
 def trajectory_seed(run_seed: int, *which: object) -> int:
-    """The seed [0, 2**31) of all turns of one trajectory, at any time and on any machine.
+    """The seed in [0, 2**31) for all turns of one trajectory: a pure function of its arguments.
 
-    ``which``: in validation and evaluation the numbers of the problem and of the sample; in
-    training TRAINING, the step that started the trajectory, the row and the sample.
+    ``which`` identifies the trajectory. In validation and evaluation: the problem index and the
+    sample index. In training: TRAINING, the step that started the trajectory, the row and the
+    sample.
     """
     return crc32("/".join(map(str, (run_seed, *which))).encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnRequest:
-    """One turn to sample: the engine continues ``token_ids`` [T] up to a stop token or the limit.
+    """A request for one turn: continue ``token_ids`` [T] up to a stop token or ``max_new_tokens``.
 
-    A stop token is the turn's last token. ``trajectory_id``: turns of one trajectory go to the same
-    replica, whose cache holds the earlier turns. ``call_end``: an engine that knows it goes on
-    after a stop token that completes no call; the others stop, which is right, too.
-    ``turn_tokens``: how many of ``token_ids`` the turn already has, sampled before an abort.
+    The output includes the stop token. ``trajectory_id`` routes all turns of a trajectory to the
+    same replica, whose prefix cache has the earlier turns. ``call_end``: an engine that supports it
+    keeps sampling after a stop token that completes no call. Other engines stop there, and the loop
+    sends another request. ``turn_tokens``: how many tokens at the end of ``token_ids`` belong to
+    this turn because earlier requests sampled them.
     """
 
     token_ids: Sequence[int]
@@ -65,22 +67,24 @@ class TurnRequest:
 
     @property
     def custom_params(self) -> dict[str, Any]:
-        """What SGLang's scheduler needs for ``call_end``; {} without one."""
+        """SGLang's custom_params for ``call_end``; {} if it is None."""
         return {} if self.call_end is None else {TABLE: self.call_end.text, TURN_TOKENS: self.turn_tokens}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTurn:
-    """What the engine sampled: token_ids [T] and the logprob [T] of each.
+    """The engine's response: sampled ``token_ids`` [T] and their ``logprobs`` [T] in nats.
 
-    The logprobs are those of the distribution that was sampled from. ``stop`` is "stop" when the
-    last token is a stop token, "length" when max_new_tokens or the engine's context was used up,
-    and "abort" when the engine was interrupted (a weight update); after an abort the turn continues
-    from what was sampled. ``version`` counts weight updates. ``context_tokens`` is the length of
-    the context as the engine counted it, and ``cached_tokens`` how many of these tokens were in its
-    prefix cache; None where the engine does not report them. ``routes`` [C + T - 1, L, K]: of a
-    model with experts, those that each token was sent to in each layer, for the C tokens of the
-    context and all sampled ones but the last, which no later token has read yet.
+    The log-probs are those of the distribution that the tokens were sampled from.
+
+    ``stop``: "stop" if the last token is a stop token; "length" if max_new_tokens or the engine's
+    context length is reached; "abort" if the engine was interrupted, as by a weight sync. After an
+    abort the loop requests the rest of the turn.
+    ``version``: the number of weight syncs before the tokens were sampled.
+    ``context_tokens``: the context length C as the engine counts it.
+    ``cached_tokens``: how many of these hit the prefix cache. Both are None if not reported.
+    ``routes`` [C + T - 1, L, K], int16: for an MoE model, the experts of each token in each layer.
+    The last sampled token has none yet, because the model has not processed it.
     """
 
     token_ids: Sequence[int]
@@ -93,11 +97,11 @@ class EngineTurn:
 
 
 class Engine(Protocol):
-    """One turn at a time, many trajectories at once."""
+    """A generation engine. It serves any number of concurrent requests."""
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         """Sample one turn.
 
-        Raises EngineUnavailable when the engine cannot be reached or fails, after retries.
+        Raises EngineUnavailable if the engine is unreachable or fails, after retries.
         """
         ...

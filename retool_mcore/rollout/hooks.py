@@ -1,6 +1,6 @@
-"""Runs what a user wrote: each hook of a tool has a time limit.
+"""Runs the hooks of user-defined tools with a time limit.
 
-What goes wrong in a hook costs one call or one trajectory, is logged, and is counted.
+An exception in a hook fails at most one call or one trajectory. It is logged and counted.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Generator, Iterable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-GRACE_S = 1.0  # for a hook that was cancelled to end
+GRACE_S = 1.0  # how long to wait for a cancelled hook to finish
 FoundT = TypeVar("FoundT")
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _counts: ContextVar[Counter[str] | None] = ContextVar("faults of one trajectory"
 
 @contextlib.contextmanager
 def counting() -> Generator[Counter[str]]:
-    """Counts the faults of one trajectory: "lookup.end/TimeoutError" -> how often."""
+    """Counts the hook faults of one trajectory by "TOOL.HOOK/EXCEPTION": "lookup.end/KeyError"."""
     token = _counts.set(counts := Counter[str]())
     try:
         yield counts
@@ -30,7 +30,7 @@ def counting() -> Generator[Counter[str]]:
 
 
 def count(what: str, error: BaseException) -> None:
-    """Log and count a fault of a user's code."""
+    """Log and count an exception in user code. ``what``: "TOOL.HOOK"."""
     counts = _counts.get()
     if counts is not None:
         counts[f"{what}/{type(error).__name__}"] += 1
@@ -38,9 +38,9 @@ def count(what: str, error: BaseException) -> None:
 
 
 async def bounded(what: str, work: Coroutine[Any, Any, FoundT], limit_s: float | None) -> FoundT:
-    """The result of ``work``, or TimeoutError after ``limit_s`` (None: no limit).
+    """Await ``work``; raise TimeoutError after ``limit_s`` seconds (None: no limit).
 
-    It returns in time also where ``work`` swallows its cancellation: that task is then left alone.
+    It returns in time even if ``work`` suppresses its cancellation. The task is then abandoned.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -49,13 +49,13 @@ async def bounded(what: str, work: Coroutine[Any, Any, FoundT], limit_s: float |
         await cancel([task])
     if not done:
         raise TimeoutError(f"{what} did not end within {limit_s:g} s")
-    if task.cancelled():  # by itself: nobody cancelled this trajectory
+    if task.cancelled():  # the hook did this itself: a cancelled trajectory would not get here
         raise RuntimeError(f"{what} cancelled itself")
     return task.result()
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel ``tasks`` and wait a little for their end."""
+    """Cancel ``tasks`` and wait up to GRACE_S for them to finish."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()

@@ -1,9 +1,9 @@
-"""The record of one trajectory, exact to the token.
+"""The token-exact record of one trajectory.
 
-It holds the tokens that the engine sampled, the tokens written between turns, and the version of
-the weights. Pure Python. The engine is only ever sent ``Ledger.context``, and what it samples is
-only ever appended, so the tokens trained on are the tokens sampled: nothing is decoded and encoded
-again.
+The ledger holds the tokens that the engine sampled, the tokens written between turns, and the
+weight version that sampled each token. Every request sends ``Ledger.context`` to the engine, and
+every sampled token is appended to the ledger. The trainer therefore trains on exactly the sampled
+tokens: nothing is decoded and tokenized again. Only routes need NumPy; the rest is pure Python.
 """
 
 from collections.abc import Sequence
@@ -13,33 +13,31 @@ from typing import Any, Literal
 
 import numpy as np
 
-NO_VERSION = -1  # of tokens that no model sampled
+NO_VERSION = -1  # weight version of tokens that the model did not sample
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended. The mask keeps every sampled token in each case but ``DROPPED``.
+    """Why a trajectory stopped.
 
-    ============ =========================================== ================== ===================
-    reason       what happened                               mask               reward
-    ============ =========================================== ================== ===================
-    FINISHED     the model closed a turn without a call      all sampled tokens by its answer
-    LENGTH       the response budget ended in a model turn   all sampled tokens by its answer, if
-                                                                                the cut turn boxed
-                                                                                one
-    NO_ROOM      the next tool result, or the error of a     all sampled tokens wrong: no answer
-                 malformed call, did not fit with a turn
-                 after it: the model never saw it
-    TURNS        the last allowed turn ended in a call,      all sampled tokens wrong: no answer
-                 which is not run
-    MALFORMED    too many malformed calls in a row           all sampled tokens wrong: no answer
-    TOOL_TIME    the trajectory's interpreter time is used   all sampled tokens wrong: no answer
-                 up
-    DROPPED      sandbox or engine failed, after retries     not in the batch   none
-    ============ =========================================== ================== ===================
+    Every trajectory except a dropped one enters the batch with loss mask 1 on all sampled tokens.
+    A dropped trajectory has no reward and is not in the batch.
 
-    When a call fails, is malformed, or is stopped at a limit of the sandbox, the model sees that as
-    text. algorithm.mask leaves whole responses out of the loss; the
-    ledger keeps their masks as they are.
+    ============ =============================================================== =================
+    reason       what happened                                                   reward
+    ============ =============================================================== =================
+    FINISHED     the model ended a turn without a call                           graded by answer
+    LENGTH       the response budget ran out within a model turn                 graded by answer
+    NO_ROOM      the next tool result or parse error, plus a further turn, did   wrong: no answer
+                 not fit; it was not appended
+    TURNS        the last allowed turn ended in a call, which was not run        wrong: no answer
+    MALFORMED    too many malformed calls in a row                               wrong: no answer
+    TOOL_TIME    the tool calls used up the trajectory's run time                wrong: no answer
+    DROPPED      the sandbox or the engine failed, after retries                 none
+    ============ =============================================================== =================
+
+    A cut turn (LENGTH) counts as an answer if it contains a boxed one. A single call that fails, is
+    malformed or hits a sandbox limit does not end the trajectory: the model reads the error as
+    text. ``algorithm.mask`` excludes whole responses from the loss; the ledger's mask stays as is.
     """
 
     FINISHED = "finished"
@@ -64,12 +62,12 @@ class Span:
 
 
 class Ledger:
-    """Prompt and response of one trajectory. Append only; each append asserts the invariants.
+    """Prompt and response tokens of one trajectory. Append-only; each append asserts invariants.
 
-    The ledger of a conversation in text stays empty.
-
-    response_ids, loss_mask, logprobs and versions have one entry per response token. Tool tokens
-    carry loss 0, logprob 0.0 and version ``NO_VERSION``.
+    ``response_ids``, ``loss_mask``, ``logprobs`` (nats) and ``versions`` have one entry per
+    response token. Sampled tokens have loss mask 1. Tool tokens have loss mask 0, logprob 0.0 and
+    version ``NO_VERSION``. ``spans`` lists the turns in order. A text conversation (a model behind
+    a chat API) leaves the ledger empty.
     """
 
     def __init__(self, prompt_ids: Sequence[int], max_response_tokens: int) -> None:
@@ -81,17 +79,17 @@ class Ledger:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.spans: list[Span] = []
-        self._routes: list[Any] = []  # of the tokens up to some position, in pieces
+        self._routes: list[Any] = []  # chunks [t, L, K]; concatenated, they cover a prefix of the context
         self.stop_reason: StopReason | None = None
 
     @property
     def context(self) -> list[int]:
-        """Token ids [T] that the engine continues: the prompt and the response so far."""
+        """Token ids [T] to send to the engine: the prompt and the response so far."""
         return self.prompt_ids + self.response_ids
 
     @property
     def budget_tokens(self) -> int:
-        """Response tokens that may still be appended."""
+        """Number of response tokens that may still be appended."""
         return self.max_response_tokens - len(self.response_ids)
 
     @property
@@ -114,10 +112,11 @@ class Ledger:
         version: int = 0,
         context_tokens: int | None = None,
     ) -> None:
-        """Append what the engine sampled. A turn resumed after an abort continues its span.
+        """Append sampled tokens with their log-probs (nats) and weight version.
 
-        ``context_tokens``: the length of the context that the engine reports to have continued, or
-        None.
+        Consecutive calls extend the same span, as when a turn resumes after an abort.
+        ``context_tokens``: the context length that the engine reports, or None. It must equal the
+        ledger's.
         """
         assert len(token_ids) == len(logprobs), f"{len(token_ids)} tokens but {len(logprobs)} logprobs"
         assert context_tokens in (None, len(self.prompt_ids) + len(self.response_ids)), (
@@ -128,18 +127,20 @@ class Ledger:
         self._append("model", token_ids, logprobs, loss=1, version=version)
 
     def append_tool(self, token_ids: Sequence[int]) -> None:
-        """Append what is written between two model turns.
+        """Append the tokens between two model turns, with loss mask 0.
 
-        That is the closing token, the results, and the header of the next turn.
+        These are the end-of-turn token if the model did not sample it, the tool results, and the
+        header of the next model turn.
         """
         assert self.spans and self.spans[-1].role == "model", "a tool turn follows a model turn"
         self._append("tool", token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)
 
     def append_routes(self, routes: Any) -> None:
-        """Keep what is new of the engine's ``routes`` [T - 1, L, K]; T is the context's length.
+        """Append the MoE routes of new tokens from ``routes`` [T - 1, L, K], int16 expert indices.
 
-        A token keeps the experts that were first told. After an update of the weights the engine
-        computes earlier tokens anew, and may send them to others than they were sampled with.
+        T is the context length, L the layers, K the experts per token. Each token keeps the experts
+        from the first request that reported them. After a weight sync the engine recomputes earlier
+        tokens and may route them to experts other than those they were sampled with.
         """
         told, known = len(routes), sum(map(len, self._routes))
         assert told == len(self.context) - 1, f"{told} routes for a context of {len(self.context)} tokens"
@@ -147,11 +148,11 @@ class Ledger:
 
     @property
     def routes(self) -> Any | None:
-        """The experts [T, L, K] of the first T tokens of the context; None if none were told."""
+        """Expert indices [T, L, K] of the first T context tokens; None if the engine sent none."""
         return np.concatenate(self._routes) if self._routes else None
 
     def close(self, reason: StopReason) -> None:
-        """End the trajectory; nothing can be appended any more."""
+        """Set the stop reason. Later appends fail."""
         assert self.stop_reason is None, f"already closed: {self.stop_reason}"
         self.stop_reason = reason
 

@@ -6,24 +6,27 @@ from dataclasses import dataclass
 
 from retool_mcore.config import SandboxSettings, ToolLoop
 
-MAX_MALFORMED_CALLS = 3  # a model that has been told twice what is wrong rarely gets it right
-# Of running in all turns. Calls that each take their whole time may do so in every turn.
+MAX_MALFORMED_CALLS = 3  # a model that repeats the error after two explanations rarely gets it right
+# Lower bound of max_tool_s, which must allow every turn to use its full run_timeout_s.
 MAX_TOOL_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """See ``ledger.StopReason`` for what happens at each. Most are settings of [rollout]."""
+    """Limits of one trajectory, mostly from [rollout] and [sandbox].
 
-    max_response_tokens: int  # sampled and written tokens together
+    ``ledger.StopReason`` says what happens at each.
+    """
+
+    max_response_tokens: int  # model and tool tokens
     max_turns: int  # model turns
-    max_tool_output_tokens: int  # of one result; the middle of a longer one is cut, with a note to the model
+    max_tool_output_tokens: int  # per result; cuts the middle of a longer one and notes the cut
     max_malformed_calls: int  # in a row
-    max_tool_s: float  # interpreter run time over the whole trajectory
+    max_tool_s: float  # total run time of the trajectory's calls
     run_timeout_s: float
     memory_limit_mb: int
-    max_outage_s: float  # how long a call is retried while the sandbox is away (restarting)
-    sessions: bool  # one interpreter for all calls of a trajectory, which then run one after another
+    max_outage_s: float  # how long to retry a call while the sandbox is unavailable (restarting)
+    sessions: bool  # all calls of a trajectory share one interpreter and run sequentially
 
     @classmethod
     def of(cls, rollout: ToolLoop, sandbox: SandboxSettings) -> Limits:

@@ -1,7 +1,9 @@
-"""One trajectory: model turn, interpreter, model turn, ... on any engine, sandbox, protocol.
+"""The multi-turn tool loop: the model samples a turn, tools run its calls, the model continues.
 
-``converse`` is the only tool loop. It drives a ``Conversation``: in tokens for training, validation
-and an evaluation on SGLang, in text for a model behind an API.
+``run_trajectory`` samples one trajectory from any engine, with any sandbox and tool protocol.
+``converse`` is the loop itself. Training, validation and evaluation on SGLang run it on token ids
+(``_TokenConversation``); evaluation of a model behind a chat API runs it on text
+(evaluate/endpoint.py).
 """
 
 import asyncio
@@ -21,40 +23,46 @@ from retool_mcore.rollout.tool_call import Parsed
 from retool_mcore.rollout.tools import Given
 from retool_mcore.sandbox.base import Sandbox
 
-MAX_ABORTS = 600  # interruptions of one turn without a sampled token, one second apart; a weight update takes less time
+MAX_ABORTS = 600  # aborts of one turn that yield no token, ABORT_PAUSE_S apart; a weight sync takes less than 600 s
 ABORT_PAUSE_S = 1.0
-MIN_TURN_TOKENS = 2  # a token and the closing one; a result is not written when no turn could follow it
+MIN_TURN_TOKENS = 2  # one token and the end-of-turn token: the least budget that must remain after a tool result
 
 
 @dataclass(kw_only=True)
 class Turn:
-    """One model turn: its text, its start among the response tokens, and its calls' results."""
+    """One model turn and the results of its calls.
+
+    ``start`` is its offset in the response tokens, ``tokens`` its length. ``engine_s`` and
+    ``tool_s`` are the seconds spent waiting for the engine and for the tools.
+    """
 
     start: int
     tokens: int
     text: str
-    parsed: Parsed | None  # None: the budget cut the turn off before it could be read
-    answer: str | None  # what the turn boxed, if it holds no call
+    parsed: Parsed | None  # None: the token budget cut the turn off before it was complete
+    answer: str | None  # the content of \boxed{}, if the turn contains no call
     results: list[CallResult] = field(default_factory=list[CallResult])
     engine_s: float = 0.0
     tool_s: float = 0.0
 
     @property
     def void(self) -> bool:
-        """Whether it has neither a call that can be read nor an answer (SimpleTIR's void turn)."""
+        """Whether the turn has neither a valid call nor an answer (SimpleTIR's void turn)."""
         calls = self.parsed is not None and self.parsed.kind == "tool_call"
         return not calls and self.answer is None
 
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """A finished trajectory.
+    """A trajectory and its statistics; complete once ``converse`` returns it.
 
-    ``drop_error`` names the outage that dropped it; a dropped trajectory is never trained on.
-    ``found`` is what its tools' ends returned, and ``faults`` counts those of their hooks.
-    ``context_tokens`` counts the tokens sent to the engine over all requests, and ``cached_tokens``
-    those of them in its prefix cache; both leave out requests whose answer does not report the
-    cache. ``requests`` counts all of them.
+    ``drop_error``: the outage that dropped the trajectory. Training skips dropped trajectories.
+    ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
+    ``faults``: the number of exceptions in tool hooks, by "TOOL.HOOK/EXCEPTION".
+    ``requests``: requests to the engine.
+    ``context_tokens``: context tokens sent to the engine, summed over requests.
+    ``cached_tokens``: those that hit the engine's prefix cache. Neither sum includes requests whose
+    response lacks a cache count.
     """
 
     ledger: Ledger
@@ -79,7 +87,7 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """What the last turn boxed, or None: the answer that the reward judges."""
+        """The boxed answer in the last turn, or None. The reward function grades it."""
         return self.turns[-1].answer if self.turns else None
 
     @property
@@ -106,11 +114,11 @@ async def run_trajectory(
     trajectory_id: str,
     given: Given | None = None,
 ) -> Trajectory:
-    """Sample one trajectory from prompt_ids [T] to its end.
+    """Sample one trajectory from the prompt ``prompt_ids`` [T] until it stops.
 
-    ``given``: what the run's own tools see of the row.
-    ``sandbox`` may be None for a text-only protocol. Never raises for what the model does, nor for
-    an outage of sandbox or engine: such an outage returns the trajectory as dropped.
+    ``sandbox`` may be None for a text-only protocol. ``given`` is the part of the dataset row that
+    user-defined tools may read. A model's mistake never raises. An outage of the sandbox or the
+    engine returns the trajectory with ``StopReason.DROPPED``.
     """
     assert prompt_ids, "a trajectory starts from at least one prompt token"
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
@@ -120,26 +128,32 @@ async def run_trajectory(
 
 
 class OutOfRoom(Exception):
-    """No further turn fits into the response's budget or into the model's context."""
+    """The response budget or the model's context has no room for another turn."""
 
 
 class Conversation(Protocol):
-    """The model's side of one trajectory: in tokens here, in text in evaluate/endpoint.py."""
+    """The model's side of one trajectory.
+
+    ``_TokenConversation`` implements it on token ids, evaluate/endpoint.py on text.
+    """
 
     async def next_turn(self) -> Turn:
-        """Sample the model's next turn; its ``parsed`` is None if the budget cut it off.
+        """Sample the model's next turn. ``parsed`` is None if the token budget cut the turn off.
 
-        Raises OutOfRoom, and EngineUnavailable for an outage.
+        Raises OutOfRoom if no turn fits, EngineUnavailable for an outage.
         """
         ...
 
     def write(self, results: Sequence[str]) -> None:
-        """Show the model what its last turn's calls returned. Raises OutOfRoom."""
+        """Append the results of the last turn's calls to the context.
+
+        Raises OutOfRoom if the results and a further turn do not fit.
+        """
         ...
 
 
 async def converse(trajectory: Trajectory, model: Conversation, calls: Calls, limits: Limits) -> Trajectory:
-    """Alternate model turns and calls until the trajectory ends; an outage drops it."""
+    """Alternate model turns and tool calls until the trajectory stops. An outage drops it."""
     trajectory.started_unix_s, started = time.time(), time.perf_counter()
     with hooks.counting() as faults:
         try:
@@ -180,7 +194,7 @@ async def _alternate(trajectory: Trajectory, model: Conversation, calls: Calls, 
 
 
 async def _results(turn: Turn, parsed: Parsed, calls: Calls) -> list[str]:
-    """The texts that answer a turn: each call's output, or why the calls cannot be read."""
+    """The text to append after a turn: each call's output, or the parse error."""
     if parsed.kind == "malformed":
         return [calls.shown(f"Error: {parsed.error}")]
     started = time.perf_counter()
@@ -190,7 +204,7 @@ async def _results(turn: Turn, parsed: Parsed, calls: Calls) -> list[str]:
 
 
 class _TokenConversation:
-    """A conversation in tokens, each of which is in the trajectory's ledger."""
+    """A conversation on token ids. Every token is appended to the trajectory's ledger."""
 
     def __init__(
         self, trajectory: Trajectory, engine: Engine, protocol: ToolProtocol, sampling: Sampling, trajectory_id: str
@@ -215,8 +229,7 @@ class _TokenConversation:
                 raise EngineUnavailable(f"the engine ended ({sampled.stop}) without sampling a token")
             elif sampled.stop == "length":
                 break
-            # Otherwise continue: after an abort, or after a token that only looked like a call's
-            # end.
+            # Otherwise keep sampling: the engine aborted, or the stop token completes no call.
             complete = sampled.stop == "stop" and self.protocol.ended(ledger.response_ids[start:])
         self._turn_ids = turn_ids = ledger.response_ids[start:]
         text = self.protocol.text(turn_ids)
@@ -232,7 +245,7 @@ class _TokenConversation:
         ledger.append_tool(result_ids)
 
     async def _sample(self, start: int) -> EngineTurn:
-        """Sample what the turn that began at response token ``start`` still lacks."""
+        """Sample the rest of the turn that starts at response token ``start``."""
         ledger = self.trajectory.ledger
         request = TurnRequest(
             token_ids=ledger.context,
@@ -257,10 +270,10 @@ class _TokenConversation:
         return sampled
 
     def _cut_at_its_end(self, sampled: EngineTurn, before: list[int]) -> EngineTurn:
-        """``sampled`` up to the end of the turn, whose tokens ``before`` were sampled earlier.
+        """Cut ``sampled`` at the end of the turn. ``before``: the turn's earlier tokens.
 
-        A step of speculative decoding has several tokens. SGLang looks for stop tokens only in a
-        step that does not reach the limit of the request; in the last one a stop may be passed.
+        A speculative decoding step yields several tokens. SGLang does not look for stop tokens in
+        the step that reaches max_new_tokens, so that step may contain tokens after a stop token.
         """
         stops = self._stops
         found = [at for at, token_id in enumerate(sampled.token_ids[:-1], len(before) + 1) if token_id in stops]
@@ -275,10 +288,10 @@ class _TokenConversation:
         return sampled
 
     def _ended(self, turn_ids: list[int], position: int) -> bool:
-        """Whether the turn is over at ``position``, behind a stop token."""
+        """Whether the turn ends at ``position``, right after a stop token."""
         call_end = self.protocol.call_end
         if call_end is not None and turn_ids[position - 1] in call_end.completing:
             last = turn_ids[max(0, position - call_end.max_tokens) : position]
-            if not call_end.complete(last):  # most such tokens complete nothing, and the last few tell
+            if not call_end.complete(last):  # usually not; checking the last tokens avoids decoding the turn
                 return False
         return self.protocol.ended(turn_ids[:position])

@@ -1,11 +1,11 @@
-"""Tools of servers of the Model Context Protocol, beside the interpreter: ``rollout.mcp``.
+"""Tools from Model Context Protocol (MCP) servers, configured in ``rollout.mcp``.
 
     [rollout.mcp.library]
     command = "python"
     args = ["configs/examples/mcp_server.py"]
 
-By the official SDK (the extra ``mcp``). Each process that runs trajectories has one session with
-each server, which all its trajectories share: what a server keeps of a session, they share, too.
+Uses the official SDK (the extra ``mcp``). Each process that runs trajectories opens one session per
+server. All its trajectories share that session, including any state that the server keeps in it.
 """
 
 import importlib.util
@@ -26,14 +26,14 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class McpTool(Tool):
-    """One tool of a server; ``listed`` is the SDK's description of it."""
+    """One tool of an MCP server; ``listed`` is its entry in the SDK's tools/list result."""
 
     def __init__(self, session: McpSession, listed: Any, server: McpServer) -> None:
         self.name = _UNFIT.sub("_", listed.name)
         self.description = listed.description or listed.title or listed.name
         self.parameters = listed.input_schema
         self.max_calls = server.max_calls or None
-        self.timeout_s = None  # the session limits a call apart from its own opening
+        self.timeout_s = None  # the session has separate limits for opening and for a call
         self._session, self._their_name = session, listed.name
 
     async def call(self, arguments: Mapping[str, Any], state: Any) -> ToolResult:
@@ -43,7 +43,7 @@ class McpTool(Tool):
 
 
 def text_of(result: Any) -> str:
-    """What the model sees of a result: its texts; of what is no text, one line that says so."""
+    """The text of a result. Content that is not text becomes a one-line placeholder."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
@@ -61,10 +61,10 @@ def _part(block: Any) -> str:
 
 
 def mcp_tools(servers: Mapping[str, McpServer]) -> tuple[Tool, ...]:
-    """The tools that the servers of ``rollout.mcp`` offer, listed once in a process.
+    """The tools of the servers in ``rollout.mcp``. A process lists them once and caches the result.
 
-    Raises ConfigError for a server that does not answer, a tool that it does not have, and where
-    the SDK is not installed.
+    Raises ConfigError if a server does not answer, lacks a configured tool, or if the SDK is not
+    installed.
     """
     return _tools(json.dumps({name: server.model_dump() for name, server in servers.items()}))
 
@@ -87,7 +87,7 @@ def _tools(servers: str) -> tuple[Tool, ...]:
 
 
 def check_at_hand(name: str, server: McpServer) -> None:
-    """Raise ConfigError where the SDK or a variable that the server needs is missing."""
+    """Raise ConfigError if the SDK or an environment variable of the server is missing."""
     if importlib.util.find_spec("mcp") is None:
         raise ConfigError(
             f"rollout.mcp.{name} needs the MCP SDK, which is not installed in {sys.executable}. Install it: pip "

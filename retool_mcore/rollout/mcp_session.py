@@ -1,7 +1,7 @@
-"""One session with a server of the Model Context Protocol, kept open through what servers do.
+"""A session with a Model Context Protocol server that reconnects after it is lost.
 
-Sessions live on a thread of their own. The SDK wants a session entered and left by one task, and
-tools are listed where a protocol is made, which no event loop waits for.
+A background thread runs the event loop of all sessions. The SDK requires the same task to enter and
+exit a session, and tools are listed from synchronous code that has no event loop.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from retool_mcore.rollout.tools import ToolError
 
 FoundT = TypeVar("FoundT")
 
-CLOSE_S = 5.0  # for a server to end by itself
-PROBE_S = 5.0  # for a server to show, after an error, that it is there
-# The SDK's words for an HTTP status without an answer of the protocol, such as a gateway's 503.
+CLOSE_S = 5.0  # time for a server to exit
+PROBE_S = 5.0  # time limit of the health check after an error
+# The SDK's message for an HTTP error without an MCP response, such as a gateway's 503.
 HTTP_ERROR = "Server returned an error response"
 
 
 @lru_cache(maxsize=1)
 def _thread() -> asyncio.AbstractEventLoop:
-    """The loop on which the sessions of this process live."""
+    """The event loop that runs this process's sessions."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
     return loop
 
 
 class _Connection:
-    """An entered session of the SDK, held open by a task."""
+    """An open SDK session, and the task that keeps it open."""
 
     def __init__(self, client: Any, holder: asyncio.Task[None]) -> None:
         self.client, self.holder = client, holder
@@ -49,19 +49,19 @@ class _Connection:
                 return tools
 
     async def answers(self) -> bool:
-        """Whether the server is there and knows this session. Newer servers have no ping."""
+        """Whether the server is up and knows this session. Newer servers have no ping."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self.client.list_tools(cache_mode="bypass")
-        except Exception:  # noqa: BLE001  the protocol's, or whatever its transport raises
+        except Exception:  # noqa: BLE001  a protocol error, or any error of its transport
             return False
         return True
 
 
 class McpSession:
-    """A session that all trajectories of a process share, opened anew after it was lost.
+    """A session that all trajectories of a process share. It reopens after a loss.
 
-    ``name``: the server's in the run file. All methods are for any thread and any event loop.
+    ``name``: the server's name in the run file. Any thread and any event loop may call the methods.
     """
 
     def __init__(self, name: str, server: McpServer) -> None:
@@ -71,22 +71,22 @@ class McpSession:
         atexit.register(self.close)
 
     def listed(self) -> list[Any]:
-        """The server's tools as the SDK has them. Raises ConfigError when it does not answer."""
+        """The server's tools as SDK objects. Raises ConfigError if the server does not answer."""
         try:
             return _sync(self._list())
-        except Exception as error:  # the protocol's, or whatever its transport raises
+        except Exception as error:  # a protocol error, or any error of its transport
             raise ConfigError(f"{self.where} cannot be reached: {told(error)}. {self._hint}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        """The SDK's result of one call.
+        """Call ``tool`` and return the SDK's result.
 
-        Raises ToolError for what the server says of this call, TimeoutError after timeout_s, and
-        SandboxUnavailable when the server is away.
+        Raises ToolError if the server rejects the call, TimeoutError after ``timeout_s``, and
+        SandboxUnavailable if the server is down or has lost the session.
         """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, arguments), _thread()))
 
     def close(self) -> None:
-        """End the session, and the server if it was started here."""
+        """Close the session, and stop the server if this session started it."""
         with suppress(Exception):
             _sync(self._leave(), CLOSE_S)
 
@@ -106,25 +106,25 @@ class McpSession:
 
         try:
             connection = await self._opened()
-        except Exception as error:  # whatever its transport raises
+        except Exception as error:  # the transport may raise anything
             raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
         try:
             async with asyncio.timeout(self._server.timeout_s):
                 return await connection.client.call_tool(tool, dict(arguments))
         except TimeoutError:
-            await self._kept(connection)  # the next call shall not wait for a server that hangs
+            await self._kept(connection)  # drops a hung connection, so that the next call does not wait for it
             raise
         except Exception as error:
-            # An error's code does not tell the server's word on this call from a lost session: SDKs
-            # differ in it, and a tool may answer with any. A server that forgot the session, as
-            # after its restart, has not made the call.
+            # The error code cannot distinguish a rejected call from a lost session: SDKs use
+            # different codes, and a tool may return any. So probe the server. One that lost the
+            # session, as after a restart, has not run the call, and a retry is safe.
             there = await self._kept(connection)
             if there and isinstance(error, MCPError) and error.error.message != HTTP_ERROR:
                 raise ToolError(told(error)) from error
             raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
 
     async def _kept(self, connection: _Connection) -> bool:
-        """Whether ``connection`` still serves. One that does not is left, and its calls fail."""
+        """Whether ``connection`` still works. If not, close it; its pending calls fail."""
         if await connection.answers():
             return True
         opening = self._opening
@@ -134,7 +134,7 @@ class McpSession:
         return False
 
     async def _opened(self) -> _Connection:
-        """The connection; calls that come while it is opened wait for the same one."""
+        """The connection, opened if necessary. Concurrent calls wait for the same opening."""
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._open())
         opening = self._opening
@@ -156,7 +156,7 @@ class McpSession:
             raise
 
     async def _hold(self, opened: asyncio.Future[Any]) -> None:
-        """Enter the session and leave it in one task, as the SDK's cancel scopes ask for."""
+        """Enter and exit the session in one task, as the SDK's cancel scopes require."""
         from mcp import Client
 
         try:
@@ -211,6 +211,6 @@ def _sync(work: Coroutine[Any, Any, FoundT], timeout_s: float | None = None) -> 
 
 
 def told(error: BaseException) -> str:
-    """The innermost words of an error that task groups have wrapped."""
+    """The message of the innermost exception in nested exception groups."""
     inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
     return told(inner[0]) if inner else str(error) or type(error).__name__
