@@ -1,9 +1,9 @@
-"""The behaviour of trajectories: what each number means, per trajectory and over a batch.
+"""Behaviour metrics of trajectories, with their definitions.
 
 ``Behavior.of`` counts within one trajectory. ``summarize`` turns counts into the ``behavior/``
-metrics of a training step or an evaluation, and ``distributions`` into percentiles. A ratio whose
-denominator is 0 (the executable fraction of no calls) is left out, not invented, and so is a
-percentile of no values.
+metrics of a training step or an evaluation; ``distributions`` computes percentiles. Both omit a
+ratio whose denominator is 0 (such as ``executable_fraction`` without calls) and a percentile of no
+values.
 """
 
 import math
@@ -17,7 +17,7 @@ from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory
 
-PER_TRAJECTORY = (  # fields whose metric is their mean over trajectories
+PER_TRAJECTORY = (  # fields reported as their mean over trajectories
     "calls",
     "turns",
     "requests",
@@ -35,29 +35,31 @@ class Behavior:
     """Counts of one trajectory.
 
     calls               executed calls
-    calls_ok            executed calls that ran to their end and returned 0
-    calls_at_limit      executed calls that were stopped at the time or memory limit
-    last_call_ok        did the last executed call run; False where there is none
-    code_lines          lines of all executed code that are not blank
+    calls_ok            executed calls that finished successfully (exit status 0)
+    calls_at_limit      executed calls that hit the time or memory limit
+    last_call_ok        whether the last executed call succeeded; False without calls
+    code_lines          non-blank lines of executed code
     first_call_tokens   response tokens up to the end of the first executed call, or None
     response_tokens     all response tokens
-    model_tokens        response tokens without interpreter output and template
-    self_corrections    executed calls that failed and whose next executed call is different code
-                        that ran
-    cut_outputs         results over the budget, shown with their middle cut
+    model_tokens        response tokens that the model sampled
+    self_corrections    failed calls whose next executed call has different code and succeeds
+    cut_outputs         results over the token budget, shown with their middle cut
     cut_tokens          tokens cut from these results
-    malformed           calls that could not be read, by kind of problem
-    repairs             repairs made in reading calls, by kind
-    call_s              seconds of each executed call from request to answer
-    call_queue_s        of these, seconds waiting for a free place in the sandbox
+    malformed           malformed calls, by kind of problem
+    repairs             repairs made while parsing calls, by kind
+    call_s              seconds of each executed call from request to result
+    call_queue_s        of these, seconds waiting for a free sandbox slot
     call_run_s          of these, seconds running
-    requests            requests to the engine; as many as turns, but for aborts
-    context_tokens      tokens sent to the engine over all requests; 0 where the engine does not
-                        report its cache
-    cached_tokens       of these, tokens that were in the engine's prefix cache
-    tool_calls          executed calls of each tool beside the interpreter
-    tool_faults         faults of these tools' hooks that dropped no trajectory: "TOOL.end/KeyError"
-    found               numbers that these tools' ends returned, by tool, for a reward function
+    requests            requests to the engine; more than turns only after aborts or after stop
+                        tokens that completed no call
+    context_tokens      context tokens sent to the engine, summed over requests; 0 if the engine
+                        does not report cache hits
+    cached_tokens       of these, tokens that hit the engine's prefix cache
+    tool_calls          executed calls of each tool other than the interpreter
+    tool_faults         exceptions in these tools' hooks that did not drop the trajectory, by
+                        "TOOL.HOOK/ERROR": "lookup.end/KeyError"
+    found               numbers that these tools' ``end`` hooks returned, by tool, for the reward
+                        function
     """
 
     stop_reason: str
@@ -112,7 +114,7 @@ class Behavior:
             cut_tokens=sum(result.cut_tokens for result in results),
             engine_s=trajectory.engine_s,
             tool_s=trajectory.tool_s,
-            # dict: dataclasses.asdict rebuilds a Counter from pairs, and would count the pairs
+            # dict, because dataclasses.asdict rebuilds a Counter from its items and counts those
             malformed=dict(Counter(each.problem for each in parsed if each.problem)),
             repairs=dict(Counter(kind for each in parsed for kind in each.repairs)),
             call_s=[result.wall_s for result in results],
@@ -134,27 +136,28 @@ def _self_corrections(results: Sequence[CallResult]) -> int:
 
 
 def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = None) -> dict[str, float]:
-    """``behavior/`` metrics over trajectories that were not dropped.
+    """``behavior/`` metrics over the trajectories that were not dropped.
 
-    ``correct`` [N]: was the answer right.
+    ``correct`` [N]: whether each trajectory's answer is correct.
 
     code_ratio              trajectories with an executed call / trajectories
     calls, turns, requests  per trajectory
     code_lines              per executed call
-    executable_fraction     calls that ran / executed calls
-    limit_fraction          calls stopped at the time or memory limit / executed calls
-    correct_code_fraction   trajectories with a right answer whose last call ran / trajectories
-                            with a call
-    first_call_position     first_call_tokens / response_tokens, over trajectories with a call
-    response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory; of tokens
-                            nothing where an API told none
-    cut_output_fraction     results shown cut / executed calls
+    executable_fraction     successful calls / executed calls
+    limit_fraction          calls that hit the time or memory limit / executed calls
+    correct_code_fraction   trajectories with a correct answer whose last call succeeded /
+                            trajectories with a call
+    first_call_position     mean of first_call_tokens / response_tokens, over trajectories with a
+                            call
+    response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory; the token
+                            counts are omitted if a chat API reports none
+    cut_output_fraction     results with their middle cut / executed calls
     malformed/KIND, repaired/KIND                        per trajectory
-    calls/TOOL              per trajectory, of each tool beside the interpreter
-    tool_faults/TOOL.HOOK/ERROR      per trajectory, of those tools
-    stop/REASON             trajectories that ended for this reason / trajectories
-    engine_s, tool_s        seconds per trajectory spent waiting for the engine, for the interpreter
-    slowest_s               engine_s + tool_s of the trajectory that took longest
+    calls/TOOL              per trajectory, for each tool other than the interpreter
+    tool_faults/TOOL.HOOK/ERROR      per trajectory, for those tools
+    stop/REASON             trajectories with this stop reason / trajectories
+    engine_s, tool_s        seconds per trajectory spent waiting for the engine and for the tools
+    slowest_s               engine_s + tool_s of the slowest trajectory (straggler)
     slowest_tool_s          tool_s of that trajectory: what calls cost a step that waits for it
     """
     rows = list(behaviors)
@@ -164,7 +167,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     count, with_code = len(rows), [row for row in rows if row.calls]
     calls = sum(row.calls for row in rows)
     out: dict[str, float] = {"code_ratio": len(with_code) / count}
-    told = any(row.response_tokens for row in rows)  # a model behind an API has no tokens
+    told = any(row.response_tokens for row in rows)  # a model behind a chat API has no token counts
     for name in PER_TRAJECTORY if told else (name for name in PER_TRAJECTORY if not name.endswith("_tokens")):
         out[name] = sum(getattr(row, name) for row in rows) / count
     slowest = max(rows, key=lambda row: row.engine_s + row.tool_s)
@@ -192,19 +195,18 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest value of ``ordered`` that ``percent`` of 100 values do not exceed."""
+    """The nearest-rank percentile of values sorted in ascending order; ``percent`` in 1..100."""
     return ordered[math.ceil(percent * len(ordered) / 100) - 1]
 
 
 def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
-    """Percentiles over trajectories that were not dropped, and over their calls.
+    """Percentiles over the trajectories that were not dropped, and over their calls.
 
-    length/finished/p50, p99     response tokens of trajectories that ended by themselves
-    tool/latency_s/p50, p99      seconds of a call from request to answer, including transport and
-                                 retries, over calls
-    tool/queue_s/p99             of these, seconds waiting for a free place in the sandbox
-    engine/cache_hit_rate        request tokens that the engine had in its prefix cache /
-                                 request tokens
+    length/finished/p50, p99     response tokens of trajectories that stopped as FINISHED
+    tool/latency_s/p50, p99      seconds per call from request to result, including transport and
+                                 retries
+    tool/queue_s/p99             of these, seconds waiting for a free sandbox slot
+    engine/cache_hit_rate        context tokens that hit the engine's prefix cache / context tokens
     """
     rows = list(behaviors)
     values: dict[str, tuple[list[float], tuple[int, ...]]] = {
@@ -228,18 +230,18 @@ def group_shares(
     filtered: Mapping[float, int] | None = None,
     discarded: int = 0,
 ) -> dict[str, float]:
-    """The shares of groups that are alike; a group is one prompt's.
+    """Shares of groups with uniform outcomes. A group is all trajectories of one prompt.
 
-    ``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right;
-    ``rewards`` [N].
+    ``uids`` [N]: each trajectory's prompt id. ``correct`` [N]: whether its answer is correct.
+    ``rewards`` [N]: its reward.
 
-    groups/all_right     groups whose answers are all right / groups
+    groups/all_right     groups whose answers are all correct / groups
     groups/all_wrong     groups whose answers are all wrong / groups
-    groups/same_reward   groups whose rewards are all the same / groups that the step learns from
+    groups/same_reward   groups whose rewards are all equal / groups in the training batch
 
-    For the first two, groups that algorithm.filter_groups set aside count as well. ``filtered``:
-    the number of groups by the accuracy that all of their trajectories share; ``discarded``: mixed
-    groups that the batch did not need.
+    The first two include groups that algorithm.filter_groups removed. ``filtered``: the number of
+    removed uniform groups, by their accuracy. ``discarded``: mixed groups that the batch did not
+    need.
     """
     groups: dict[str, list[bool]] = {}
     scores: dict[str, set[float]] = {}

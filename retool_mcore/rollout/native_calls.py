@@ -1,4 +1,7 @@
-"""Reads the calls of models whose own form is not hermes; see ``tool_turns`` for the forms."""
+"""Parsers for the native tool-call formats of Llama 3, Mistral and Qwen3-Coder.
+
+``tool_turns`` describes the formats.
+"""
 
 import json
 import re
@@ -29,14 +32,14 @@ _ID = re.compile(r"\w{9}")
 
 
 def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
-    """Read a turn of Llama 3: a call is the whole turn, or what follows <|python_tag|>."""
+    """Parse a Llama 3 turn. A call is either the whole turn or everything after <|python_tag|>."""
     _, tagged, body = text.partition(PYTHON_TAG)
     if not tagged:
         if not _LLAMA_CALL.match(text):
             return without_call(text)
         body = text
     elif not _LLAMA_CALL.match(body) and body.strip():
-        return Parsed(kind="tool_call", calls=code_calls(body.strip()))  # the form of Llama's built-in interpreter
+        return Parsed(kind="tool_call", calls=code_calls(body.strip()))  # the format of Llama's built-in interpreter
     repairs: list[str] = []
     try:
         calls = [read_call(each, repairs, tools) for each in _objects(body)]
@@ -46,7 +49,7 @@ def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
 
 
 def parse_mistral(text: str, tools: Sequence[Tool] = ()) -> Parsed:
-    """Read a turn of Mistral's: a list of calls, or a name and its arguments."""
+    """Parse a Mistral turn: a JSON list of calls, or a name and its arguments."""
     first, *bodies = text.split(TOOL_CALLS)
     if not bodies:
         return without_call(first)
@@ -61,7 +64,7 @@ def parse_mistral(text: str, tools: Sequence[Tool] = ()) -> Parsed:
 
 
 def mistral_ids(text: str) -> list[str]:
-    """The ids of the calls in a turn of Mistral's, where each has one."""
+    """The call ids in a Mistral turn; [] unless every call has a valid one."""
     found: list[str | None] = []
     for body in text.split(TOOL_CALLS)[1:]:
         if name := _MISTRAL_NAME.match(body):
@@ -73,7 +76,7 @@ def mistral_ids(text: str) -> list[str]:
 
 
 def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
-    """Read a turn of Qwen3-Coder: values stand as they are, each in a tag of its parameter."""
+    """Parse a Qwen3-Coder turn. Each value is unescaped text in a tag named after its parameter."""
     found = [block for block in blocks(text, CALL_START, CALL_END) if _is_xml_call(block)]
     if not found:
         return without_call(words(text, CALL_START, CALL_END))
@@ -95,7 +98,7 @@ READERS: dict[str, Callable[[str], Parsed]] = {
 
 
 def reader(protocol: str) -> Callable[[str], Parsed]:
-    """The reader of a protocol's model text. Raises ConfigError for an unknown name."""
+    """The parser for a protocol's model turns. Raises ConfigError for an unknown name."""
     if protocol not in READERS:
         raise ConfigError(f"protocol = {protocol!r} is none of {', '.join(READERS)}.")
     return READERS[protocol]
@@ -106,7 +109,7 @@ def _parsed(calls: Sequence[Call], repairs: Sequence[str]) -> Parsed:
 
 
 def _objects(body: str) -> list[str]:
-    """The JSON objects of a turn, with ";" between them; the whole text where it is not so."""
+    """Split JSON objects separated by ";". Any other text is returned as a single item."""
     decoder = json.JSONDecoder()
     found: list[str] = []
     at = len(body) - len(body.lstrip())
@@ -130,7 +133,7 @@ def _mistral_calls(body: str, repairs: list[str], tools: Sequence[Tool]) -> list
         shape = json.dumps(name[1])
         return [read_call(f'{{"name": {shape}, "arguments": {arguments}}}', repairs, tools)]
     calls = _list_of(body)
-    if calls is None:  # one call, or a list with one that is not quite JSON
+    if calls is None:  # one call, or a list of one call that is slightly invalid JSON
         return [read_call(body.removeprefix("[").removesuffix("]").strip(), repairs, tools)]
     return [read_call(json.dumps(call), repairs, tools) for call in calls]
 
@@ -154,7 +157,7 @@ def _xml_call(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> C
     function = _FUNCTION.match(block.body)
     shape = f"<function={TOOL_NAME}>\n<parameter=code>\n...\n</parameter>\n</function>"
     if function is None:
-        # The message does not spell the outer tags: markup in a result is broken up.
+        # The message avoids the outer tags, because ``shown`` breaks up markup in results.
         raise Malformed("tags", f"the call is no function in the tool call tags. Write it between them as\n{shape}")
     name, inside = function[1].strip(), block.body[function.end() :]
     values: dict[str, Any] = {match[1].strip(): match[2] for match in _PARAMETER.finditer(inside)}
@@ -165,7 +168,7 @@ def _xml_call(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> C
 
 
 def _typed(value: str, schema: Any) -> Any:
-    """A value as its schema has it: text stays, anything else is JSON."""
+    """Convert a value to its schema's type: strings stay as they are, other types are JSON."""
     if isinstance(schema, dict) and cast("dict[str, Any]", schema).get("type") == "string":
         return value
     try:

@@ -1,7 +1,7 @@
-"""Tool protocols: they render prompts, name stop tokens, read model turns and write results.
+"""Tool protocols render prompts, define stop tokens, parse model turns and render tool results.
 
-Each protocol is one small class, and the loop knows none of them by name. ``PROTOCOLS`` has ours;
-``rollout.protocol = "module:Name"`` names a subclass of ``ToolProtocol`` of a user's own.
+``PROTOCOLS`` lists the built-in ones. ``rollout.protocol = "module:Name"`` selects a user-defined
+subclass of ``ToolProtocol``. The loop only uses the base class.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
 
 
 class Retool(ToolProtocol):
-    """The paper's form, all in one assistant message.
+    """The inline format of the ReTool paper: one assistant message contains everything.
 
         <code>...</code> <interpreter>...</interpreter> ... <answer>
 
-    </code> is several tokens, and the last of them may also hold what follows (">\\n"). The engine
-    stops on a token that completes the tag. An engine that does not know ``call_end`` stops on
-    every token that can, and the turn goes on by another request. Results are written as tokens of
-    their own and never merged with the model's. SFT must therefore split
-    its text in the same places: after </code>, and after </interpreter> and its line break.
+    </code> spans several tokens, and the last one may include the text that follows (">\\n"). The
+    engine stops on a token that completes the tag. An engine without ``call_end`` support stops on
+    every token that might complete it, and the loop resumes the turn with another request. Results
+    are tokenized separately and never merged with the model's tokens. SFT must therefore split its
+    text in the same places: after </code>, and after </interpreter> and its line break.
     """
 
     name = "retool"
@@ -70,9 +70,9 @@ class Retool(ToolProtocol):
 def checked_prompt(
     protocol: ToolProtocol, messages: Sequence[Message], max_prompt_tokens: int, where: str
 ) -> list[int]:
-    """Token ids [T] of a prompt, never cut.
+    """Token ids [T] of a prompt, never truncated.
 
-    Raises DataError when the prompt has more than data.max_prompt_tokens.
+    Raises DataError if the prompt has more than ``max_prompt_tokens`` tokens.
     """
     ids = protocol.prompt_ids(messages)
     if len(ids) > max_prompt_tokens:
@@ -84,17 +84,17 @@ def checked_prompt(
 
 
 TOOL_TURNS: tuple[type[ToolTurns], ...] = (Hermes, Qwen3Coder, Llama3, Mistral)
-# In the order in which ``serving_protocol`` asks them. The templates of Llama and Mistral leave out
-# what the model says before a call, so the inline form comes first.
+# ``serving_protocol`` tries them in this order. The inline protocol comes before Llama's and
+# Mistral's, because their templates drop the text before a call.
 PROTOCOLS: dict[str, type[ToolProtocol]] = {
     protocol.name: protocol for protocol in (Hermes, Qwen3Coder, Retool, Llama3, Mistral)
 }
 
 
 def serving_protocol(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The name of the first of our protocols that the tokenizer and its template serve.
+    """The name of the first built-in protocol that supports the tokenizer and its template.
 
-    Raises CheckpointError with the reason of each when they serve none.
+    Raises CheckpointError with each protocol's reason if none does.
     """
     reasons: list[str] = []
     for name, protocol in PROTOCOLS.items():
@@ -104,7 +104,7 @@ def serving_protocol(tokenizer: PreTrainedTokenizerBase) -> str:
             reasons.append(str(error))
         else:
             return name
-    told = "; ".join(dict.fromkeys(reasons))  # a template without a turn's end is one reason for both
+    told = "; ".join(dict.fromkeys(reasons))  # several protocols may fail for the same reason
     raise CheckpointError(f"the tokenizer of {name_of(tokenizer)!r} serves none of {', '.join(PROTOCOLS)}: {told}")
 
 
@@ -115,11 +115,11 @@ def open_protocol(
     tool: bool = True,
     calls: Literal["first", "all"] = "first",
 ) -> ToolProtocol:
-    """The protocol of this name.
+    """Create the protocol ``name``; without ``tool``, ``TextOnly``.
 
-    ``calls``: "first" cuts a turn at its first call, "all" allows several, which run side by side.
-    Raises ConfigError for an unknown name, CheckpointError for an unfit tokenizer, and whatever a
-    user's own class raises.
+    ``calls``: "first" ends a turn at its first call; "all" allows several calls per turn, which run
+    concurrently. Raises ConfigError for an unknown name, CheckpointError for an incompatible
+    tokenizer, and any exception of a user-defined class.
     """
     found = protocol_class(name)
     if not tool:
@@ -131,7 +131,7 @@ def open_protocol(
 
 
 def protocol_class(name: str) -> type[ToolProtocol]:
-    """The protocol of this name, one of ours or a user's own. Raises ConfigError."""
+    """The class of a built-in or user-defined protocol. Raises ConfigError."""
     if name in PROTOCOLS:
         return PROTOCOLS[name]
     if ":" not in name:
@@ -147,9 +147,9 @@ def protocol_class(name: str) -> type[ToolProtocol]:
 
 
 def protocol_of(rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase) -> ToolProtocol:
-    """The protocol that a run's [rollout] section asks for, with its tools; see ``open_protocol``.
+    """Create the protocol that [rollout] configures, with its tools.
 
-    Raises ConfigError, too, for a tool that is not found or cannot be offered.
+    Raises like ``open_protocol``, and ConfigError for a tool that is missing or unsupported.
     """
     protocol = open_protocol(
         rollout.protocol,
@@ -164,7 +164,7 @@ def protocol_of(rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase) -> ToolPr
 
 
 def tools_of(rollout: ToolLoop) -> tuple[Tool, ...]:
-    """What [rollout] offers beside the interpreter. Raises ConfigError."""
+    """The tools that [rollout] offers in addition to the interpreter. Raises ConfigError."""
     tools = (*open_tools(tuple(rollout.tools)), *(mcp_tools(rollout.mcp) if rollout.mcp else ()))
     if twice := [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]:
         raise ConfigError(f"rollout.tools and rollout.mcp have two tools named {', '.join(twice)}. Leave one out.")

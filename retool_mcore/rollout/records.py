@@ -1,26 +1,26 @@
-"""Trajectories as JSON lines: turns, calls and results, with tokens, mask and log-probabilities.
+"""Trajectory records as JSON lines: turns, calls and results, with tokens, masks and log-probs.
 
-Training and its validation write <run>/trajectories/*.jsonl, in whole groups
-(``rollout.record_groups`` per step):
+Training and validation write <run>/trajectories/*.jsonl: all trajectories of
+``rollout.record_groups`` groups per step.
 
 key                 the prompt's id in this run, session, part; a group is the rows of one prompt id
-step, partition     "train": the step that learnt from the row; "val": the step it follows
-prompt, truth       the prompt as the model read it, and the data's answer
+step, partition     "train": the step that trained on the row; "val": the step before the validation
+prompt, truth       the prompt as the model saw it, and the ground truth
 reward, reward_info the reward of the whole trajectory, and its parts
 behavior            rollout.metrics.Behavior
 stop_reason, extracted, started_unix_s, wall_s, turns
-                    how the trajectory went, see ``record``; wall_s, engine_s, tool_s ... in seconds
-                    extracted: the answer that the model boxed in its last turn, or null
-prompt_ids          [P] tokens of the prompt
-response_ids        [T] tokens of the response
-loss_mask           [T]; 1: the update learns from this token
-versions            [T] of the weights that sampled each token; -1: not sampled
-logprobs            [T] of the engine, in nats; 0 where not sampled
-actor_logprobs      [T] of the weights at the start of the step's updates; null in a validation
-advantage           one number where all learnt tokens share it (GRPO), else [T]; null in a
+                    see ``record``; wall_s, engine_s, tool_s ... in seconds
+                    extracted: the boxed answer in the last turn, or null
+prompt_ids          [P] prompt tokens
+response_ids        [T] response tokens
+loss_mask           [T]; 1: the token contributes to the loss
+versions            [T] weight version that sampled each token; -1: not sampled
+logprobs            [T] log-probs from the engine, in nats; 0 for tokens that were not sampled
+actor_logprobs      [T] log-probs of the actor before the step's updates, in nats; null in
                     validation
+advantage           one number if all trained tokens share it (GRPO), else [T]; null in validation
 
-Files of version 0.1 have no prompt, truth, actor_logprobs and advantage, and hold one response per
+Files of version 0.1 lack prompt, truth, actor_logprobs and advantage, and have one response per
 group.
 """
 
@@ -39,39 +39,39 @@ from retool_mcore.rollout.loop import Trajectory, Turn
 from retool_mcore.run.folder import replacing
 from retool_mcore.run.trackers import Trace
 
-MOST_CHARS = 20_000  # of a prompt or response in a tracker's table, which keeps long cells badly
+MOST_CHARS = 20_000  # per prompt or response in a tracker's table; trackers handle long cells badly
 ROTATE_BYTES = 64 << 20
 KEEP_FILES = 8
 
 
 def group_rank(uid: str, seed: int) -> float:
-    """A group's rank in its step, from 0 to 1: the groups with the lowest ranks are recorded."""
+    """A pseudo-random rank in [0, 1). Each step records the groups with the lowest ranks."""
     return zlib.crc32(f"{seed}/{uid}".encode()) / 2**32
 
 
 def is_candidate(uid: str, config: RlConfig) -> bool:
-    """May this training prompt's group be one of the ``rollout.record_groups`` lowest of its step?
+    """Whether this prompt's group may be among the ``rollout.record_groups`` lowest of its step.
 
-    The record of a trajectory travels with it from here on, so only a few more groups than needed
-    make one. In fewer than one in a million training steps, fewer than ``rollout.record_groups`` of
-    the step's groups are candidates.
+    Each candidate's trajectories carry a record through the pipeline, so there are only a few more
+    candidates than needed. The probability that a step has fewer than ``rollout.record_groups``
+    candidates is below one in a million.
     """
     return group_rank(uid, config.run.seed) < _candidates(config) / config.train.prompts_per_step
 
 
 def is_held_out_candidate(row: int, config: RlConfig) -> bool:
-    """The same for problem ``row`` of the validation: the same problems each time it is made."""
+    """``is_candidate`` for validation row ``row``. Every validation records the same rows."""
     return row < _candidates(config)
 
 
 def _candidates(config: RlConfig) -> float:
-    """How many groups make a record, of which ``rollout.record_groups`` are written."""
+    """The expected number of candidate groups per step."""
     wanted = config.rollout.record_groups
     return wanted + 6 * math.sqrt(wanted) + 8 if wanted else 0.0
 
 
 def record(trajectory: Trajectory) -> dict[str, Any]:
-    """Everything except tokens: turns with text, calls, results and timings, and how it ended."""
+    """Everything but the tokens: turns with text, calls, results and timings; the stop reason."""
     return {
         "stop_reason": str(trajectory.stop_reason),
         "drop_error": trajectory.drop_error,
@@ -83,7 +83,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def tokens(trajectory: Trajectory) -> dict[str, Any]:
-    """The token columns of a trajectory."""
+    """The token columns of a trajectory, each [T] or [P]; log-probs rounded to 6 decimals."""
     ledger = trajectory.ledger
     return {
         "prompt_ids": ledger.prompt_ids,
@@ -110,9 +110,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 class RecordWriter:
-    """Appends records to ``folder/NAME.jsonl``; each folder and name has one writing process.
+    """Appends records to ``folder/NAME.jsonl`` with rotation. Only one process may write a file.
 
-    A full file is renamed to NAME.1.jsonl, an older one to NAME.2.jsonl, and so on.
+    A full file (``rotate_bytes``) becomes NAME.1.jsonl, the previous one NAME.2.jsonl, and so on,
+    up to ``keep`` old files.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class RecordWriter:
         return self.folder / f"{self.name}.jsonl"
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one record in one call, so that only the last line can be read half-written."""
+        """Write one record with a single write call, so that only the last line can be partial."""
         line = json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n"
         if self.path.exists() and self.path.stat().st_size + len(line) > self.rotate_bytes:
             self._rotate()
@@ -134,7 +135,7 @@ class RecordWriter:
             file.write(line)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop rows of later steps, which a resumed run repeats, and a line cut short by a kill."""
+        """Drop rows after ``step``, which a resumed run repeats, and a partial last line."""
         for index in range(self.keep + 1):  # newest first
             path = self.folder / f"{self.name}.{index}.jsonl" if index else self.path
             if not path.exists():
@@ -147,7 +148,7 @@ class RecordWriter:
                         new.write(line)
                         kept += 1
             if rows == kept > 0:
-                return  # older files hold earlier rows only
+                return  # older files contain only earlier rows
 
     def _rotate(self) -> None:
         for index in range(self.keep, 0, -1):
@@ -157,11 +158,11 @@ class RecordWriter:
                 os.replace(newer, older)
 
 
-# ---- a few records as rows for a tracker's table: asked, said, printed and judged ----
+# ---- a few records as rows of a tracker's table ----
 
 
 def traces(records: Sequence[Mapping[str, Any]], most: int) -> list[Trace]:
-    """Rows of at most ``most`` records: a wrong and a right one in turns while there are both."""
+    """At most ``most`` records as table rows, alternating wrong and correct ones if possible."""
     right = [each for each in records if _right(each)]
     wrong = [each for each in records if not _right(each)]
     in_turns = [each for pair in zip_longest(wrong, right) for each in pair if each is not None]
@@ -191,7 +192,7 @@ def _right(record: Mapping[str, Any]) -> bool:
 
 
 def _said(turn: Mapping[str, Any]) -> list[str]:
-    """What the model wrote, then what it was shown of each call's result."""
+    """The model's text, then each call's result as the model saw it."""
     return [turn["text"], *(f"[result: {each['status']}]\n{each['shown']}" for each in turn["results"])]
 
 

@@ -1,10 +1,10 @@
 # pyright: basic
-# jsonschema has no types that the strict mode would take.
-"""Checks the schemas of tools, which may come from strangers, and checks arguments against them.
+# The types of jsonschema do not pass pyright's strict mode.
+"""Validates tool schemas, which may be untrusted, and validates arguments against them.
 
-Nothing is fetched, and a check of arguments takes a bounded number of steps. It ignores
-``pattern``, ``patternProperties`` and ``unevaluatedProperties``: some texts keep Python's regular
-expressions busy for hours, so only the model reads patterns.
+Validation fetches nothing and takes a bounded number of steps. It ignores ``pattern``,
+``patternProperties`` and ``unevaluatedProperties``, because some inputs keep Python's regular
+expressions busy for hours. Patterns are only hints for the model.
 """
 
 import json
@@ -17,7 +17,7 @@ import referencing
 from jsonschema.exceptions import relevance
 from jsonschema.validators import extend
 
-MAX_STEPS = 20_000  # keywords that one check may look at
+MAX_STEPS = 20_000  # schema keywords that one validation may evaluate
 _TOLD_CHARS = 500
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -25,15 +25,15 @@ _steps: ContextVar[list[int]] = ContextVar("steps")
 
 
 class SchemaRefused(ValueError):
-    """Why a schema cannot be used, in words for the user."""
+    """The schema cannot be used; the message tells the user why."""
 
 
 class _TooMuch(Exception):
-    """The check took more steps than it may."""
+    """The validation exceeded MAX_STEPS."""
 
 
 def check(schema: Any) -> None:
-    """Raise SchemaRefused if this is no JSON schema, or if arguments cannot be checked by it."""
+    """Raise SchemaRefused if ``schema`` is not a JSON schema or cannot validate arguments."""
     try:
         json.dumps(schema)
     except (RecursionError, TypeError, ValueError) as error:
@@ -45,7 +45,7 @@ def check(schema: Any) -> None:
                 "#/$defs/NAME"
             )
     try:
-        no_formats = jsonschema.FormatChecker(())  # a pattern may be of another language than Python
+        no_formats = jsonschema.FormatChecker(())  # patterns may use another language's regex syntax
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=no_formats)
     except (AttributeError, TypeError, ValueError, RecursionError, jsonschema.SchemaError) as error:
         raise SchemaRefused(str(getattr(error, "message", error))[:_TOLD_CHARS]) from error
@@ -58,12 +58,12 @@ def check(schema: Any) -> None:
 
 
 def complaint(name: str, schema: Mapping[str, Any], arguments: Any) -> str | None:
-    """Why ``arguments`` do not fit the ``schema`` of tool ``name``; None where they do."""
+    """The error message if ``arguments`` violate the ``schema`` of tool ``name``, else None."""
     try:
         first = _first_error(schema, arguments)
     except (_TooMuch, RecursionError):
         return f"arguments of {name} take too long to check: make them smaller"
-    except Exception as error:  # noqa: BLE001  nothing of a schema may escape into the loop
+    except Exception as error:  # noqa: BLE001  a schema must not crash the loop
         return f"arguments of {name} cannot be checked: {str(error)[:_TOLD_CHARS]}"
     if first is None:
         return None
@@ -72,7 +72,7 @@ def complaint(name: str, schema: Mapping[str, Any], arguments: Any) -> str | Non
 
 
 def _first_error(schema: Mapping[str, Any], arguments: Any) -> Any:
-    """The most relevant error, or None. Raises _TooMuch, and whatever the validator raises."""
+    """The most relevant error, or None. Raises _TooMuch and any exception of the validator."""
     plain = {key: value for key, value in schema.items() if key not in ("$id", "$schema")}
     validator: Any = _Bounded(plain, registry=cast("Any", referencing.Registry()))
     token = _steps.set([0])
@@ -83,7 +83,10 @@ def _first_error(schema: Mapping[str, Any], arguments: Any) -> Any:
 
 
 def _references(schema: Any) -> Iterator[tuple[str, str]]:
-    """Every reference in a schema; a property may have that name, and its value is no text then."""
+    """Every (keyword, target) reference in a schema.
+
+    A property may also be called "$ref"; its value is then a schema, not a string.
+    """
     waiting = [schema]
     while waiting:
         each = waiting.pop()
@@ -113,7 +116,7 @@ def _unchecked(validator: Any, value: Any, instance: Any, schema: Any) -> _Error
 
 
 def _additional(validator: Any, allowed: Any, instance: Any, schema: Mapping[str, Any]) -> _Errors:
-    """A key may match a pattern, and nothing is additional then."""
+    """Skip additionalProperties if the schema has patternProperties, which may allow the key."""
     if "patternProperties" not in schema:
         yield from _KEYWORDS["additionalProperties"](validator, allowed, instance, schema)
 
@@ -131,7 +134,7 @@ _OWN = {
     "patternProperties": _unchecked,
     "additionalProperties": _additional,
     "uniqueItems": _unique,
-    "unevaluatedProperties": _unchecked,  # it matches the patterns of patternProperties
+    "unevaluatedProperties": _unchecked,  # evaluates the patterns of patternProperties
 }
 _Bounded: Any = extend(
     jsonschema.Draft202012Validator, {name: _counted(_OWN.get(name, keyword)) for name, keyword in _KEYWORDS.items()}

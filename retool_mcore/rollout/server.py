@@ -1,4 +1,4 @@
-"""A local SGLang server for as long as a ``with`` block lasts."""
+"""A context manager that runs a local SGLang server."""
 
 import contextlib
 import os
@@ -21,20 +21,23 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.network import LATER_PORTS, engine_key
 from retool_mcore.process import die_with_parent
 
-START_TIMEOUT_S = 600.0  # a 32B model from a cold disk takes minutes, a tiny one on two cores half a minute
+START_TIMEOUT_S = 600.0  # a 32B model takes minutes from a cold disk, a tiny one half a minute on two cores
 STOP_TIMEOUT_S = 10.0
 
 
 class SglangServer:
-    """Runs the SGLang server of a model directory on a free port of 127.0.0.1.
+    """Runs an SGLang server for a model directory on a free port of 127.0.0.1.
 
-    Entering the block starts it and waits until it answers; leaving the block ends all its
-    processes. The server refuses requests without its ``key``: SGLang unpickles what some paths are
-    sent, so whoever may post there runs code as the user. ``log_path`` takes its output. ``port``:
-    a fixed port, for a server that replaces another. ``engine_args``: arguments of SGLang's
-    ServerArgs, by their names; ``extra_args``: further options of ``sglang.launch_server``.
-    ``devices``: the only devices that the server sees, by their numbers on this machine; empty: all
-    of them. ``env``: more of its environment.
+    Entering the ``with`` block starts the server and waits until it is healthy. Leaving the block
+    kills all its processes. The server rejects requests without its API ``key``: some endpoints
+    unpickle request data, so anyone who can post to them could run code as this user.
+
+    ``log_path``: file for the server's output.
+    ``port``: a fixed port, for a server that replaces another.
+    ``engine_args``: SGLang ServerArgs by name.
+    ``extra_args``: more command-line options of ``sglang.launch_server``.
+    ``devices``: indices of the devices visible to the server; empty for all.
+    ``env``: additional environment variables.
     """
 
     def __init__(
@@ -67,12 +70,12 @@ class SglangServer:
 
     @property
     def url(self) -> str:
-        """The server's address with its key as the password, as ``SglangEngine`` takes it."""
+        """The server's URL for ``SglangEngine``, with the API key as its password."""
         return f"http://:{self.key}@127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Process id of the server, which is also the number of its process group."""
+        """Process id of the server, which is also its process group id."""
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
@@ -82,7 +85,7 @@ class SglangServer:
         return self
 
     def start(self) -> None:
-        """Start the process. In any case, leave the ``with`` block or call ``stop()`` later."""
+        """Start the process without waiting. The caller must call ``stop()``, even on errors."""
         command = self.platform.sglang_command(
             self.model_path,
             self.port,
@@ -97,15 +100,15 @@ class SglangServer:
         self._key_file.flush()
         shared_out = self.platform.only_devices(self.devices) if self.devices else {}
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log_path, "wb", opener=_private) as log:  # SGLang writes its arguments there
+        with open(self.log_path, "wb", opener=_private) as log:  # private: SGLang logs its arguments
             self._process = subprocess.Popen(
                 [*command, "--config", self._key_file.name, *self.extra_args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.platform.process_env(), **shared_out, **self.env},
-                start_new_session=True,  # its own process group: ended as a whole, and not by our Ctrl-C
-                # Not SIGTERM: SGLang would wait for requests whose answers nobody reads.
+                start_new_session=True,  # a separate process group: killable as a whole, unaffected by Ctrl-C
+                # Not SIGTERM: SGLang would first finish requests whose responses nobody reads.
                 preexec_fn=die_with_parent,  # noqa: PLW1509  system calls only, no lock is taken in the child
             )
 
@@ -115,9 +118,9 @@ class SglangServer:
         self.stop()
 
     def wait_until_healthy(self) -> None:
-        """Return when the server answers.
+        """Wait until the server is healthy.
 
-        If it does not, stop it and raise RolloutError with the last lines of its log.
+        On failure, stops the server and raises RolloutError with the last lines of its log.
         """
         try:
             self._wait()
@@ -150,7 +153,7 @@ class SglangServer:
         return "\n".join(lines[-15:])
 
     def stop(self) -> None:
-        """End the server and all its processes. Does nothing if it does not run."""
+        """Stop the server and all its processes. Does nothing if it is not running."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -165,10 +168,10 @@ class SglangServer:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on, below the range from which the kernel gives ports to clients.
+    """A free TCP port below the kernel's ephemeral port range.
 
-    The server binds it only after half a minute; until then another process would sometimes take a
-    port of the kernel's range.
+    The server binds the port only after half a minute. Until then, another process might get an
+    ephemeral port from the kernel.
     """
     while True:
         port = random.randrange(*LATER_PORTS)
@@ -178,7 +181,7 @@ def free_port() -> int:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that no other user can read, whatever its mode was."""
+    """Opener that makes the file readable by its owner only, even if it already exists."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor

@@ -1,6 +1,6 @@
-"""Any SGLang server over HTTP as our ``Engine``.
+"""An ``Engine`` that uses any SGLang server over HTTP.
 
-POST /generate takes token ids and returns token ids and log-probabilities.
+POST /generate takes token ids and returns token ids and log-probs.
 """
 
 import json
@@ -30,7 +30,7 @@ BACKOFF = wait_exponential_jitter(multiplier=0.2, max=5.0)
 
 
 class _Unreachable(Exception):
-    """One attempt failed in a way that another may not, after ``pause_s`` if the server asks so."""
+    """A transient failure of one attempt. Retry it, after ``pause_s`` if the server asks for it."""
 
     def __init__(self, message: str, pause_s: float = 0.0) -> None:
         super().__init__(message)
@@ -38,25 +38,25 @@ class _Unreachable(Exception):
 
 
 def _pause_asked(response: httpx.Response) -> float:
-    """Seconds of the header Retry-After; 0 where there is none, or a date."""
+    """Seconds from the Retry-After header; 0 if it is absent or a date."""
     asked = response.headers.get("Retry-After", "")
     return float(asked) if asked.isdecimal() else 0.0
 
 
 def _wait(state: RetryCallState) -> float:
-    """Some seconds, growing with the attempts; at least what the server asks for."""
+    """Exponential backoff in seconds with jitter, at least what Retry-After asks for."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.pause_s if isinstance(error, _Unreachable) else 0.0
     return max(asked, BACKOFF(state))
 
 
 class SglangEngine:
-    """Client of one SGLang server, for any number of trajectories at once.
+    """Client of one SGLang server, for any number of concurrent trajectories.
 
-    ``retry_s``: how long a request is retried while the server is away (restarting); the turn is
-    then sampled from its start again. ``timeout_s``: the limit for one turn; an attempt that takes
-    longer counts as failed. A password in ``url`` (http://:KEY@HOST:PORT) is the server's API key.
-    ``self.url`` is without it, for messages.
+    ``retry_s``: how long to retry a request while the server is unavailable (restarting). A retry
+    samples the request from its start. ``timeout_s``: time limit of one attempt; a longer attempt
+    counts as failed. A password in ``url`` (http://:KEY@HOST:PORT) is the server's API key;
+    ``self.url`` omits it, for messages.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
@@ -68,7 +68,7 @@ class SglangEngine:
             headers={"Authorization": f"Bearer {given.password}"} if given.password else {},
             timeout=httpx.Timeout(timeout_s, connect=10.0),
             transport=ConcurrentTransport(),
-            trust_env=False,  # the environment's proxy does not lead to a server of this cluster
+            trust_env=False,  # a proxy from the environment cannot reach a server in this cluster
         )
 
     async def __aenter__(self) -> Self:
@@ -82,7 +82,7 @@ class SglangEngine:
     async def generate(self, request: TurnRequest) -> EngineTurn:
         """See ``Engine.generate``.
 
-        Raises RolloutError when the server refuses the request: it would refuse a retry as well.
+        Raises RolloutError without retrying if the server rejects the request (4xx except 429).
         """
         answer = await self.post("/generate", self.body(request))
         meta = answer["meta_info"]
@@ -120,22 +120,22 @@ class SglangEngine:
         return {"input_ids": list(request.token_ids), "sampling_params": params, "return_logprob": True}
 
     async def load(self, model_path: str, version: int = 0) -> None:
-        """Replace the server's weights by those in a directory, and flush its cache.
+        """Load the weights in a directory into the server and flush its KV cache.
 
-        The new weights have the same architecture. Raises RolloutError when the server cannot read
-        them.
+        The architecture must be the same. Raises RolloutError if the server cannot load them.
         """
         body = {"model_path": model_path, "weight_version": str(version), "flush_cache": True}
         await self.post("/update_weights_from_disk", body)
 
     async def model_info(self) -> dict[str, Any]:
-        """What the server reports about its model (model_path, ...)."""
+        """The server's /get_model_info (model_path, ...)."""
         return await self.post("/get_model_info", None)
 
     async def post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """The server's JSON answer; without a body the request is a GET.
+        """POST ``body`` and return the JSON response; GET if ``body`` is None.
 
-        Raises EngineUnavailable when it fails for retry_s, RolloutError when it refuses.
+        Raises EngineUnavailable if attempts fail for ``retry_s``, RolloutError if the server
+        rejects the request.
         """
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Unreachable),

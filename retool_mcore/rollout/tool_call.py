@@ -1,8 +1,8 @@
-"""Reads a model turn: a tool call, an answer, text, or a malformed call.
+"""Parses a model turn into a tool call, an answer, plain text, or a malformed call.
 
-The functions take text and return one ``Parsed``; they never touch the sampled tokens. An invalid
-call is repaired when it has exactly one reading, and each kind of repair has a name so that it can
-be counted. Otherwise ``Parsed.error`` gives the reason in words for the model.
+The parsers take text and return one ``Parsed``; they never change the sampled tokens. They repair
+an invalid call if it has exactly one interpretation, and record the kind of each repair for the
+metrics. Otherwise ``Parsed.error`` explains the problem to the model.
 """
 
 import ast
@@ -20,7 +20,7 @@ from retool_mcore.rollout.tools import Tool, complaint, names_of
 Kind = Literal["tool_call", "answer", "text", "malformed"]
 Problem = Literal["tags", "json", "name", "arguments"]
 
-MAX_START_TAGS = 8  # of one block; each is tried
+MAX_START_TAGS = 8  # start tags to try per block
 FENCE, LANGUAGES = "```", ("", "python", "python3", "py")
 _JSON_START = re.compile(r"\s*(?:```(?:json)?\s*)?[{\[]")
 _JSON_FENCE = re.compile(r"\s*```(?:json)?[^\S\n]*\n(.*\n)```\s*", re.DOTALL)
@@ -30,29 +30,29 @@ _CALL_SHAPE = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "..."}}}}'
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool with its arguments; of the interpreter they are {"code": str}."""
+    """One tool call with its arguments; {"code": str} for the interpreter."""
 
     tool: str
     arguments: Mapping[str, Any]
 
     @property
     def code(self) -> str:
-        """What is shown of it: the interpreter's code, or another tool's arguments as JSON."""
+        """The interpreter's code, or another tool's arguments as JSON."""
         return self.arguments["code"] if self.tool == TOOL_NAME else json.dumps(self.arguments, ensure_ascii=False)
 
 
 def code_calls(*codes: str) -> tuple[Call, ...]:
-    """Calls of the interpreter."""
+    """Interpreter calls, one per code string."""
     return tuple(Call(TOOL_NAME, {"code": code}) for code in codes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """What one model turn says.
+    """A parsed model turn.
 
-    ``calls`` holds every call in the turn, in order; it has more than one entry only where the turn
-    was not cut at the first call. ``problem`` is the kind of a malformed call, ``error`` its
-    explanation for the model.
+    ``calls``: every call in the turn, in order; more than one only if the protocol does not end a
+    turn at its first call. ``problem``: what kind of error a malformed call has. ``error``: its
+    explanation for the model. ``repairs``: kinds of repairs made.
     """
 
     kind: Kind
@@ -78,14 +78,14 @@ class Parsed:
 
 
 class Malformed(Exception):
-    """A call that cannot be made; the message is for the model."""
+    """A call that cannot be run. The message is for the model."""
 
     def __init__(self, problem: Problem, message: str) -> None:
         super().__init__(message)
         self.problem: Problem = problem
 
     def parsed(self, tools: Sequence[Tool] = ()) -> Parsed:
-        """The turn; its error names the tools where the interpreter is not the only one."""
+        """The malformed turn. The error lists all tools if there is more than the interpreter."""
         error = str(self)
         if tools and names_of(tools) not in error and self.problem != "arguments":
             error = f"{error.rstrip('.')}. The tools are {names_of(tools)}"
@@ -93,13 +93,13 @@ class Malformed(Exception):
 
 
 def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
-    """Read a turn of Qwen's form.
+    """Parse a turn in Qwen's (Hermes) format.
 
         <tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>
 
-    Every call of the turn must be readable, or the whole turn is malformed: no call is dropped
-    silently. Tags that are only mentioned are no calls; see ``call_tags``. ``tools`` may be called
-    besides the interpreter.
+    One invalid call makes the whole turn malformed, so that no call is dropped silently. Tags that
+    the text only mentions are not calls; see ``data.tool``. ``tools``: callable tools in addition
+    to the interpreter.
     """
     found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block)]
     if not found:
@@ -113,15 +113,16 @@ def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
 
 
 def without_call(text: str) -> Parsed:
-    """What a turn without a call says."""
+    """Parse a turn without calls: an answer if it has a boxed one, else text."""
     answer = last_answer(text)
     return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
 
 
 def without_interpreter(parsed: Parsed, tools: Sequence[Tool]) -> Parsed:
-    """The same turn where ``tools`` alone may be called, and nothing told to the model names more.
+    """Adapt a parsed turn to a run without the interpreter, where only ``tools`` may be called.
 
-    Errors say what is wrong, and after the first period how it is written.
+    A call of the interpreter becomes malformed. An error that mentions the interpreter keeps only
+    its first sentence, the problem, and drops the example after it.
     """
     error = parsed.error or ""
     if any(call.tool == TOOL_NAME for call in parsed.calls):
@@ -135,17 +136,17 @@ def without_interpreter(parsed: Parsed, tools: Sequence[Tool]) -> Parsed:
 
 
 def parse_retool(text: str) -> Parsed:
-    """Read a turn of the paper's form, up to the first </code> that ends a block.
+    """Parse a turn in the paper's inline format, up to the first </code> that ends a block.
 
         <code>\\n```python\\n...\\n```\\n</code>
 
-    Code without its fence is taken as it stands. A block without its end tag is no call: nothing
-    can be written after it, since the model has closed its message.
+    Code without a fence is accepted as is. A block without its end tag is not a call, because the
+    model has ended its message and no result can follow.
     """
     block = next((block for block in blocks(text, CODE_START, CODE_END) if block.closed), None)
     if block is None:
         return without_call(words(text, CODE_START, CODE_END))
-    # Use the last start tag that gives a fenced block: prose may mention the tag, and code may
+    # Use the last start tag followed by a fenced block: prose may mention the tag, and code may
     # contain it.
     bodies = [] if block.start is None else _after_start_tags(block.body, CODE_START)[::-1]
     for body in bodies[:MAX_START_TAGS]:
@@ -154,14 +155,14 @@ def parse_retool(text: str) -> Parsed:
             return Parsed(kind="tool_call", calls=code_calls(code))
     if bodies and FENCE not in bodies[0] and bodies[0].strip():
         return Parsed(kind="tool_call", calls=code_calls(bodies[0].strip("\n")), repairs=("missing_fence",))
-    # The message does not spell the tags: markup in a result is broken up before the model sees it.
+    # The message avoids the tags, because ``shown`` breaks up markup in results.
     error = "what the code tags hold is not one fenced block" if bodies else "the code has no opening tag"
     shape = f"{FENCE}python\n...\n{FENCE}"
     return Parsed(kind="malformed", problem="tags", error=f"{error}. Write it between the code tags as\n{shape}")
 
 
 def _after_start_tags(body: str, start: str) -> list[str]:
-    """The body of a block, and what follows each further start tag in it."""
+    """The body of a block, and the text after each further start tag in it."""
     return [body, *(body[tag.end() :] for tag in re.finditer(re.escape(start), body))]
 
 
@@ -186,7 +187,7 @@ def _begins_json(body: str) -> bool:
 
 
 def _json_of(body: str, repairs: list[str]) -> str:
-    """The body of a call without the fence that some models put around the JSON."""
+    """The body of a call without the Markdown fence that some models put around the JSON."""
     fenced = _JSON_FENCE.fullmatch(body)
     if fenced is None:
         return body.strip()
@@ -195,7 +196,7 @@ def _json_of(body: str, repairs: list[str]) -> str:
 
 
 def read_call(body: str, repairs: list[str], tools: Sequence[Tool]) -> Call:
-    """The call that a JSON object describes. Raises Malformed."""
+    """Parse one call from a JSON object. Raises Malformed."""
     value = _read_object(body, repairs)
     if isinstance(value, list):
         calls = cast(list[Any], value)
@@ -216,7 +217,7 @@ def read_call(body: str, repairs: list[str], tools: Sequence[Tool]) -> Call:
 
 
 def call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool]) -> Call:
-    """A call that is valid JSON. Raises Malformed when no tool can be called so."""
+    """Validate a call's name and arguments. Raises Malformed if they match no tool."""
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None and name != TOOL_NAME:
         known = f"The tools are {names_of(tools)}" if tools else f"The only tool is {TOOL_NAME!r}"
@@ -254,19 +255,19 @@ def _without_fence(code: str, repairs: list[str]) -> str:
     return inner.rstrip(" \t").removesuffix("\n")
 
 
-# --- one JSON object, read as it is, or repaired where it has exactly one reading ---------------
+# --- JSON with repairs: an invalid object is repaired if it has exactly one interpretation -------
 
 
 def _read_object(body: str, repairs: list[str]) -> Any:
-    """The value of ``body``.
+    """Decode ``body`` as JSON, with repairs.
 
-    Raises Malformed with the strict reader's complaint unless ``body`` has exactly one reading.
+    Raises Malformed with the strict decoder's error unless ``body`` has exactly one interpretation.
     """
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
         complaint = f"{error.msg} at line {error.lineno}, column {error.colno}"
-    except (ValueError, RecursionError):  # a number of thousands of digits; brackets thousands deep
+    except (ValueError, RecursionError):  # a number with thousands of digits; brackets nested thousands deep
         raise Malformed("json", f"the call is too large a number or nested too deeply. Write {_CALL_SHAPE}") from None
     for repair in (_repair_unescaped_code, _relaxed, _python_literal):
         value, kinds = repair(body)
@@ -280,7 +281,7 @@ def _read_object(body: str, repairs: list[str]) -> Any:
     )
 
 
-_Reading = tuple[Any, list[str]]  # a value and what was repaired; nothing repaired: no reading
+_Reading = tuple[Any, list[str]]  # a value and the kinds of repairs; no repairs means unreadable
 _UNREADABLE: _Reading = (None, [])
 
 _SHAPE = re.compile(
@@ -290,15 +291,15 @@ _SHAPE = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')  # what JSON allows after a backslash
-_CLOSED = 2  # braces that close the arguments and the call
+_CLOSED = 2  # closing braces: one for the arguments, one for the call
 
 
 def _repair_unescaped_code(body: str) -> _Reading:
-    """A call in the shape that we ask for, whose code is not escaped as JSON requires.
+    """Repair a call of the expected shape whose code lacks the escaping that JSON requires.
 
-    Such code has two readings: with its escapes decoded, and as it stands. "\\n" between two
-    statements is a line break in the first reading; "\\n" in a string literal belongs to the
-    second. The reading that is valid Python is taken. If both are valid and differ, neither is.
+    Such code has two interpretations: with its escapes decoded, or verbatim. A "\\n" between two
+    statements is a line break in the former; a "\\n" in a string literal belongs to the latter. Use
+    the one that is valid Python. If both are valid and differ, the call is ambiguous and rejected.
     """
     match = _SHAPE.fullmatch(body)
     if match is None:
@@ -319,7 +320,7 @@ def _repair_unescaped_code(body: str) -> _Reading:
         readings = {text for text in (decoded, raw) if _is_python(text)}
         code = readings.pop() if len(readings) == 1 else None
         if code is None and not readings and "raw_quotes" not in kinds:
-            code = decoded  # not Python either way: the format's own reading, and the interpreter will complain
+            code = decoded  # invalid Python either way: decode as JSON does, and let the interpreter report it
         if code == raw != decoded and "backslashes" not in kinds:
             kinds.append("backslashes")
     closed = match["braces"].count("}")
@@ -333,20 +334,21 @@ def _repair_unescaped_code(body: str) -> _Reading:
 
 
 def _decode(raw: str) -> str:
-    """Decode JSON's escapes. A backslash that starts no valid escape stays as it is."""
+    """Decode JSON escapes. Keep backslashes that do not start a valid escape."""
 
     def escaped(match: re.Match[str]) -> str:
         return str(json.loads(f'"{match[0]}"'))
 
-    # Decode runs of escapes together: two \\u escapes may be one character.
+    # Decode runs of escapes together: two \\u escapes may form a surrogate pair.
     return re.sub(f"(?:{_ESCAPE.pattern})+", escaped, raw)
 
 
 def _quietly(parse: Callable[[str], Any], text: str) -> Any:
-    """``parse(text)`` without warnings, once more after a SystemError.
+    """``parse(text)`` without warnings, retried once after a SystemError.
 
-    "\\d" in a plain string is the model's affair. Up to Python 3.11.7, parsing fails when a garbage
-    collection in the middle of it runs code that parses, too (CPython 106905).
+    An invalid escape such as "\\d" in the model's code should not warn here. Up to Python 3.11.7,
+    parsing raises SystemError if a garbage collection during it runs code that also parses
+    (CPython issue 106905).
     """
     with warnings.catch_warnings(action="ignore"):
         try:
@@ -364,9 +366,9 @@ def _is_python(code: str) -> bool:
 
 
 def _relaxed(body: str) -> _Reading:
-    """Any other object.
+    """Repair any other JSON object.
 
-    Accepts control characters in strings, missing braces at the end, and text after the end.
+    Accepts control characters in strings, up to two missing closing braces, and trailing text.
     """
     decoder = json.JSONDecoder(strict=False)
     kinds = ["control_characters"] if re.search(r"[\x00-\x1f]", body.strip()) else []

@@ -1,8 +1,8 @@
-"""Fits an interpreter's output into its token budget: keeps head and tail, notes the cut.
+"""Cuts a tool's output to its token budget: keeps the head and tail and notes the cut between.
 
-Prints come first and the error of a traceback comes last, so the middle is cut. The kept text
-encodes to at most the budget, counted by the model's tokenizer; the line that notes the cut comes
-on top.
+The middle is cut because printed values come first and a traceback's error comes last. The kept
+text has at most ``max_tokens`` tokens of the model's tokenizer. The line that notes the cut is not
+counted.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHARS_PER_TOKEN = 16  # per token of budget; a longer text is cut before it is tokenized. Prose has 4, code 3
+CHARS_PER_TOKEN = 16  # longer texts are cut before tokenization. Prose has about 4 characters per token, code 3
 
-_KEPT_WINDOWS = 64  # of a huge text, before it is cleaned
+_KEPT_WINDOWS = 64  # how much of a huge text to keep before cleaning, in windows of CHARS_PER_TOKEN * max_tokens
 
 _Span = tuple[int, int]  # characters [start, end) of one token
 
 
 def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
-    """``text`` with its middle cut to at most ``max_tokens`` tokens, and the number of tokens cut.
+    """Cut the middle of ``text`` so that ``max_tokens`` tokens remain; also return the count cut.
 
-    The number is exact for a text of up to CHARS_PER_TOKEN characters per token of budget. A longer
-    text is always cut and tokenized at both ends only; the number is then an estimate from the two
+    The count is exact if the text has at most CHARS_PER_TOKEN * max_tokens characters. A longer
+    text is always cut, and only its two ends are tokenized. The count is then estimated from the
     ends, and the note to the model says "about".
     """
     if len(text) <= max_tokens and text.isascii():
@@ -46,30 +46,29 @@ def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -
 
 
 def without_middle(text: str, max_tokens: int) -> str:
-    """``text``, of which a middle that ``cut_middle`` never looks at is gone.
+    """Drop the part of a huge text's middle that ``cut_middle`` never tokenizes.
 
-    What is left is still longer than its window, so it is cut and the model is told; the number of
-    tokens told is then that of what is left.
+    The rest is still longer than the window of ``cut_middle``, so it is cut with a note to the
+    model. The count in that note does not include the tokens dropped here.
     """
     kept = _KEPT_WINDOWS * CHARS_PER_TOKEN * max_tokens
     return text if len(text) <= kept else text[: kept // 2] + text[-kept // 2 :]
 
 
 def _head(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max_tokens: int) -> tuple[str, int]:
-    """The longest beginning that ends at a token's end and fits ``max_tokens``, and its tokens."""
+    """The longest prefix that ends at a token boundary and fits ``max_tokens``; its token count."""
     for count in range(min(max_tokens, len(spans)), 0, -1):
-        # A character that spans several tokens has the same span in each of them: drop all of it,
-        # not a part.
+        # All tokens of a multi-token character have the same span: drop the whole character.
         end = min(spans[count - 1][1], spans[count][0]) if count < len(spans) else len(text)
         head = text[:end]
-        tokens = len(_spans(tokenizer, head))  # cut text may encode differently: a word's start, spaces before a word
+        tokens = len(_spans(tokenizer, head))  # cut text may tokenize differently: part of a word, spaces before a word
         if tokens <= max_tokens:
             return head, tokens
     return "", 0
 
 
 def _tail(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max_tokens: int) -> tuple[str, int]:
-    """The longest end that starts at a token's start and fits ``max_tokens``, and its tokens."""
+    """The longest suffix that starts at a token boundary and fits ``max_tokens``; its count."""
     for count in range(min(max_tokens, len(spans)), 0, -1):
         start = max(spans[-count][0], spans[-count - 1][1]) if count < len(spans) else 0
         tail = text[start:]
@@ -80,5 +79,5 @@ def _tail(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max
 
 
 def _spans(tokenizer: PreTrainedTokenizerBase, text: str) -> list[_Span]:
-    # verbose=False: do not warn that the text is longer than the model's context; it is cut here.
+    # verbose=False: no warning about texts longer than the model's context, as they are cut here.
     return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]

@@ -1,4 +1,4 @@
-"""What a tool protocol is, and the one without a tool."""
+"""The base class of tool protocols, and the text-only protocol."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ Message = Mapping[str, Any]
 
 
 class ToolProtocol(ABC):
-    """How the model and its tools talk. Holds the tokenizer, but no state of a trajectory.
+    """Renders prompts and tool results and parses model turns, for one tool-call format.
 
-    ``tools`` are those beside the interpreter, which may be called if ``interpreter``. ``end_ids``
-    are the tokens that close a model turn. ``stop_token_ids`` are these and the tokens that
-    complete a call: the engine ends a turn at the first of them that it samples, and returns it as
-    the turn's last token. ``call_end``, if not None, tells which of them complete no call; an
-    engine that knows it goes on there.
+    A protocol has a tokenizer but no per-trajectory state.
+
+    ``interpreter``: whether the model may call the code interpreter.
+    ``tools``: callable tools other than the interpreter.
+    ``end_ids``: tokens that end a model turn (EOS, <|im_end|>).
+    ``stop_token_ids``: ``end_ids`` plus the tokens that complete a call. The engine stops at the
+    first of them that it samples and returns it as the turn's last token.
+    ``call_end``: if set, decides whether a stop token really completes a call. An engine that
+    supports it continues if not.
     """
 
     name: str
@@ -42,30 +46,29 @@ class ToolProtocol(ABC):
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.format = chat.chat_format(tokenizer)
-        # Qwen's generation config ends a turn on <|im_end|> and on <|endoftext|>, its padding
-        # token.
+        # Qwen's generation config stops at <|im_end|> and at <|endoftext|>, its padding token.
         ends = (self.format.end_of_turn_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         self.end_ids = tuple(sorted({token_id for token_id in ends if isinstance(token_id, int)}))
         self.stop_token_ids = self.end_ids
-        self._decoded: tuple[Sequence[int], str] = ((), "")  # what was decoded last
+        self._decoded: tuple[Sequence[int], str] = ((), "")  # one-entry cache of ``text``
 
     @abstractmethod
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids [T] of the prompt, up to and including the first model turn's header."""
+        """Token ids [T] of the prompt, including the header of the first model turn."""
 
     @abstractmethod
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        """Read a complete model turn. ``turn_ids`` end with the token that stopped the engine."""
+        """Parse a complete model turn. ``turn_ids`` end with the token that stopped the engine."""
 
     @abstractmethod
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        """Tokens [T] written after a model turn: the results, and the header of the next turn.
+        """Token ids [T] to append after a model turn: the results and the next turn's header.
 
-        They include the token that closes the model turn where the model has not sampled it.
+        They start with the end-of-turn token if the model did not sample it.
         """
 
     def offer(self, tools: Sequence[Tool]) -> None:
-        """Offer tools beside the interpreter. Raises ConfigError if the protocol cannot."""
+        """Offer ``tools`` to the model. Raises ConfigError if the protocol does not support it."""
         if tools:
             raise ConfigError(
                 f'rollout.tools or rollout.mcp offers {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" '
@@ -73,32 +76,32 @@ class ToolProtocol(ABC):
             )
 
     def allow_parallel_calls(self) -> None:
-        """Allow several calls in one turn. Raises ConfigError if the protocol cannot."""
+        """Allow several calls per turn. Raises ConfigError if the protocol does not support it."""
         raise ConfigError(
             f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
             'Use "first", or protocol "hermes".'
         )
 
     def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
-        """The part of an interpreter's output that the model sees, and the number of tokens cut.
+        """A tool's output as the model sees it, and the number of tokens cut from its middle.
 
-        Markup in the output is broken up.
+        Markup in the output is broken up, see ``clean``.
         """
         return cut_middle(self.clean(output), max_tokens, self.tokenizer)
 
     def clean(self, output: str) -> str:
-        """``output`` with everything broken up that could pass for a turn, a call or a result."""
+        """Break up markup in ``output`` that could be mistaken for a turn, a call or a result."""
         return chat.neutralise(output, self.format)
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
-        """Is the turn over, now that the engine has stopped?
+        """Whether the turn is complete after the engine stopped at a stop token.
 
-        False where its last token only looked like the end of a call.
+        False if the last token only looked like the end of a call.
         """
         return True
 
     def _stop_at(self, tag: str) -> None:
-        """Let the engine stop where the model completes ``tag``, of one token or several."""
+        """Make the engine stop when the model completes ``tag``, which may span several tokens."""
         ids = encode_piece(self.tokenizer, tag)
         if len(ids) == 1:
             self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
@@ -114,7 +117,7 @@ class ToolProtocol(ABC):
         self.call_end = call_end
 
     def _tag_ended(self, turn_ids: Sequence[int], start: str, end: str) -> bool:
-        """Whether the turn is closed, or its last token completes a tag that ends a call."""
+        """Whether the last token ends the turn, or completes the closing tag of a call."""
         if turn_ids[-1] in self.end_ids:
             return True
         if self.call_end is not None and not self.call_end.complete(turn_ids):
@@ -122,13 +125,13 @@ class ToolProtocol(ABC):
         return closes(self.text(turn_ids), start, end)
 
     def answer(self, text: str) -> str | None:
-        """The answer in a turn that was cut off before it could be read as a whole."""
+        """The boxed answer in a turn that the token budget cut off, or None."""
         return last_answer(text)
 
     def text(self, turn_ids: Sequence[int]) -> str:
-        """The turn as text, without the control token that closed it; tool tags stay.
+        """Decode a turn without its end-of-turn token; tool tags stay.
 
-        The loop asks of the same turn whether it has ended and what it says.
+        Caches the last turn, because the loop calls both ``ended`` and ``read`` with it.
         """
         if turn_ids != self._decoded[0]:
             closed = bool(turn_ids) and turn_ids[-1] in self.end_ids
@@ -138,9 +141,9 @@ class ToolProtocol(ABC):
 
 
 class TextOnly(ToolProtocol):
-    """No interpreter: the baseline of the paper's comparison.
+    """No tools: the text-only baseline of the paper.
 
-    One turn is the whole response, and tags mean nothing.
+    The response is a single turn, and tool tags have no meaning.
     """
 
     name = "text"

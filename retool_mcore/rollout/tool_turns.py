@@ -1,4 +1,4 @@
-"""Protocols whose calls and results are turns of the chat template, each in a model's own form."""
+"""Protocols that render calls and results with the chat template, in the model's native format."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class ToolTurns(ToolProtocol):
-    """The template writes calls, results and the tools' schemas; a subclass reads the calls.
+    """Renders calls, results and tool schemas with the chat template. Subclasses parse the calls.
 
-    ``tags`` open and close a call. A turn ends at its first call, on the last token of the closing
-    tag, also where the tokenizer splits it; after ``allow_parallel_calls`` at the turn's end, and
-    the calls of the turn run side by side. Without tags the turn's end completes its calls, and all
-    of them run. Raises CheckpointError when the template writes calls in another form.
+    ``tags``: the opening and closing tag of a call, or None. With tags, a turn ends at its first
+    call, on the token that completes the closing tag. After ``allow_parallel_calls``, only an
+    end-of-turn token ends it, and its calls run concurrently. The same holds for a format without
+    tags. Raises CheckpointError if the template renders calls in another format.
     """
 
     tags: tuple[str, str] | None = None
-    form: str  # for people
+    form: str  # the format, for error messages
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
@@ -46,7 +46,7 @@ class ToolTurns(ToolProtocol):
 
     @abstractmethod
     def calls(self, text: str) -> Parsed:
-        """Read a turn's text."""
+        """Parse a turn's text."""
 
     def offer(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(tools)
@@ -67,16 +67,16 @@ class ToolTurns(ToolProtocol):
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
         ids = chat.tool_turn_ids(self.tokenizer, results, self.call_ids(turn_ids))
-        # A turn that the model closed itself already holds the template's first token.
+        # If the model sampled the end-of-turn token, do not repeat it.
         return ids[1:] if turn_ids[-1] == self.format.end_of_turn_id else ids
 
     def call_ids(self, turn_ids: Sequence[int]) -> Sequence[str]:
-        """The ids that the model gave its calls, where its form has any."""
+        """The call ids that the model sampled, if its format has ids."""
         return ()
 
 
 class Hermes(ToolTurns):
-    """Qwen2.5's form; the result comes back as a tool message."""
+    """Qwen2.5's format. Results are tool messages."""
 
     name = "hermes"
     tags = (CALL_START, CALL_END)
@@ -87,7 +87,7 @@ class Hermes(ToolTurns):
 
 
 class Qwen3Coder(ToolTurns):
-    """The XML of Qwen3-Coder and Qwen3.5, in the tags of hermes."""
+    """The XML format of Qwen3-Coder and Qwen3.5, inside Hermes' tags."""
 
     name = "qwen3_coder"
     tags = (CALL_START, CALL_END)
@@ -98,9 +98,10 @@ class Qwen3Coder(ToolTurns):
 
 
 class Llama3(ToolTurns):
-    """JSON of Llama 3.1, 3.2 and 3.3, with or without <|python_tag|>; or code after that tag.
+    """The JSON format of Llama 3.1, 3.2 and 3.3.
 
-    A call is the whole turn. The model may close it by <|eom_id|> as well as by <|eot_id|>.
+    A call is JSON, with or without <|python_tag|> before it, or code after that tag. It is the
+    whole turn. The model may end it with <|eom_id|> or <|eot_id|>.
     """
 
     name = "llama3"
@@ -126,7 +127,7 @@ class Llama3(ToolTurns):
 
 
 class Mistral(ToolTurns):
-    """[TOOL_CALLS] with a list of calls, or with name[ARGS]{...}, by Mistral's templates."""
+    """Mistral's format: [TOOL_CALLS] followed by a list of calls or by name[ARGS]{...}."""
 
     name = "mistral"
     form = '[TOOL_CALLS] [{"name": ..., "arguments": {...}}] or [TOOL_CALLS]name[ARGS]{...}'

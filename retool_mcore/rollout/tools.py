@@ -1,4 +1,4 @@
-"""Tools of a user's own, beside the code interpreter or without it: ``rollout.tools``.
+"""User-defined tools (``rollout.tools``), with or without the code interpreter.
 
     class Lookup(Tool):
         name = "lookup"
@@ -8,10 +8,10 @@
         async def call(self, arguments, state):
             return BOOK.get(arguments["word"], "nothing")
 
-One object serves all trajectories of a process. What belongs to one trajectory is made in
-``start``, handed to each of its calls, and given up in ``end``, which may return numbers for the
-reward. Arguments are checked against
-``parameters`` before a call; what does not fit is told to the model, as is a ``ToolError``.
+One object serves all trajectories of a process. ``start`` creates the state of a trajectory, each
+``call`` receives it, and ``end`` releases it and may return numbers for the reward function. The
+loop validates arguments against ``parameters`` before a call. The model reads validation errors and
+``ToolError`` messages as the call's result.
 """
 
 import inspect
@@ -29,22 +29,22 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.rollout import schemas
 from retool_mcore.sandbox.base import Sandbox
 
-MAX_TOOL_CHARS = 32_768  # of name, description and parameters
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # as OpenAI's schemas have it
+MAX_TOOL_CHARS = 32_768  # of the tool's schema: name, description and parameters
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's rule for function names
 
 
 class ToolError(Exception):
-    """A call that cannot be answered as it was asked; its text is told to the model."""
+    """The model's mistake: the call cannot be answered. The model reads the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a trajectory starts from, as a tool sees it. The model sees nothing of it.
+    """The context of a trajectory for ``Tool.start``. The model does not see it.
 
-    ``truth`` is the row's reward_model.ground_truth, ``extra_info`` its column of that name; in
-    `retool eval` there is no ``data_source`` and no ``extra_info``, and in `retool rollout` no
-    ``truth`` either. ``sandbox`` is the run's; the interpreter's session in it, with
-    sandbox.sessions, is named as the trajectory.
+    ``truth``: the row's reward_model.ground_truth. ``extra_info``: the row's column of that name.
+    `retool eval` sets neither ``data_source`` nor ``extra_info``; `retool rollout` does not set
+    ``truth`` either. ``sandbox``: the run's sandbox. With sandbox.sessions, the trajectory's
+    interpreter session in it is named ``trajectory_id``.
     """
 
     trajectory_id: str = ""
@@ -56,19 +56,21 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What a call gave: the text that the model sees, and whether it counts as one that ran."""
+    """A call's result: the text for the model, and whether the call counts as successful."""
 
     text: str
     ok: bool = True
 
 
 class Tool(ABC):
-    """A tool that the model may call; see the module.
+    """Base class of user-defined tools; see the module docstring for an example.
 
-    ``max_calls``: of one trajectory, None for no limit beside those of [rollout]. ``timeout_s``: of
-    one attempt of a call, after which it is cancelled and the model is told; outages are retried.
-    None: the call raises TimeoutError itself. ``hook_timeout_s``: of ``start`` and of ``end``. A
-    hook that goes on after it was cancelled is left alone; faults are logged and counted
+    ``max_calls``: per trajectory; None for no limit other than those of [rollout].
+    ``timeout_s``: for one attempt of a call. The loop cancels a longer one, and the model reads
+    that it timed out. None: ``call`` raises TimeoutError itself. The loop retries after outages.
+    ``hook_timeout_s``: for ``start`` and for ``end``.
+
+    The loop abandons a hook that ignores its cancellation. It logs and counts exceptions
     (``behavior/tool_faults/*``; those that drop a trajectory are in rollout/dropped).
     """
 
@@ -80,33 +82,34 @@ class Tool(ABC):
     hook_timeout_s: float = 30.0
 
     async def start(self, given: Given) -> Any:
-        """The state of one trajectory, made before its first call of this tool."""
+        """Create the state of one trajectory. Called before its first call of this tool."""
         return None
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], state: Any) -> str | ToolResult:
-        """Answer one call. Calls of one turn run side by side.
+        """Run one call. The calls of one turn may run concurrently.
 
-        Raises ToolError for what the model did wrong, SandboxUnavailable for an outage, which is
-        retried for rollout.max_outage_s; any other exception drops the trajectory.
+        Raise ToolError for the model's mistake, and SandboxUnavailable for an outage, which the
+        loop retries for rollout.max_outage_s. Any other exception drops the trajectory.
         """
 
     async def end(self, state: Any) -> Mapping[str, float] | None:
-        """The trajectory is over. Called where ``start`` was; what it raises is counted.
+        """Release the state. Called when the trajectory is over, if ``start`` succeeded.
 
-        The numbers that it returns are the reward function's: ``behavior["found"][NAME]``.
+        The reward function gets the returned numbers as ``behavior["found"][NAME]``. Exceptions are
+        logged and counted.
         """
         return None
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The function's schema, as chat templates take it."""
+        """The function schema in OpenAI's format, as chat templates expect it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 def check_tool(where: str, tool: Any) -> Tool:
-    """``tool`` if a run can offer it. Raises ConfigError."""
+    """Return ``tool`` if a run can offer it. Raises ConfigError otherwise."""
     if not isinstance(tool, Tool):
         raise ConfigError(f"{where}: {tool!r} is neither a retool_mcore.rollout.tools.Tool nor a subclass of it.")
     if not inspect.iscoroutinefunction(tool.call):
@@ -120,7 +123,7 @@ def check_tool(where: str, tool: Any) -> Tool:
         )
     try:
         schemas.check(dict(tool.parameters))
-    except (TypeError, ValueError) as error:  # SchemaRefused, or what is no table
+    except (TypeError, ValueError) as error:  # SchemaRefused, or parameters that are not a mapping
         raise ConfigError(
             f"{where}: parameters of {tool.name} are no JSON schema that can be used: {error}. Change the schema, or "
             "leave this tool out."
@@ -137,9 +140,9 @@ def check_tool(where: str, tool: Any) -> Tool:
 
 @lru_cache(maxsize=4)
 def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
-    """The tools that ``rollout.tools`` names beside the interpreter, once in a process.
+    """The tools in ``rollout.tools`` other than the interpreter, created once per process.
 
-    Each is a subclass of Tool, which is made without arguments, or an object of one. Raises
+    Each name refers to a Tool instance or to a subclass that takes no arguments. Raises
     ConfigError.
     """
     tools: list[Tool] = []
@@ -149,13 +152,13 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
         found, where = load_named("rollout.tools", path), f'rollout.tools = ["{path}"]'
         try:
             tools.append(check_tool(where, found() if isinstance(found, type) else found))
-        except TypeError as error:  # an abstract class, or one that wants arguments
+        except TypeError as error:  # an abstract class, or one that requires arguments
             raise ConfigError(f"{where}: {found!r} cannot be made without arguments: {error}") from error
     return tuple(tools)
 
 
 def complaint(tool: Tool, arguments: Any) -> str | None:
-    """Why ``arguments`` do not fit the tool, in words for the model; None where they do."""
+    """The error message for the model if ``arguments`` violate the tool's schema, else None."""
     return schemas.complaint(tool.name, tool.parameters, arguments)
 
 
