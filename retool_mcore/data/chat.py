@@ -1,13 +1,13 @@
-"""The only renderer: it turns SFT rows and rollouts into the same tokens.
+"""The only renderer. It produces the same tokens for SFT rows and for rollouts.
 
-The model's own chat template renders a conversation once, and the text is cut where a rollout is
-cut: prompt, model turn, tool turn, model turn, ... Each piece is encoded alone, as in a rollout,
-which never re-encodes the model's tokens. So training sees the token boundaries that sampling sees,
-even with tokenizers that would merge across a cut.
+The model's chat template renders a conversation once. ``render`` then splits the text where a
+rollout would: prompt, model turn, tool turn, model turn, ... It tokenizes each piece separately,
+because a rollout never re-tokenizes the model's tokens. Training therefore sees the same token
+boundaries as sampling, even if the tokenizer would merge across a split.
 
-A template that writes an earlier turn differently once later messages follow (it drops thinking, or
-a block that its prompt opened) is rendered turn by turn instead: each turn as the last one, and
-between two turns what a rollout writes there.
+Some templates render an earlier turn differently once later messages follow: they drop its
+thinking, or a block that the generation prompt opened. For those, ``render`` renders each turn as
+the last one, and inserts between turns what a rollout writes there.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ __all__ = [
     "tool_turn_ids",
 ]
 
-# The paper's inline form: the rollout writes it between the model's tokens, and it is cut there.
+# Interpreter output of the paper's inline format. The rollout inserts it between model tokens, so
+# it is a separate piece without loss.
 INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\n?", re.DOTALL)
 SPLIT = "Split the conversation at its user turns"
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on the trained tokens."""
+    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on trained tokens."""
 
     token_ids: Sequence[int]
     loss_mask: Sequence[int]
@@ -74,17 +75,17 @@ class Rendered:
 
 
 def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-    """Tokenize a conversation and mark the tokens the model is trained on.
+    """Tokenize a conversation and compute its loss mask.
 
-    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system,
-    user and tool turns, on <interpreter> spans inside an assistant turn, on the line break after
-    <|im_end|>, and on a turn with ``weight`` 0. The ids equal those of rendering turn by turn
+    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>. It is 0 on headers,
+    system, user and tool turns, on <interpreter> spans inside an assistant turn, on the line break
+    after <|im_end|>, and on a turn with ``weight`` 0. The token ids equal those of a rollout
     (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...);
-    tests/unit/numerics/test_chat.py checks this for every template style that we support.
+    tests/unit/numerics/test_chat.py checks this for every supported template style.
 
-    Raises DataError for a message that is neither text nor a tool call, that holds a control token,
-    or that the template renders differently once later user turns follow (Qwen3 drops the thinking
-    of earlier user turns).
+    Raises DataError for a message that is neither text nor a tool call, that contains a control
+    token, or that the template renders differently once later user turns follow (Qwen3 drops the
+    thinking of earlier user turns).
     """
     fmt = chat_format(tokenizer)
     messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
@@ -101,7 +102,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     return Rendered(token_ids, loss_mask)
 
 
-Pieces = list[tuple[str, int]]  # text, and whether it carries loss
+Pieces = list[tuple[str, int]]  # text, and its loss mask (0 or 1)
 
 
 def _whole(
@@ -110,7 +111,10 @@ def _whole(
     tokenizer: PreTrainedTokenizerBase,
     trained: Sequence[int],
 ) -> Pieces:
-    """The conversation rendered once and cut; [] where a prompt in it is no beginning of it."""
+    """Render the conversation once and split it.
+
+    Returns [] if the text does not start with the prompt of one of its turns.
+    """
     fmt = chat_format(tokenizer)
     if fmt.added:
         return []
@@ -137,7 +141,7 @@ def _turn_by_turn(
     tokenizer: PreTrainedTokenizerBase,
     trained: Sequence[int],
 ) -> Pieces:
-    """The conversation as a rollout puts it together."""
+    """Render the conversation piece by piece, as a rollout does."""
     fmt = chat_format(tokenizer)
     pieces: Pieces = []
     done = ""
@@ -164,7 +168,7 @@ def _turn_by_turn(
 
 
 def _tools_before(messages: Sequence[Message], index: int) -> list[Message]:
-    """The tool messages before an assistant turn, if nothing else is between it and the last."""
+    """The tool messages right before an assistant turn, if an assistant turn precedes them."""
     found = list(takewhile(lambda message: message["role"] == "tool", reversed(messages[:index])))
     return found[::-1] if messages[index - len(found) - 1]["role"] == "assistant" else []
 
@@ -172,7 +176,7 @@ def _tools_before(messages: Sequence[Message], index: int) -> list[Message]:
 def _turn_alone(
     messages: Sequence[Message], prompt: str, tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The last message as the model says it after ``prompt``, without the turn's end."""
+    """The text of the last message as the model samples it after ``prompt``, without its end."""
     fmt, index = chat_format(tokenizer), len(messages) - 1
     text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
     header = prompt.removesuffix(fmt.opened) if fmt.opened else prompt
@@ -188,7 +192,7 @@ def _turn_alone(
         return turn[len(fmt.opened) :]
     if "</think>" in fmt.opened or "</think>" in turn:
         return turn.lstrip("\n").removeprefix("<think>").lstrip("\n") if "</think>" in turn else turn
-    return f"{_thought(messages[-1])}\n</think>\n\n{turn.lstrip()}"  # what the prompt opened, the model closes
+    return f"{_thought(messages[-1])}\n</think>\n\n{turn.lstrip()}"  # the prompt opens <think>, so the model closes it
 
 
 def _thought(message: Message) -> str:
@@ -198,7 +202,10 @@ def _thought(message: Message) -> str:
 
 
 def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
-    """Where the turn from ``start`` ends; without a token of the template the text ends with it."""
+    """The offset at which the turn from ``start`` ends.
+
+    If the template has no end-of-turn token, the turn ends with the text.
+    """
     end = len(text) - len(fmt.after) if fmt.added else text.find(fmt.end_of_turn, start)
     if end < start or (fmt.added and not text.endswith(fmt.after)):
         raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
@@ -206,7 +213,7 @@ def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
 
 
 def _model_turn(message: Message, turn: str, index: int, trained: int) -> Iterator[tuple[str, int]]:
-    """A turn's pieces: what the model says, and the outputs that a rollout writes into it."""
+    """A turn's pieces: the model's text, and the interpreter outputs that a rollout inserts."""
     if not trained:
         yield turn, 0
         return
@@ -234,7 +241,7 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
 
 
 def _require_calls_end_once(message: Message, turn: str, index: int) -> None:
-    """Code that holds the tag which ends its call would be cut there by a rollout."""
+    """Raise DataError if code contains its call's end tag: a rollout would cut the call there."""
     calls: Sequence[Any] = message.get("tool_calls") or ()
     outputs = len(INTERPRETER_OUTPUT.findall(turn))
     ends = sum(block.closed for block in blocks(turn, CODE_START, CODE_END)) if outputs else 0
@@ -250,7 +257,7 @@ def _require_calls_end_once(message: Message, turn: str, index: int) -> None:
 def render_prompt(
     messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Token ids [T] of a conversation, up to the header of the assistant turn to be sampled."""
+    """Token ids [T] of a prompt, including the header of the assistant turn to sample."""
     fmt = chat_format(tokenizer)
     messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
     if any(message["role"] == "assistant" for message in messages):
@@ -263,12 +270,12 @@ def render_prompt(
 def tool_turn_ids(
     tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str], call_ids: Sequence[str] = ()
 ) -> list[int]:
-    """The tokens after the model's closing </tool_call>: <|im_end|>, results, next turn's header.
+    """Token ids [T] after the closing </tool_call>: <|im_end|>, results, the next turn's header.
 
-    ``content`` is one interpreter output, or several for one turn. The tokens come from the chat
-    template, so a rollout has the tokens of the one-shot rendering. Markup inside an output is
-    broken up (``neutralise``), so code cannot forge turns. ``call_ids`` are those that the model
-    gave its calls, for templates that write them.
+    ``content``: one tool output, or several for one turn. The chat template renders them, so a
+    rollout gets the same tokens as ``render``. ``neutralise`` breaks up markup in an output, so
+    code cannot forge turns. ``call_ids``: the ids of the model's calls, for templates that use
+    them.
     """
     require_tool_turns(tokenizer)
     results = [content] if isinstance(content, str) else list(content)
@@ -277,14 +284,14 @@ def tool_turn_ids(
 
 
 def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_ids: Sequence[str] = ()) -> str:
-    """What is written from the end of a turn with calls to the next turn, for a template's text."""
+    """The template's text from the end of a turn with calls to the start of the next model turn."""
     calls = [tool_call(PROBE) for _ in results]
     messages: list[Message] = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": calls},
         *({"role": "tool", "content": text} for text in results),
     ]
-    # Of several templates transformers takes the one for tools where some are offered.
+    # With several templates, transformers uses the "tool_use" one only if tools are passed.
     tools = [CODE_INTERPRETER] if has_several_templates(tokenizer) else None
     text = rendered(tokenizer, with_call_ids(messages, call_ids), tools, add_generation_prompt=True)
     end_of_turn = chat_format(tokenizer).end_of_turn
@@ -299,7 +306,7 @@ def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_id
 
 @lru_cache(maxsize=8)
 def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A turn with one call of ``print(1)\\n`` as the template writes it, without the turn's end.
+    """A rendered turn with one call of ``print(1)\\n``, without its end-of-turn token.
 
     Raises CheckpointError, see ``require_tool_turns``.
     """
@@ -337,15 +344,15 @@ _INLINE = 'Use rollout.protocol = "retool", or a template with tool turns (model
 
 
 def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the template renders tool calls and results. In which form, a protocol asks.
+    """Check that the template renders tool calls and results, in whatever format.
 
-    Raises CheckpointError with what it renders instead. A template without tool turns serves
-    protocol "retool" and text alone.
+    The protocol checks the format. Raises CheckpointError with the text that the template renders
+    instead. A template without tool turns only supports protocol "retool" and text-only runs.
     """
     probe_call(tokenizer)
 
 
-@lru_cache(maxsize=8)  # also of a refusal, which probe_call does not keep
+@lru_cache(maxsize=8)  # also caches failures; probe_call, which raises, does not
 def renders_tool_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether ``require_tool_turns`` would accept the template. Cached per tokenizer."""
     try:

@@ -1,12 +1,15 @@
-r"""Turn ReTool's SFT data, raw or converted, into the parquet that training reads.
+r"""Converts SFT traces with tool calls into the parquet files that SFT reads.
 
-Raw rows hold the whole trace in one assistant text: ``<code>\n```python ...\n```\n</code>``, its
-output in ``<interpreter>``, the end in ``<answer>``. Other rows hold messages with calls of the
-interpreter, or of tools that the row's ``tools`` column declares: in OpenAI's form, or in
-ShareGPT's. Its turns are {from, value}, and a call is a turn (``function_call``, JSON) or stands in
-the assistant's text between ``<tool_call>`` tags. All become OpenAI's messages, are verified
-(format, then answer if the truth is known, then execution if requested), and are written in the
-form of either protocol. What is changed in them is counted.
+Input formats:
+- Raw ReTool rows: one assistant text contains the whole trace, with code in
+  ``<code>\n```python ...\n```\n</code>``, output in ``<interpreter>`` and the end in ``<answer>``.
+- OpenAI messages with calls of the interpreter, or of tools in the row's ``tools`` column.
+- ShareGPT: turns are {from, value}. A call is a ``function_call`` turn (JSON), or is between
+  ``<tool_call>`` tags in the assistant's text.
+
+Every row becomes OpenAI messages and is verified: first its format, then its answer if the ground
+truth is known, then its execution if requested. The output follows the chosen protocol's format.
+``Conversion.notes`` counts the changes.
 """
 
 import asyncio
@@ -43,10 +46,11 @@ def conversations(
     column: str = "",
     on_bad: Callable[[str, DataError], None] | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield rows (where, row) with their conversation in the column ``messages``, in OpenAI's form.
+    """Yield rows (where, row) with their conversation in ``messages``, in OpenAI's format.
 
-    What is no conversation stays as it is, for the report of the conversion. Raises DataError for a
-    row without ``column``, or without any of COLUMNS; such rows go to ``on_bad`` when it is given.
+    Values that are not conversations stay unchanged; the conversion reports them later. Raises
+    DataError for a row without ``column``, or without any of COLUMNS. With ``on_bad``, such rows go
+    there instead.
     """
     names = (column,) if column else COLUMNS
     for where, row in rows:
@@ -64,7 +68,7 @@ def conversations(
 
 
 def openai_messages(turns: Any) -> Any:
-    """Turns of ShareGPT in OpenAI's form; other values as they are."""
+    """Convert ShareGPT turns to OpenAI messages; return other values unchanged."""
     if isinstance(turns, str):
         try:
             turns = json.loads(turns)
@@ -96,9 +100,9 @@ def _of_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(text: str) -> list[dict[str, Any]]:
-    """The calls in a text of JSON: one, or a list.
+    """The calls in a JSON text: one object, or a list.
 
-    What is no JSON gives a call that the conversion rejects.
+    Invalid JSON yields a call that the conversion rejects later.
     """
     try:
         found: object = json.loads(text)
@@ -109,7 +113,7 @@ def _calls(text: str) -> list[dict[str, Any]]:
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The turns, where an assistant's words and the call that follows them are one turn."""
+    """Merge an assistant's text with a call in the assistant turn that follows it."""
     joined: list[dict[str, Any]] = []
     for turn in turns:
         before = joined[-1] if joined else {}
@@ -134,7 +138,7 @@ REMEDIES = {
 
 _TAG = re.compile(r"<(/?)(code|interpreter|answer)>")
 _OUTPUT = re.compile(r"^[ \t]*```output\b", re.MULTILINE)
-_RUN = re.compile(  # code in a fence, and behind it what it printed
+_RUN = re.compile(  # a code fence followed by an output fence
     r"^[ \t]*```(?:python|py)[ \t]*\n((?:(?![ \t]*```)[^\n]*+\n)*+)[ \t]*```[ \t]*\n\s*+"
     r"```output[ \t]*\n((?:(?![ \t]*```)[^\n]*+\n)*+)[ \t]*```[ \t]*$",
     re.MULTILINE,
@@ -152,9 +156,9 @@ class CallStep:
 
 
 def read_turns(messages: Any) -> list[dict[str, Any]]:
-    """The turns of a row in one spelling, thoughts at the beginning of an assistant's text.
+    """Normalise the turns of a row; put reasoning in <think> tags before an assistant's text.
 
-    Raises Rejected for a value that is not a list of messages, or for keys that cannot be used.
+    Raises Rejected for a value that is not a list of messages, or for unsupported keys.
     """
     if isinstance(messages, str):
         messages = _json(messages)
@@ -180,9 +184,9 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
 
 
 def expanded(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A raw trace, whose calls and results stand in one assistant text, with a turn for each.
+    """Split a raw trace, one assistant text, into separate turns for its calls and results.
 
-    Other conversations are returned as they are. Raises Rejected("format") for tags out of order.
+    Returns other conversations unchanged. Raises Rejected("format") for tags out of order.
     """
     talk = [turn for turn in turns if turn["role"] != "system"]
     if [turn["role"] for turn in talk] != ["user", "assistant"] or talk[1].get("tool_calls"):
@@ -196,9 +200,9 @@ def expanded(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def inline(turns: Sequence[Mapping[str, Any]], final: str) -> list[dict[str, Any]]:
-    """A conversation with the interpreter in the paper's form: one assistant text with all of it.
+    """Join a conversation into the paper's inline format: a single assistant text.
 
-    ``final`` is its closing words, which may hold <answer> tags already.
+    ``final``: the text after the last result; it may already contain <answer> tags.
     """
     parts = list[str]()
     for index, turn in enumerate(turns):
@@ -215,7 +219,10 @@ def inline(turns: Sequence[Mapping[str, Any]], final: str) -> list[dict[str, Any
 
 
 def end_tag_problem(calls: Sequence[Mapping[str, Any]], protocol: ProtocolName) -> str | None:
-    """What a rollout of the protocol would cut: a call ends at the first tag that ends calls."""
+    """The error if a call's arguments contain the protocol's end tag, else None.
+
+    A rollout would cut such a call at that tag.
+    """
     tag = {"hermes": CALL_END, "qwen3_coder": CALL_END, "retool": CODE_END}.get(protocol)
     for number, call in enumerate(calls, start=1):
         if tag and any(tag in str(value) for value in call["function"]["arguments"].values()):
@@ -224,11 +231,14 @@ def end_tag_problem(calls: Sequence[Mapping[str, Any]], protocol: ProtocolName) 
 
 
 def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
-    """Steps and closing words of a raw trace. Raises Rejected("format") for tags out of order."""
+    """The steps and the final text of a raw trace.
+
+    Raises Rejected("format") for tags out of order.
+    """
     if not _TAG.search(text) and _OUTPUT.search(text):
         return _read_fenced(text)
     steps: list[CallStep] = []
-    pending: tuple[str, str] | None = None  # text and code that wait for their output
+    pending: tuple[str, str] | None = None  # text and code whose output has not been read yet
     start, opened, answers = 0, None, 0
     said = ""
     for tag in _TAG.finditer(text):
@@ -264,7 +274,7 @@ def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
 
 
 def _read_fenced(text: str) -> tuple[tuple[CallStep, ...], str]:
-    """Steps of a trace in Markdown, as NuminaMath-TIR has it: code in a fence, then its output."""
+    """The steps and final text of a Markdown trace (NuminaMath-TIR): a code fence, then output."""
     steps: list[CallStep] = []
     start = 0
     for block in _RUN.finditer(text):
@@ -282,7 +292,7 @@ def _unfenced(code: str) -> str:
 
 
 def code_of(call: Mapping[str, Any]) -> str:
-    """The code of a call of the interpreter. Raises Rejected."""
+    """The code of an interpreter call. Raises Rejected."""
     code = call["function"]["arguments"].get("code")
     if call["function"]["name"] != TOOL_NAME or not isinstance(code, str):
         raise Rejected("source", f"a call of {TOOL_NAME} without code: {call!r:.200}")
@@ -298,17 +308,18 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How rows are converted.
+    """Settings of a conversion.
 
-    ``truth`` names the column of the ground truth; "": there is none. ``interpreter`` is the name
-    that calls of the interpreter have in the data. Without ``box`` a row needs no boxed answer.
-    ``as_is`` leaves the user's turns and the interpreter's schema as they are. ``notes`` counts
-    what was changed in rows that survived.
+    ``truth``: the column with the ground truth; "" if there is none.
+    ``interpreter``: the interpreter's name in the data.
+    ``box``: whether a row must have a boxed answer.
+    ``as_is``: keep user turns and the interpreter's schema unchanged.
+    ``notes``: counts the changes in rows that passed.
     """
 
     protocol: ProtocolName = "hermes"
     truth: str = ""
-    sandbox: Sandbox | None = None  # re-executes every snippet and compares its output
+    sandbox: Sandbox | None = None  # if set, re-executes every snippet and compares its output
     interpreter: str = TOOL_NAME
     box: bool = True
     as_is: bool = False
@@ -320,11 +331,11 @@ class Conversion:
         return tuple(stage for stage in STAGES if not skipped.get(stage))
 
     async def row(self, where: str, source: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert one row. Raises Rejected, and DataError when a column is missing."""
+        """Convert one row. Raises Rejected, or DataError for a missing column."""
         notes = Counter[str]()
         turns = read_turns(source["messages"])
         turns = expanded(turns)
-        final = turns[-1]["content"]  # with the tags of the inline form
+        final = turns[-1]["content"]  # still with the <answer> tags, for the inline format
         turns[-1] = {**turns[-1], "content": re.sub(r"\s*</?answer>\s*", "\n", final).strip()}
         tools = self._tools(source, where, notes)
         calls = self._read_calls(turns, tools, notes)
@@ -339,7 +350,7 @@ class Conversion:
         asked = next(turn for turn in turns if turn["role"] == "user")["content"]
         words_alone = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in asked
         turns = self._asked(turns, notes)
-        if words_alone:  # no tool is offered to such a row
+        if words_alone:  # a text-only row: it offers no tool
             made = {"messages": turns, "tools": None, **row}
         elif self.protocol == "retool":
             made = {"messages": self._inline(turns, tools, final), "tools": None, **row}
@@ -360,7 +371,7 @@ class Conversion:
             raise Rejected("answer", str(error)) from error
 
     def _tools(self, source: Mapping[str, Any], where: str, notes: Counter[str]) -> list[dict[str, Any]]:
-        """The schemas that a row declares, the interpreter's as rollouts offer it; [] for none."""
+        """The row's tool schemas, with the interpreter's replaced by the rollout's; [] for none."""
         try:
             declared = parse_tools(source.get("tools"), where) or []
         except DataError as error:
@@ -376,7 +387,10 @@ class Conversion:
     def _read_calls(
         self, turns: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], notes: Counter[str]
     ) -> list[dict[str, Any]]:
-        """All calls, and in the turns: arguments as mappings, the interpreter by its name."""
+        """Normalise the calls in ``turns`` in place and return all of them.
+
+        Arguments become mappings, and the interpreter gets its standard name.
+        """
         declared = [tool["function"].get("name") for tool in tools] or [TOOL_NAME]
         found = list[dict[str, Any]]()
         for index, turn in enumerate(turns):
@@ -411,7 +425,10 @@ class Conversion:
         return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _asked(self, turns: Sequence[dict[str, Any]], notes: Counter[str]) -> list[dict[str, Any]]:
-        """The turns with the problem put as rollouts put it, where one user turn asks for a box."""
+        """Rewrite a single user turn to the prompt that rollouts use for its problem.
+
+        Conversations with several user turns stay unchanged.
+        """
         users = [turn for turn in turns if turn["role"] == "user"]
         plain = [{key: value for key, value in turn.items() if key not in ("tool_call_id", "name")} for turn in turns]
         if self.as_is or len(users) != 1:
@@ -465,7 +482,10 @@ async def convert_sft(
     *,
     bad: Sequence[tuple[str, DataError]] = (),
 ) -> VerifiedRows:
-    """Convert rows (where, {messages, ...}), in order; ``bad`` are unreadable rows (where, why)."""
+    """Convert rows (where, {messages, ...}) and keep their order.
+
+    ``bad``: unreadable rows (where, why), which become rejects. Raises DataError if no row passes.
+    """
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = VerifiedRows(conversion.stages)
     for where, error in bad:
@@ -501,7 +521,7 @@ def _calls_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _in_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with schemas and arguments as JSON text: parquet has one type for a column."""
+    """Encode schemas and arguments as JSON text, because a parquet column has a single type."""
     turns = list[dict[str, Any]]()
     for turn in row["messages"]:
         calls = [
@@ -513,7 +533,7 @@ def _in_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nothing_left(report: VerifiedRows, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Why no row survived: the first reject, the columns that were seen, and what helps."""
+    """The error if no row passed: the first reject, the row's columns, and a remedy."""
     first = report.rejects[0]
     place = "" if first["reason"].startswith(first["where"]) else f"{first['where']}: "
     told = f"none of {len(report.rejects)} rows survived; the first: {place}{first['reason']}"

@@ -1,17 +1,17 @@
-"""The order of RL's prompts: every epoch anew by the seed, or by how often prompts are solved.
+"""The curriculum sampler: it skips prompts that the model always or never solves.
 
-``SolveRateOrder`` is the sampler of data.curriculum below 1. It goes through the rows in
-epochs, each in an order of its own, as without a curriculum, and passes over some of them:
+data.curriculum < 1 enables ``SolveRateOrder``. Like the default sampler, it iterates over the rows
+in epochs, each with its own shuffle, but it skips some rows:
 
-- A row has a streak: how many of its groups in a row were all right (above 0) or all wrong (below
-  0). A group that is mixed, and thus has something to compare, sets it to 0.
-- Its share is 0.5 ** abs(streak), at least data.curriculum. An epoch takes it when the
-  row's clock, which runs at that share, passes a whole number. A row of share 1 is in every epoch,
-  one of 1/8 in exactly every eighth, so none vanishes. Where its clock starts is drawn from the
-  seed, so rows of one share are spread over the epochs.
+- A row's streak counts its last consecutive groups that were all correct (positive) or all wrong
+  (negative). A mixed group, which has a learning signal, resets the streak to 0.
+- A row's share is max(data.curriculum, 0.5 ** abs(streak)). A per-row phase advances by the share
+  each epoch, and the epoch includes the row when the phase passes an integer. A row with share 1 is
+  in every epoch, a row with share 1/8 in exactly every eighth, so no row disappears. The seed sets
+  each row's initial phase, which spreads rows of equal share over the epochs.
 
-Nothing is drawn at random while the run goes on: position, streaks and the newest rows are the
-whole state, and a run that resumes with them goes on in the same order.
+Sampling uses no random numbers beyond the seed's. The position, the streaks and the most recent
+rows are the whole state, so a run that resumes from them continues in the same order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,23 +23,23 @@ from retool_mcore.errors import DataError
 
 
 class SolveRateOrder:
-    """Row numbers without end, for a data loader; ``state_dict`` and ``load_state_dict`` are its.
+    """An infinite, stateful sampler of row indices for a data loader.
 
-    ``rows``: how many there are. ``apart``: how many rows in a row are all different, at most
-    ``rows``: a batch that reaches over the end of an epoch holds no row twice.
+    ``rows``: number of rows. ``floor``: the minimum share. ``apart``: any ``apart`` consecutive
+    indices are distinct (at most ``rows``), so a batch that spans two epochs has no duplicates.
     """
 
     def __init__(self, rows: int, *, seed: int, floor: float, apart: int) -> None:
         assert 0 < apart <= rows, f"{apart} different rows of {rows}"
         self.rows, self.seed, self.floor, self.apart = rows, seed, floor, apart
-        self.streaks: dict[int, int] = {}  # of rows that were seen
+        self.streaks: dict[int, int] = {}  # row -> streak, for rows with a finished group
         self.epoch, self.position = 0, 0
         self.recent: list[int] = []
         self._starts_N = np.random.default_rng((seed, rows)).random(rows)
         self._order = self._order_of(0)
 
     def __len__(self) -> int:
-        """Rows of an epoch without a curriculum, as data loaders ask."""
+        """Rows per epoch without a curriculum; data loaders need a length."""
         return self.rows
 
     def __iter__(self) -> Iterator[int]:
@@ -47,11 +47,11 @@ class SolveRateOrder:
             yield self._next()
 
     def share(self, row: int) -> float:
-        """The share of epochs that take the row; 1.0 before it was seen."""
+        """The share of epochs that include the row; 1.0 until it has a finished group."""
         return max(self.floor, 0.5 ** abs(self.streaks.get(row, 0)))
 
     def observe(self, groups: Iterable[tuple[int, Sequence[bool]]]) -> None:
-        """Take the answers of finished groups: each group's row, and which answers were right."""
+        """Update the streaks from finished groups: (row, whether each answer is correct)."""
         for row, right in groups:
             before = self.streaks.get(row, 0)
             if all(right):
@@ -62,12 +62,12 @@ class SolveRateOrder:
                 self.streaks[row] = 0
 
     def metrics(self) -> dict[str, float]:
-        """``curriculum/`` metrics, of all rows of the training file.
+        """``curriculum/`` metrics over all rows of the training file.
 
-        always, never    rows whose last group was all right, all wrong
+        always, never    rows whose last group was all correct, or all wrong
         mixed, unseen    rows whose last group was mixed; rows without a group so far
-        mean_weight      mean share of epochs that take a row; 1: nothing is passed over
-        epoch            epochs begun
+        mean_weight      mean share; 1 means that no row is skipped
+        epoch            number of the current epoch, from 1
         """
         streaks = list(self.streaks.values())
         always, never = sum(streak > 0 for streak in streaks), sum(streak < 0 for streak in streaks)
@@ -87,7 +87,7 @@ class SolveRateOrder:
         return {**state, "recent": list(self.recent), "streaks": dict(self.streaks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. Raises DataError when it is of a file with other rows."""
+        """Restore a saved state. Raises DataError if the number of rows differs."""
         if state["rows"] != self.rows:
             raise DataError(
                 f"data.train_file has {self.rows} rows, and {state['rows']} when the checkpoint was saved, whose "

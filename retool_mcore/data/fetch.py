@@ -1,7 +1,7 @@
-"""The published data that the shipped configurations name, made ready for training.
+"""Downloads and converts the public data sets that the shipped configurations use.
 
-ReTool's SFT traces, DAPO-Math-17k, and AIME of 2024 and 2025, each from the hub or, without a
-network, from a folder to which somebody has copied it.
+These are ReTool's SFT traces, DAPO-Math-17k, and AIME 2024 and 2025. They come from the Hugging
+Face hub or, offline, from a local folder.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.data.split import hold_out_problems
 from retool_mcore.errors import DataError
 
-VAL_ROWS = 100  # of ReTool-SFT's 2000; the published guide validates on its training file
+VAL_ROWS = 100  # of the 2000 rows of ReTool-SFT; the published guide validates on the training file
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set on the hub, and the files that are made of it."""
+    """A data set on the hub, and the files made from it."""
 
     hub: str
     files: tuple[str, ...]
@@ -38,15 +38,15 @@ RL = (
     Published("yentinglin/aime_2025", ("aime_2025.parquet",), "test"),
 )
 GSM8K = Published("openai/gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"))
-SOCRATIC = "socratic"  # the same problems with other solutions, in a folder beside
+SOCRATIC = "socratic"  # another folder of GSM8K: the same problems with other solutions
 
 
 def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: str = "") -> None:
-    """Write to ``folder`` whatever is not there yet, and ``tell`` a line of each data set.
+    """Write the missing data files to ``folder``, and ``tell`` one line per data set.
 
-    ``only``: one data set instead, by its name on the hub; GSM8K, too. ``local``: a folder with
-    sets as ``local/owner/name`` or ``local/name``. Raises DataError for an unknown name, and at the
-    end with all that could not be had, and where to place it.
+    ``only``: fetch this data set alone, by its hub name; also supports openai/gsm8k. ``local``: a
+    folder with copies of data sets at ``local/owner/name`` or ``local/name``. Raises DataError for
+    an unknown name, and at the end for all data sets that are missing, with where to put them.
     """
     known = {published.hub: published for published in (SFT, *RL, GSM8K)}
     if only and only not in known:
@@ -65,7 +65,7 @@ def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: s
             tell(f"{published.hub}: {'; '.join(lines)}")
     if failed:
         places = local or Path("HUB")
-        whose: dict[str, list[str]] = {}  # without a network all have one reason
+        whose: dict[str, list[str]] = {}  # data sets by reason; offline, all have the same one
         for each, error in failed.items():
             whose.setdefault(str(error).replace(f"{each.hub} is", "it is"), []).append(each.hub)
         wanted = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in whose.items())
@@ -103,7 +103,7 @@ def _make(published: Published, folder: Path, source: str) -> list[str]:
 
 
 def _copy_split(source: str, out: Path, split: str) -> str:
-    """Write the rows of one split as JSON lines, as they are; returns a line on it."""
+    """Copy the rows of one split to JSON lines; return a one-line summary."""
     files = [file for file in source_files(source, split) if SOCRATIC not in file.parts]
     rows = [row for file in files for _, row in read_source(str(file))]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,10 @@ def _copy_split(source: str, out: Path, split: str) -> str:
 
 
 def training_and_validation(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], ...]:
-    """VAL_ROWS validation rows or some more, at most a tenth; no problem is on both sides."""
+    """Split rows into training and validation; no problem is in both.
+
+    Validation gets at least min(VAL_ROWS, a tenth of the rows), plus other rows of its problems.
+    """
     asked = [next(turn["content"] for turn in row["messages"] if turn["role"] == "user") for row in rows]
     problems = [normalised(problem_of(question)) for question in asked]
     held_out = hold_out_problems(problems, min(VAL_ROWS, len(rows) // 10), seed=0)

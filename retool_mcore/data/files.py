@@ -1,6 +1,6 @@
-"""Read and write data files. Errors name file, row and column; no half-written file stays."""
+"""Reads and writes data files. Errors name the file, row and column. Writes are atomic."""
 
-# pyarrow has no types; what it returns is annotated here.
+# pyarrow has no types; this file annotates what it returns.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 import contextlib
 import csv
@@ -21,15 +21,15 @@ from retool_mcore.run import folder
 
 ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".jsonl.gz", ".json.gz")
 BATCH_ROWS = 512
-MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # of files with such a column
+MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # column -> command that writes it
 NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
 NOT_ALIKE = (NOT_PARQUET, cast("type[Exception]", pa.ArrowTypeError))
 
 
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row number from 0, {column: value}) of a parquet file, a batch at a time.
+    """Yield (row number from 0, {column: value}) of a parquet file. Reads BATCH_ROWS at a time.
 
-    Raises DataError when the file is missing, empty, half-written, not parquet, or lacks one of
+    Raises DataError if the file is missing, empty, truncated or not parquet, or lacks one of
     ``columns``.
     """
     index = 0
@@ -48,7 +48,7 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
                     index += 1
     except NOT_PARQUET as error:
         raise DataError(_not_whole(path, error)) from error
-    except OSError as error:  # pyarrow raises it for corrupt pages, too
+    except OSError as error:  # pyarrow also raises it for corrupt pages
         after = f" after row {index - 1}" if index else ""
         raise DataError(f"{path}: cannot be read{after}: {_reason(error)}{_again(error)}") from error
     except UnicodeDecodeError as error:
@@ -58,7 +58,7 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
 
 
 def column_names(path: str | os.PathLike[str]) -> list[str]:
-    """Names of a parquet file's columns. Raises DataError like ``read_rows``."""
+    """The column names of a parquet file. Raises DataError like ``read_rows``."""
     try:
         return list(cast("list[str]", pq.read_schema(path).names))
     except NOT_PARQUET as error:
@@ -70,11 +70,11 @@ def column_names(path: str | os.PathLike[str]) -> list[str]:
 def read_file(
     path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, row) of a file in parquet, JSON, CSV, or Arrow as `save_to_disk` writes it.
+    """Yield (where, row) of a parquet, JSON, CSV, or Arrow file (as `save_to_disk` writes it).
 
-    ``where`` names the file and the row from 0 or the line from 1. JSON may be packed by gzip. A
-    file with another ending is JSON lines. Values of a CSV file are text. ``on_bad``: see
-    ``read_jsonl``. Raises DataError.
+    ``where`` names the file and the row (from 0) or line (from 1). JSON may be gzip-compressed. A
+    file with an unknown suffix is read as JSON lines. Values of a CSV file are strings. ``on_bad``:
+    see ``read_jsonl``. Raises DataError.
     """
     name = str(path)
     if name.endswith(".parquet"):
@@ -120,12 +120,12 @@ def _read_arrow(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, A
 def read_jsonl(
     path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) of a JSON-lines file, also one packed by gzip.
+    """Yield (line number from 1, object) of a JSON-lines file, optionally gzip-compressed.
 
-    Blank lines are skipped. A file that ends in .json may also hold one list of objects, or one
-    object, over many lines; rows are numbered from 1 then. Raises DataError for a missing file,
-    invalid UTF-8, or a line that is not a JSON object. When ``on_bad`` is given, bad lines go to
-    it (where, what is wrong) instead, and reading continues.
+    Skips blank lines. A .json file may instead contain a single list of objects, or one object,
+    over many lines; the numbers are then row numbers from 1. Raises DataError for a missing file,
+    invalid UTF-8, or a line that is not a JSON object. With ``on_bad``, bad lines go to it (where,
+    error) instead, and reading continues.
     """
     try:
         packed = str(path).endswith(".gz")
@@ -151,32 +151,32 @@ def read_jsonl(
 
 
 def _document(file: BinaryIO) -> list[object] | None:
-    """The list in a JSON file, or its one object; None when it is JSON lines, or no JSON."""
+    """The objects of a JSON document (a list or one object); None for JSON lines or bad JSON."""
     first = next((line for line in file if line.strip()), b"")
     file.seek(0)
     try:
         if not first.lstrip().startswith(b"[") and is_table(json.loads(first)):
             return None
     except (ValueError, RecursionError):
-        pass  # the first line of a longer document, perhaps
+        pass  # maybe the first line of a multi-line document
     try:
         found = json.load(file)
     except (ValueError, RecursionError):
         file.seek(0)
-        return None  # told line by line
+        return None  # read_jsonl reports the bad lines
     return cast("list[object]", found) if isinstance(found, list) else [found]
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-        if b"\\u" in line:  # only an escape can make half a surrogate pair, which our files cannot hold
+        if b"\\u" in line:  # only an escape can yield a lone surrogate, which UTF-8 cannot encode
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not JSON: no text in UTF-8. JSON lines are read here") from error
-    except (ValueError, RecursionError) as error:  # invalid JSON, endless digits or brackets
+    except (ValueError, RecursionError) as error:  # invalid JSON, a huge number or deep nesting
         raise DataError(f"{where}: not JSON: {error}") from error
     return _table(row, where)
 
@@ -188,7 +188,7 @@ def _table(row: Any, where: str) -> dict[str, Any]:
 
 
 def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows whole or not at all. Raises DataError for a column with values of two types."""
+    """Write rows atomically. Raises DataError for a column with values of different types."""
     try:
         table = cast("Any", pa.Table).from_pylist([dict(row) for row in rows])
     except NOT_ALIKE as error:
@@ -198,7 +198,7 @@ def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows whole or not at all."""
+    """Write rows atomically as JSON lines."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
@@ -206,7 +206,7 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]])
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
-    """Like ``run.folder.replacing``, but raises DataError when the file cannot be written."""
+    """Like ``run.folder.replacing``, but raises DataError if the file cannot be written."""
     try:
         with folder.replacing(path) as draft:
             yield draft
@@ -219,10 +219,10 @@ def _not_whole(path: str | os.PathLike[str], error: Exception) -> str:
 
 
 def _again(error: Exception) -> str:
-    """What to do about bytes that are wrong; of a file that is not there, its name says enough."""
+    """A remedy for corrupt data; "" for an OS error such as a missing file."""
     return "" if getattr(error, "errno", None) else ". Make or copy the file again."
 
 
 def _reason(error: Exception) -> str:
-    number = getattr(error, "errno", None)  # pyarrow's own words around it name the file again
+    number = getattr(error, "errno", None)  # pyarrow's message would repeat the file name
     return os.strerror(number) if number else str(error).strip().split("\n", 1)[0].rstrip(".")

@@ -1,10 +1,10 @@
-"""A GGUF file as a Hugging Face folder: `retool data model`.
+"""Converts a GGUF file to a Hugging Face model directory: `retool data model`.
 
-transformers reads the file. What its reader leaves out or gets wrong is mended from the file's own
-metadata: added tokens, ids that end a text, the split into words, tied embeddings.
+transformers reads the file. This module then uses the file's metadata to fix what its reader omits
+or gets wrong: added tokens, EOS ids, the pre-tokenizer, tied embeddings.
 """
 
-# transformers, tokenizers and gguf have types for some of their parameters only.
+# transformers, tokenizers and gguf are only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from retool_mcore.errors import CheckpointError, DataError, PlatformError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CONTROL, USER_DEFINED = 3, 4  # token types of GGUF: special tokens, and added ones like <tool_call>
+CONTROL, USER_DEFINED = 3, 4  # GGUF token types: special tokens, and added tokens such as <tool_call>
 SOURCE_FILE = "gguf.json"
-# Two quantisations of one matrix differ by their rounding: 0.044 between the Q8_0 and the Q5_0 of
-# Qwen2.5-Coder-0.5B. Two matrices of one norm with nothing in common differ by the root of 2, 1.41.
+# Largest relative distance of two quantisations of the same matrix. The Q8_0 and Q5_0 versions in
+# Qwen2.5-Coder-0.5B have a distance of 0.044. Unrelated matrices of equal norm have sqrt(2) = 1.41.
 SAME_MATRIX = 0.1
 SPLITS = ("qwen2", "smollm", "llama-bpe")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a GGUF file says of its tokenizer: tokens [V] with their types [V], and ids."""
+    """A GGUF file's tokenizer metadata: ``tokens`` [V], their ``types`` [V], and special ids."""
 
     tokens: Sequence[str]
     types: Sequence[int]
-    split: str  # how text is cut into words: "qwen2", "smollm"
+    split: str  # the pre-tokenizer: "qwen2", "smollm"
     eos: int
     pad: int | None
     bos: int | None
-    ends: tuple[int, ...]  # every id that ends a turn or a text, the turn's first
+    ends: tuple[int, ...]  # every id that ends generation; the end-of-turn id is first
     template: str | None
 
     def of_type(self, kind: int) -> list[str]:
@@ -48,10 +48,10 @@ class Vocabulary:
 
 
 def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "float32"]) -> bool:
-    """Write the folder whole or not at all; False when it was already there.
+    """Write the model directory atomically. Returns False if it already exists.
 
-    Raises CheckpointError when ``directory`` holds something else, DataError for a file that cannot
-    be read, PlatformError without package gguf.
+    Raises CheckpointError if ``directory`` contains something else, DataError for an unreadable
+    file, PlatformError without the package gguf.
     """
     _require_gguf()
     if not file.is_file():
@@ -89,7 +89,7 @@ def _require_gguf() -> None:
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """What the file says of its tokenizer. Raises DataError for a file that cannot be read."""
+    """Read the tokenizer metadata of a GGUF file. Raises DataError for an unreadable file."""
     from gguf import GGUFReader
 
     try:
@@ -132,7 +132,7 @@ def _write_tokenizer(file: Path, vocabulary: Vocabulary, folder: Path) -> None:
     for special in (True, False):
         tokens = [AddedToken(token, normalized=False, special=special) for token, kind in added if kind is special]
         tokenizer.add_tokens(tokens, special_tokens=special)
-    if vocabulary.split == "smollm":  # the reader takes GPT-2's split, which keeps numbers together
+    if vocabulary.split == "smollm":  # transformers uses GPT-2's pre-tokenizer, which does not split digits
         whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
@@ -157,7 +157,7 @@ def _write_weights(file: Path, vocabulary: Vocabulary, folder: Path, dtype: str)
     if not model.config.tie_word_embeddings:
         inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         if inputs.shape == outputs.shape and _distance(inputs, outputs) < SAME_MATRIX:
-            # One matrix quantised twice. The output's has more bits.
+            # The same matrix, quantised twice. Keep the output's version, which has more bits.
             model.config.tie_word_embeddings = True
             inputs.data = outputs.data
             model.tie_weights()
@@ -171,14 +171,14 @@ def _write_weights(file: Path, vocabulary: Vocabulary, folder: Path, dtype: str)
 
 
 def _distance(a: Any, b: Any) -> float:
-    """How far two matrices are apart, relative to the second: from rows of the whole table."""
+    """The relative distance |a - b| / |b| of two matrices [V, H], from every 64th row."""
     rows = slice(None, None, 64)
     a, b = a.detach()[rows].float(), b.detach()[rows].float()
     return float((a - b).norm() / b.norm())
 
 
 def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
-    """Raise CheckpointError unless the folder, read again, has the file's ids and tokens."""
+    """Raise CheckpointError unless the written tokenizer has the file's token ids and EOS id."""
     tokenizer = from_pretrained(str(folder))
     own = tokenizer.get_vocab()
     wrong = [token for index, token in enumerate(vocabulary.tokens) if own.get(token) != index]

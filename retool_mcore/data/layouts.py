@@ -1,4 +1,7 @@
-r"""Problem and ground truth of a row, in the layouts of public data sets or by named columns."""
+r"""Reads the problem and ground truth of a row in the column layouts of public data sets.
+
+The user can also name the columns.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ from retool_mcore.reward.extract import boxes
 
 _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
 _COUNTED = re.compile(r"(-?[\d.,/]+)\s+\(\s*[A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
-_PLACE = re.compile(r"N_(\d\d)")  # MAWPS: the numbers stand in a column of their own
+_PLACE = re.compile(r"N_(\d\d)")  # MAWPS: a placeholder for a number in column Numbers
 _CHOICES = ("options", "choices")  # AGIEval and AQuA, MMLU
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-EXAMPLE_COLUMNS, EXAMPLE_CHARS = 6, 60  # of a row that an error shows
+EXAMPLE_COLUMNS, EXAMPLE_CHARS = 6, 60  # for the example row in an error message
 OPTIONS = (
     "Name the columns: --problem, and --answer, or --solution-box for a solution whose last \\boxed{} is the answer"
 )
 
 
 class UnknownLayout(DataError):
-    """A row whose columns fit no layout that is known or named."""
+    """A row whose columns match neither a known layout nor the columns that the user named."""
 
 
 class NoTruth(DataError):
-    """A row whose layout is known, but that has no ground truth to compare with.
+    """A row of a known layout without a usable ground truth.
 
-    ``problem``: what the row asks, for those who report it.
+    ``problem``: the row's problem, for reports.
     """
 
     problem: str = ""
@@ -41,7 +44,11 @@ class NoTruth(DataError):
 
 @dataclass(frozen=True)
 class Columns:
-    """``problem``: columns that together ask. ``box``: the truth is the last box in ``answer``."""
+    """A column layout.
+
+    ``problem``: columns that together state the problem. ``answer``: the column with the ground
+    truth. ``box``: the ground truth is the last \\boxed{} in that column.
+    """
 
     problem: tuple[str, ...]
     answer: str
@@ -49,9 +56,9 @@ class Columns:
 
     @classmethod
     def named(cls, problem: Sequence[str] | None, answer: str, solution_box: str) -> Columns | None:
-        """The columns of a command's options; None when none is given.
+        """The layout from a command's options; None if no option is set.
 
-        Raises DataError when only one half of them is.
+        Raises DataError if the options name only the problem or only the answer.
         """
         if not (problem or answer or solution_box):
             return None
@@ -66,14 +73,14 @@ class Columns:
         return f"{'+'.join(self.problem)}/{self.answer}"
 
 
-# The first that fits is read. An answer's own column goes before a box in a solution.
+# The first matching layout is used, so answer columns come before boxed answers in solutions.
 LAYOUTS = (
-    Columns(("problem",), "answer"),  # AIME, Big-Math, NuminaMath-1.5, DAPO-Math-17k without wrappers
+    Columns(("problem",), "answer"),  # AIME, Big-Math, NuminaMath-1.5, DAPO-Math-17k without instructions
     Columns(("Problem",), "Answer"),
     Columns(("body", "question"), "answer"),  # ASDiv
     Columns(("Body", "Question"), "Answer"),  # SVAMP
     Columns(("question",), "final_answer"),  # OlympiadBench
-    Columns(("question",), "answer_number"),  # MGSM, whose answer is a solution or null
+    Columns(("question",), "answer_number"),  # MGSM, where column answer is a solution or null
     Columns(("question",), "answer"),  # GSM8K
     Columns(("Question",), "Answer"),  # MAWPS
     Columns(("question",), "result"),  # MAWPS
@@ -83,18 +90,15 @@ LAYOUTS = (
     Columns(("question",), "gt"),  # ToRA
     Columns(("question",), "golden"),  # cmath
     Columns(("problem",), "solution", box=True),  # MATH, Minerva, NuminaMath-CoT
-    Columns(("prompt",), "solution"),  # Big-Math-RL-Verified-Processed; DAPO's has reward_model, too
+    Columns(("prompt",), "solution"),  # Big-Math-RL-Verified-Processed; DAPO's version also has reward_model
     Columns(("prompt",), "answer"),
-    Columns(("prompt",), "label"),  # DAPO-Math-17k as slime takes it
+    Columns(("prompt",), "label"),  # DAPO-Math-17k in slime's format
 )
 VERL = Columns(("prompt",), "reward_model")
 
 
 def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> Columns:
-    """The columns to read: ``columns`` where they are named, else of the first layout that fits.
-
-    Raises UnknownLayout.
-    """
+    """``columns`` if given, else the first layout that matches the row. Raises UnknownLayout."""
     found = columns or next((each for each in (VERL, *LAYOUTS) if each.fit(row)), None)
     if found is None or not found.fit(row):
         known = f"known are {VERL}, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
@@ -103,10 +107,10 @@ def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None
 
 
 def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> tuple[str, str]:
-    """Problem and ground truth of a row, from ``columns`` or by the layout that fits.
+    """The problem and ground truth of a row, from ``columns`` or by its layout.
 
-    Known instructions around the problem are taken off. Raises NoTruth for a row without a truth,
-    UnknownLayout, and DataError naming the row and the column for any other.
+    Strips known instructions around the problem. Raises NoTruth for a row without a ground truth,
+    UnknownLayout for unknown columns, and DataError with row and column for other problems.
     """
     found = layout_of(row, where, columns)
     require_text_only(row, where)
@@ -124,7 +128,7 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
 
 
 def other_roles(row: Mapping[str, Any], columns: Columns | None = None) -> set[str]:
-    """The roles of the turns that a problem in turns has beside its last user turn."""
+    """The roles of a prompt's turns other than its last user turn; empty if it is not a list."""
     (name, *_) = layout_of(row, "", columns).problem
     turns = turns_in_text(row[name])
     if not is_tables(turns):
@@ -134,20 +138,20 @@ def other_roles(row: Mapping[str, Any], columns: Columns | None = None) -> set[s
 
 
 def example(row: Mapping[str, Any]) -> str:
-    """The first columns of a row with the beginning of what they hold, for an error."""
+    """The first columns of a row with shortened values, for an error message."""
     told = [f"{name} = {shortened(value)}" for name, value in islice(row.items(), EXAMPLE_COLUMNS)]
     left = len(row) - len(told)
     return ", ".join(told) + (f" and {left} more" if left > 0 else "")
 
 
 def shortened(value: Any) -> str:
-    """A value's repr, cut after about a line."""
+    """A value's repr, truncated to about a line."""
     text = f"{value!r:.{EXAMPLE_CHARS + 1}}"
     return text if len(text) <= EXAMPLE_CHARS else f"{text[:EXAMPLE_CHARS]}..."
 
 
 def _asked(value: Any, where: str) -> str:
-    """The problem in a column: a text, or the last user turn of a prompt's messages."""
+    """The problem in a column value: a string, or the last user turn of messages."""
     value = turns_in_text(value)
     if is_tables(value):
         users = [turn for turn in value if turn.get("role") == "user"]
@@ -160,7 +164,7 @@ def _asked(value: Any, where: str) -> str:
 
 
 def turns_in_text(value: Any) -> Any:
-    """The messages that a text of JSON holds; anything else as it is."""
+    """Decode messages from a JSON string; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
         try:
             found: Any = json.loads(value)
@@ -171,7 +175,7 @@ def turns_in_text(value: Any) -> Any:
 
 
 def require_text_only(row: Mapping[str, Any], where: str) -> None:
-    """Raise DataError for a row with pictures, videos or sound, which no model here sees."""
+    """Raise DataError for a row with images, video or audio, which no supported model reads."""
     if name := next((each for each in MEDIA if row.get(each) is not None and len(row[each])), None):
         raise DataError(f"{where}, column {name}: the row needs more than text, and models are trained on text alone")
 
@@ -211,7 +215,7 @@ def _filled(problem: str, numbers: Any) -> str:
 
 
 def _only(truth: Any) -> Any:
-    """The one truth of a list of one, itself or as JSON text: ``["7"]``; anything else as it is."""
+    """Unwrap a one-element list, also as JSON text (``["7"]``); return other values unchanged."""
     if isinstance(truth, str) and truth.strip()[:2] in ('["', "['"):
         try:
             found: Any = json.loads(truth)
@@ -226,9 +230,9 @@ def _only(truth: Any) -> Any:
 
 
 def truth_text(truth: Any, where: str) -> str:
-    """A ground truth as text. Numbers are written out: 12345678.0 becomes 12345678.
+    """A ground truth as text. Integral floats become integers: 12345678.0 becomes 12345678.
 
-    Raises NoTruth for an empty one, DataError for anything that is neither text nor number.
+    Raises NoTruth for null or empty values, DataError for anything but text or a number.
     """
     truth = _only(truth)
     if isinstance(truth, bytes):
