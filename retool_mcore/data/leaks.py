@@ -1,8 +1,8 @@
-"""Which problems of one file are also in another: by their text and by their shingles.
+"""Finds problems that two files share, by equal text or by common shingles (near duplicates).
 
-A shingle is a run of five words or numbers. An index from each shingle to the problems that hold it
-finds the near ones without comparing all pairs. Shingles that many problems hold are somebody's
-instructions: they count for nothing. The same words with other numbers are another problem.
+A shingle is a sequence of five words or numbers. An inverted index from shingles to problems finds
+near duplicates without comparing all pairs. Shingles in many problems are ignored, because they
+come from instructions. Problems with equal words but different numbers are different problems.
 """
 
 import re
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SHINGLE_WORDS = 5
-# Of the shorter one's shingles. GSM8K's test and train, and AIME 24 and 25, share no pair from 0.9
-# to 0.3; below that only stock phrases. Within GSM8K's train 0.6 finds a repeat and two variants.
+# Share of the shorter problem's shingles that a near duplicate has in common. GSM8K test and train,
+# and AIME 24 and 25, have no pair between 0.9 and 0.3; pairs below that share only stock phrases.
+# Within GSM8K train, 0.6 finds one repeat and two variants.
 NEAR = 0.6
-FEWEST_SHINGLES = 5  # shorter problems are alike by chance
-COMMON_ROWS, COMMON_SHARE = 20, 0.002  # a shingle in more problems than both is nobody's own
+FEWEST_SHINGLES = 5  # common shingles a near duplicate needs at least; fewer may match by chance
+COMMON_ROWS, COMMON_SHARE = 20, 0.002  # ignore shingles in more problems than both limits
 SHOWN_PAIRS, SHOWN_CHARS = 3, 70
 _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
 _SPACING = re.compile(r"[\s$]+|\\[()\[\],;!]|\\(?:left|right)(?![a-z])", re.IGNORECASE)
@@ -24,9 +25,9 @@ _SPACING = re.compile(r"[\s$]+|\\[()\[\],;!]|\\(?:left|right)(?![a-z])", re.IGNO
 
 @dataclass(frozen=True)
 class Pair:
-    """A problem of the second file and the one of the first that it repeats.
+    """A problem of the second file and the problem of the first file that it duplicates.
 
-    ``score``: the share of the shorter one's shingles that both hold; 1 for equal texts.
+    ``score``: the share of the shorter problem's shingles that both have; 1 for equal texts.
     """
 
     first: str
@@ -39,9 +40,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of the ``total`` problems of ``second`` are also in ``first``.
+    """How many of the ``total`` problems in ``second`` are also in ``first``.
 
-    ``same`` counts equal texts, ``near`` others that share most shingles and have the same numbers.
+    ``same``: equal texts. ``near``: near duplicates, with most shingles in common and the same
+    numbers.
     """
 
     first: str
@@ -65,14 +67,14 @@ class Overlap:
         return f"{self.second}: of {self.total} problems, {self.first} has {told}"
 
     def shown(self) -> list[str]:
-        """A few pairs as lines for people, equal texts and near ones."""
+        """Text lines with up to SHOWN_PAIRS pairs each of equal texts and near duplicates."""
         same = [pair for pair in self.pairs if pair.score == 1][:SHOWN_PAIRS]
         near = [pair for pair in self.pairs if pair.score < 1][:SHOWN_PAIRS]
         return [pair.describe() for pair in (*same, *near)]
 
 
 class Index:
-    """The problems of one file, for questions about others."""
+    """Index over the problems of one file, to look up problems of another."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         texts = {normalised(problem): problem for problem in reversed(problems)}
@@ -87,7 +89,7 @@ class Index:
         self._common = {shingle for shingle, held in self._holders.items() if len(held) > most}
 
     def find(self, problem: str) -> tuple[Pair, bool] | None:
-        """The pair with the problem here that this one repeats, and whether by its whole text."""
+        """The indexed problem that ``problem`` duplicates, and whether the texts are equal."""
         if (same := self._texts.get(normalised(problem))) is not None:
             return Pair(same, problem, 1.0), True
         own = shingles(problem) - self._common
@@ -115,19 +117,19 @@ def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str])
 
 
 def normalised(problem: str) -> str:
-    r"""A problem's text for comparison, without case, spacing, delimiters or Unicode variants."""
+    r"""Normalise a problem's text for comparison: case, spacing, delimiters, Unicode variants."""
     return _SPACING.sub("", unicodedata.normalize("NFKC", problem)).casefold()
 
 
 def shingles(problem: str) -> set[int]:
-    """Hashes of all runs of five words, or of the whole text if it has fewer words."""
+    """Hashes of all sequences of five words, or of the whole text if it has fewer words."""
     words = [word.casefold() for word in _WORDS.findall(problem)]
     starts = range(max(len(words) - SHINGLE_WORDS, 0) + 1)
     return {hash(tuple(words[start : start + SHINGLE_WORDS])) for start in starts}
 
 
 def _same_numbers(one: str, other: str) -> bool:
-    """Whether one has all numbers of the other: with other numbers it is another problem."""
+    """Whether the numbers of one text are a subset of the other's (as multisets)."""
     mine, theirs = (Counter(re.findall(r"\d+", text)) for text in (one, other))
     return mine <= theirs or theirs <= mine
 

@@ -1,4 +1,4 @@
-"""Check data files before training: repeats, leaks, answers, lengths and loss masks."""
+"""Checks data files before training: repeats, leaks, answers, lengths and loss masks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 HISTOGRAM_QUANTILES = (0, 0.1, 0.5, 0.9, 0.99, 1)
 INDEX_ROWS = 50_000
-MAX_OVERLAP = 0.1  # of the validation problems; above it training refuses to start
+MAX_OVERLAP = 0.1  # share of validation problems that may be in the training data
 
 
 @dataclass(frozen=True)
 class LintedRow:
     """One SFT row (messages, tools) or RL row (prompt, truth).
 
-    ``problem`` is what the user says, without instructions.
+    ``problem``: the user turn without instructions.
     """
 
     where: str
@@ -48,7 +48,7 @@ class LintedRow:
 
 @dataclass
 class FileLint:
-    """Findings on one file; files with ``errors`` must not be trained on."""
+    """Findings in one file. Do not train on a file with ``errors``."""
 
     source: str
     problems: list[str] = field(default_factory=list[str])
@@ -61,11 +61,11 @@ class FileLint:
 def read_problem_rows(
     source: str, without_truth: list[str] | None = None, columns: Columns | None = None
 ) -> Iterator[LintedRow]:
-    """Rows of an SFT file, an RL file or a plain file of problems, recognised by their columns.
+    """Yield the rows of an SFT file, an RL file or a file of plain problems, by their columns.
 
-    A row that has ``columns`` is read by them, and others must be what training reads. Raises
-    DataError naming file, row and column; for a row without an answer only where there is no list
-    ``without_truth`` to put it on.
+    ``columns``: the layout to use for rows that have these columns. Raises DataError with file, row
+    and column for an unsupported row. Rows without an answer are appended to ``without_truth`` if
+    it is given, else they raise, too.
     """
     for where, row in read_source(source):
         is_sft = "messages" in row
@@ -85,8 +85,8 @@ def read_problem_rows(
         if not is_tables(turns):
             name = "messages" if is_sft else "prompt"
             raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages. {OPTIONS}")
-        # An SFT row opens with its problem. An RL prompt ends with it and may show solved examples
-        # first.
+        # The problem is the first user turn of an SFT row, but the last one of an RL prompt, which
+        # may start with solved examples.
         users = [turn.get("content") for turn in turns if turn.get("role") == "user"]
         user = users[0 if is_sft else -1] if users else None
         if not isinstance(user, str):
@@ -98,7 +98,7 @@ def read_problem_rows(
 
 
 def _is_rl(row: Mapping[str, Any]) -> bool:
-    """Whether a row's prompt is in turns and its truth is where RL reads it, if anywhere."""
+    """Whether the row is in verl's RL schema: a prompt of messages, and no other layout."""
     others = "reward_model" not in row and any(each.fit(row) for each in LAYOUTS)
     return "prompt" in row and not isinstance(row["prompt"], str) and not others
 
@@ -106,7 +106,7 @@ def _is_rl(row: Mapping[str, Any]) -> bool:
 def lint_file(
     source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None, columns: Columns | None = None
 ) -> FileLint:
-    """Run all checks on one file; the check of lengths needs a tokenizer."""
+    """Run all checks on one file. Without a tokenizer, skip lengths and loss masks."""
     lint = FileLint(source)
     for row in read_problem_rows(source, lint.errors, columns):
         lint.problems.append(row.problem)
@@ -143,14 +143,14 @@ def _lint_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase, lint: FileL
             lint.lengths_tokens.append(_prompt_tokens(row, tokenizer))
     except DataError as error:
         lint.errors.append(f"{row.where}: {error}")
-    except CheckpointError as error:  # of the model: the same for every such row, so it is told once
+    except CheckpointError as error:  # the model's fault and the same for every such row: report it once
         told = f"rows like this one cannot be rendered: {error}"
         if not any(each.endswith(told) for each in lint.errors):
             lint.errors.append(f"{row.where}: {told}")
 
 
 def _prompt_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The length of an RL prompt, inline for a model without tool turns."""
+    """Tokens of an RL prompt. A model without tool turns gets the inline format."""
     if renders_tool_turns(tokenizer):
         return len(render_prompt(row.messages, row.tools, tokenizer))
     return len(render_prompt(retool_messages(row.messages), None, tokenizer))
@@ -171,12 +171,12 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
 
 
 def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
-    """The overlap of every pair of files, the later file against the earlier one."""
+    """The overlap of every pair of files: the later file's problems in the earlier file."""
     return [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
 
 
 def overlap_lines(lints: Sequence[FileLint]) -> tuple[list[str], bool]:
-    """What people read of ``overlaps``, and whether more is shared somewhere than may be."""
+    """``overlaps`` as text lines, and whether any pair exceeds MAX_OVERLAP."""
     pairs = overlaps(lints)
     shared = [pair for pair in pairs if pair.found]
     lines, leaks = list[str](), False
@@ -192,15 +192,15 @@ def overlap_lines(lints: Sequence[FileLint]) -> tuple[list[str], bool]:
 
 
 def require_disjoint(train_file: str, val_file: str) -> None:
-    """Raise DataError when over a tenth of the validation problems are training problems.
+    """Raise DataError if over a tenth of the validation problems are in the training data.
 
-    ``train_file`` may be several, as data.train_file. By text or nearly so, without known
-    instructions. This is cheap: the files are read once, nothing is tokenized, and memory holds
-    INDEX_ROWS of the training problems at a time.
+    ``train_file`` may name several files, like data.train_file. Compares texts without known
+    instructions and finds near duplicates, too. This is cheap: it reads each file once, tokenizes
+    nothing, and indexes INDEX_ROWS training problems at a time.
     """
     files = parquet_files(train_file)
     for path in (*files, val_file):
-        if not Path(path).is_file():  # training reads local files and fetches none from a hub
+        if not Path(path).is_file():  # training only reads local files
             raise DataError(f"{path}: cannot be read: there is no such file")
     held_out = [row.problem for row in read_problem_rows(val_file)]
     trained = (row.problem for path in files for row in read_problem_rows(path))

@@ -1,6 +1,7 @@
-"""Reads messages: SFT data, RL prompts and evaluation all go through here before a template.
+"""Normalises and checks messages before a chat template renders them.
 
-Every key that means something is used or refused; none is dropped silently.
+SFT data, RL prompts and evaluation all use it. Every key with a meaning is either used or rejected;
+none is dropped silently.
 """
 
 import json
@@ -15,9 +16,9 @@ from retool_mcore.errors import DataError
 ROLES = ("system", "user", "assistant", "tool")
 SAME_ROLE = {"developer": "system", "function": "tool"}
 REASONING = ("reasoning_content", "reasoning", "thinking")
-# Whether an assistant turn is trained on: OpenAI's name first, then those of other trainers.
+# Keys for whether to train on an assistant turn: OpenAI's name, then other trainers' names.
 TRAINED = ("weight", "loss", "train", "trainable")
-REFUSED = {  # keys that would change what the model sees, and why they cannot
+REFUSED = {  # unsupported keys that change what the model sees, and the reason
     **dict.fromkeys(MEDIA, "models are trained on text alone"),
     "prefix": "a turn that the model completes is not supported",
 }
@@ -25,10 +26,9 @@ PARTS_OF_TEXT = ("text", "output_text", "input_text")
 
 
 def unified(message: Message, where: str) -> dict[str, Any]:
-    """A message in one spelling: one text, ``reasoning_content``, ``weight`` 0 or 1, known roles.
+    """Normalise a message: string content, ``reasoning_content``, ``weight`` 0 or 1, known roles.
 
-    Nulls, which columnar files add, are dropped. Raises DataError for a key or a value that cannot
-    be used.
+    Drops nulls, which columnar files add. Raises DataError for an unsupported key or value.
     """
     turn = {key: value for key, value in message.items() if value is not None}
     role = turn.get("role")
@@ -51,7 +51,7 @@ def unified(message: Message, where: str) -> dict[str, Any]:
 
 
 def _one_text(content: Any) -> Any:
-    """The text of a content in parts, where all of them are text."""
+    """Join content parts if all of them are text; return other content unchanged."""
     if not isinstance(content, list):
         return content
     parts = cast("list[Any]", content)
@@ -89,10 +89,10 @@ def _unify_weight(turn: dict[str, Any], where: str) -> None:
 
 
 def in_order_of_calls(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The turns, with the results of parallel calls in the order of the calls, by their ids.
+    """Sort the results of parallel calls into the order of the calls, by call id.
 
-    Raises DataError for a result whose id no call has, and for two results with one id. Results
-    without ids stay where they are.
+    Results without ids keep their place. Raises DataError for a result with an unknown id or name,
+    and for two results with the same id.
     """
     ordered = [dict(turn) for turn in turns]
     for position, turn in enumerate(ordered):
@@ -124,9 +124,10 @@ def in_order_of_calls(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[str, Any]]:
-    """Check messages and unify them; see ``unified``. Call arguments become mappings.
+    """Normalise messages (see ``unified``) and check their contents and order.
 
-    Raises DataError, also for a conversation that an assistant or a tool begins.
+    Call arguments become mappings. Raises DataError, for example if an assistant or tool turn comes
+    first.
     """
     turns = in_order_of_calls([unified(message, f"message {index}") for index, message in enumerate(messages)])
     clean = [_clean_message(message, index, fmt) for index, message in enumerate(turns)]
@@ -136,10 +137,10 @@ def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[st
 
 
 def order_problem(turns: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the order of turns, or None.
+    """The error in the order of turns, or None.
 
-    A user turn comes first, behind system turns only; each call but those of the last turn has one
-    result right behind its turn.
+    The first turn after any system turns must be a user turn. Each call must have one result right
+    after its turn, except for the calls of the last turn.
     """
     first = next((turn["role"] for turn in turns if turn["role"] != "system"), "user")
     if first != "user":
@@ -158,10 +159,11 @@ def order_problem(turns: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def with_call_ids(messages: Sequence[Message], call_ids: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The messages with an id on each call and on its result, which some templates ask for.
+    """Add an id to each call and its result, because some templates require ids.
 
-    ``call_ids`` are those of the first calls; the others count from 0 in each turn: nine letters
-    and digits, as Mistral's templates demand. Templates that write no ids do not see them.
+    ``call_ids``: ids for the first calls of each turn. Other calls get a number from 0 in each
+    turn, as nine letters and digits ("call00000"), which Mistral's templates require. Templates
+    that do not render ids ignore them.
     """
     found: list[dict[str, Any]] = []
     waiting: list[str] = []
@@ -215,7 +217,7 @@ def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
 
 
 def arguments_of(function: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The arguments of a call, which may be JSON text, without nulls. Raises DataError."""
+    """A call's arguments as a mapping without nulls; decodes JSON text. Raises DataError."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -239,8 +241,11 @@ def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
 
 
 def neutralise(content: str, fmt: ChatFormat) -> str:
-    """Break up turn and tool markup in a tool's output: "<|im_end|>" becomes "< |im_end|>"."""
-    text = content.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which tokenizers refuse
+    """Break up turn and tool markup in a tool's output: "<|im_end|>" becomes "< |im_end|>".
+
+    A tool's output thus cannot forge a turn or a call.
+    """
+    text = content.encode("utf-8", "replace").decode("utf-8")  # replaces lone surrogates, which tokenizers reject
     normal = fmt.normalised(text)
     if normal != text and len(fmt.markup.findall(normal)) > len(fmt.markup.findall(text)):
         text = normal
@@ -248,7 +253,7 @@ def neutralise(content: str, fmt: ChatFormat) -> str:
 
 
 def clean_tools(tools: Sequence[Tool] | None, fmt: ChatFormat) -> list[dict[str, Any]] | None:
-    """Schemas whose texts cannot forge a turn: nobody has vetted what an MCP server describes."""
+    """Break up markup in tool schemas, because an MCP server's descriptions are untrusted."""
     return [_neutral(tool, fmt) for tool in tools] if tools else None
 
 
@@ -263,9 +268,9 @@ def _neutral(value: object, fmt: ChatFormat) -> Any:
 
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """Read the ``tools`` column: a list of schemas, the same list as a JSON string, or null.
+    """Parse the ``tools`` column: a list of schemas, the same list as a JSON string, or null.
 
-    Nulls that parquet adds to unify structs are dropped.
+    Drops the nulls that parquet adds to unify structs.
     """
     if isinstance(value, str):
         try:

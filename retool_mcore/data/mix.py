@@ -1,4 +1,4 @@
-"""One training file from several, by weight. The seed draws the rows of each, and their order."""
+"""Mixes several training files into one, by weight. A seed selects and shuffles the rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from retool_mcore.data.files import column_names, read_rows, write_parquet
 from retool_mcore.data.sources import one_split, row_split, source_files
 from retool_mcore.errors import DataError
 
-# What a training file must have: SFT's, RL's.
+# Required columns of a training file.
 KINDS = {"sft": ("messages", "tools"), "rl": ("data_source", "prompt", "reward_model")}
 
 
 @dataclass(frozen=True)
 class MixSource:
-    """A source of the mix: its rows, and how many of them it gives."""
+    """A source of the mix. ``taken``: the number of rows that the mix takes from it."""
 
     name: str
     weight: Fraction
@@ -31,7 +31,7 @@ class MixSource:
 
 
 def parse_source(text: str) -> tuple[str, Fraction]:
-    """Name and weight from PATH=WEIGHT; a PATH alone has weight 1. Raises DataError."""
+    """Parse PATH=WEIGHT into name and weight; the default weight is 1. Raises DataError."""
     name, sign, said = text.rpartition("=")
     if not sign or Path(text).exists():
         return text, Fraction(1)
@@ -49,11 +49,11 @@ def parse_source(text: str) -> tuple[str, Fraction]:
 def mix(
     sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None = None, seed: int = 0
 ) -> list[MixSource]:
-    """Write ``rows`` rows of ``sources`` (name, weight), as SFT or RL reads them, to ``out``.
+    """Write a mix of ``rows`` rows from ``sources`` (name, weight) to the parquet file ``out``.
 
-    Without ``rows`` there are as many as the weights allow with no row twice. With more, rows of a
-    source come again, none more than once oftener than another. The same seed gives the same file.
-    Raises DataError for files of several splits or kinds.
+    By default, the mix is as large as the weights allow without repeating a row. A larger mix
+    repeats a source's rows evenly: their counts differ by at most 1. The same seed gives the same
+    file. Raises DataError for files of different splits or kinds (SFT, RL).
     """
     if len(sources) < 2:
         raise DataError(f"{len(sources)} source: a mix has two or more, each as PATH=WEIGHT")
@@ -89,7 +89,7 @@ def _open(name: str, weight: Fraction) -> MixSource:
 
 
 def _require_one_kind(sources: Sequence[MixSource]) -> None:
-    """Raise DataError where rows for SFT and for RL, or rows of two splits, would be mixed."""
+    """Raise DataError if the sources mix SFT with RL rows, or rows of different splits."""
     kinds = {
         kind for source in sources for row in source.rows for kind, needed in KINDS.items() if row.keys() >= set(needed)
     }
@@ -105,7 +105,7 @@ def _require_one_kind(sources: Sequence[MixSource]) -> None:
 
 
 def _shares(sources: Sequence[MixSource], rows: int | None) -> list[MixSource]:
-    """Deal the rows by weight; what rounding leaves goes to the largest remainders."""
+    """Apportion rows by weight, with the largest-remainder method."""
     total = sum((source.weight for source in sources), Fraction(0))
     shares = [source.weight / total for source in sources]
     wanted = rows or int(min(len(source.rows) / share for source, share in zip(sources, shares, strict=True)))

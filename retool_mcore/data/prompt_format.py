@@ -1,14 +1,14 @@
-r"""How a problem is put to the model: the system turn, the instruction behind it, the protocol.
+r"""The prompt format of a model: system turn, instruction after the problem, tool protocol.
 
-A model answers well when it is asked as it was trained. So a run records its format with its
-checkpoints, an export carries it, and a file of bare problems is put to the model in that format.
-Where a file has prompts of its own, a difference from the model's format is one warning.
+A model answers best in the format that it was trained with. A run therefore records its format with
+its checkpoints, and an export includes the record. Evaluation formats plain problems accordingly.
+If a file contains complete prompts, a different format only causes a warning.
 
-The record also has the day of the run's first start. Templates with today's date write this day in
-the run, when it is resumed, and where its export is evaluated.
+The record also contains the date of the run's first start. Chat templates that render today's date
+use the recorded date in the run, after a resume, and when the export is evaluated.
 
-Public data puts instructions of its own around problems. Each is a record: known texts before or
-behind a problem, whatever their spacing and case. They are taken off, and nothing else is.
+Public data sets wrap problems in their own instructions. ``WRAPPERS`` lists these texts; ``unwrap``
+strips them, in any spacing and case, and nothing else.
 """
 
 import json
@@ -28,8 +28,8 @@ from retool_mcore.errors import DataError
 
 ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
-# The paper's inline form. In ReTool's own data the problem follows this mark, after an instruction
-# like ours.
+# The paper's inline format. In ReTool's data, the problem follows this mark, after an instruction
+# like RETOOL_INSTRUCTION.
 QUESTION_MARK = "*user question:*"
 RETOOL_INSTRUCTION = """Solve the problem step by step. You may write Python code where it helps: it is run, and \
 what it prints is given back to you. Write each piece of code as a complete script in the form
@@ -45,25 +45,22 @@ Its output follows as <interpreter>...</interpreter>. End with the answer in the
 
 
 def hermes_prompt(problem: str) -> str:
-    """The user's turn: the problem and, unless it mentions one, the line that asks for a box."""
+    """The user turn: the problem and, unless it mentions \\boxed, the line that asks for it."""
     problem = problem.strip()
     return problem if "\\boxed" in problem else f"{problem}\n{ANSWER_FORMAT}"
 
 
 def retool_prompt(problem: str) -> str:
-    """The user's turn of the inline form, as the rollout writes it.
-
-    A turn that already has its instruction stays as it is.
-    """
+    """The user turn in the inline format. A turn that already has QUESTION_MARK stays unchanged."""
     if QUESTION_MARK in problem:
         return problem
     return f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\n{problem_of(problem)}"
 
 
 def retool_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A prompt's turns with the last in the inline form.
+    """A prompt's messages with the last one in the inline format.
 
-    A row of ReTool's own data has its instruction and stays as it is.
+    A row of ReTool's data already has the instruction and stays unchanged.
     """
     last = messages[-1]
     if QUESTION_MARK in last["content"]:
@@ -77,7 +74,7 @@ _MARK = re.compile(r"\*{1,2}user question:\*{1,2}")
 
 @dataclass(frozen=True)
 class Wrapper:
-    """The texts that a publisher puts before (``heads``) or behind (``tails``) a problem."""
+    """Instructions that a data set puts before (``heads``) or after (``tails``) a problem."""
 
     name: str
     heads: tuple[str, ...] = ()
@@ -88,7 +85,7 @@ WRAPPERS = (
     Wrapper("ours, hermes", tails=(ANSWER_FORMAT,)),
     Wrapper("ours, retool", heads=(RETOOL_INSTRUCTION,)),
     Wrapper(
-        "ReTool-SFT",  # what stands before its "*user question:*" goes with that mark
+        "ReTool-SFT",  # unwrap strips everything up to "*user question:*" with the mark
         heads=("Answer the following Math Problem and put the answer in the format of \\boxed{answer}",),
         tails=(
             "Remember to place the final answer in the last part using the format: "
@@ -114,7 +111,7 @@ WRAPPERS = (
         ),
     ),
     Wrapper(
-        "verl's gsm8k",  # in back quotes: with tools
+        "verl's gsm8k",  # the variant with backticks is for runs with tools
         tails=(
             'Let\'s think step by step and output the final answer after "####".',
             "Let's think step by step and output the final answer after `####`.",
@@ -137,7 +134,10 @@ WRAPPERS = (
 
 
 def _pattern(text: str, form: str) -> re.Pattern[str]:
-    """The text in any spacing and case. It begins a sentence: what it is cut from stays whole."""
+    """A pattern for ``text`` in any spacing and case, except that the first letter's case counts.
+
+    The text starts a sentence, so a match within a sentence would cut the problem.
+    """
     spelt = r"\s+".join(map(re.escape, text.split()))
     return re.compile(form.format(f"(?-i:{spelt[0]}){spelt[1:]}"), re.IGNORECASE)
 
@@ -148,14 +148,14 @@ _FORMS = [
     for texts, form in ((each.heads, r"\A{}"), (each.tails, r"{}\Z"))
     for text in texts
 ]
-# Longer texts first: a shorter one may be the end of a longer one.
+# Longest first, because a short text may be the end of a longer one.
 _PATTERNS = [(name, _pattern(text, form)) for text, name, form in sorted(_FORMS, key=lambda each: -len(each[0]))]
 
 
 def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
-    """The problem alone, from a user's turn, and the names of the wrappers that were taken off.
+    """Strip known instructions from a user turn; return the problem and the wrappers' names.
 
-    Wrappers in wrappers are taken off, too. A turn of nothing but instructions gives "".
+    Also strips nested wrappers. A turn that contains only instructions yields "".
     """
     found: list[str] = []
     text = content.strip()
@@ -170,19 +170,20 @@ def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
 
 
 def problem_of(content: str) -> str:
-    """The problem alone; see ``unwrap``."""
+    """The problem in a user turn, without known instructions; see ``unwrap``."""
     return unwrap(content)[0]
 
 
-ROWS_READ = 8  # an instruction is the lines that end each of so many prompts
-PROMPT_CHARS = 3000  # of a prompt that is shown; the middle of a longer one is left out
+ROWS_READ = 8  # prompts to compare; the lines at the end of all of them are the instruction
+PROMPT_CHARS = 3000  # longest prompt to display; longer ones lose their middle
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """``system``: text of the system turn, "" for none. ``instruction``: text behind the problem.
+    """A prompt format.
 
-    ``protocol``: the tool protocol of the run, "" where it is not known, as after SFT.
+    ``system``: text of the system turn, "" for none. ``instruction``: text after the problem.
+    ``protocol``: the run's tool protocol, "" if unknown, as after SFT.
     """
 
     system: str = ""
@@ -190,7 +191,7 @@ class PromptFormat:
     protocol: str = ""
 
     def messages(self, problem: str) -> list[dict[str, Any]]:
-        """The turns that put ``problem``, a text without instructions, to the model."""
+        """The prompt messages for ``problem``, a text without instructions."""
         if self.instruction == ANSWER_FORMAT:
             user = hermes_prompt(problem)
         else:
@@ -199,10 +200,10 @@ class PromptFormat:
         return [*system, {"role": "user", "content": user}]
 
     def differs_from(self, other: "PromptFormat") -> bool:
-        """Whether the model would see another prompt; a protocol that is not known fits any."""
+        """Whether the prompts would differ. An unknown protocol matches any."""
         if self.protocol and other.protocol and self.protocol != other.protocol:
             return True
-        inline = "retool" in (self.protocol, other.protocol)  # which has an instruction of its own
+        inline = "retool" in (self.protocol, other.protocol)  # the inline format has its own instruction
         return self.system != other.system or (self.instruction != other.instruction and not inline)
 
     def __str__(self) -> str:
@@ -211,9 +212,9 @@ class PromptFormat:
         return ", ".join((system, instruction, *([f"protocol {self.protocol}"] if self.protocol else [])))
 
     def write(self, folder: Path, end_of_turn: tuple[str, int] | None = None) -> None:
-        """Write the record into a run's folder, whole or not at all. A day in it stays.
+        """Write the record to a run's folder atomically. Keeps a recorded date.
 
-        ``end_of_turn``: the token that ends the model's turns, and its id. An export makes it eos.
+        ``end_of_turn``: the end-of-turn token and its id. An export uses it as EOS.
         """
         values: dict[str, Any] = asdict(self)
         if end_of_turn is not None:
@@ -223,9 +224,9 @@ class PromptFormat:
 
 
 def recorded_format(folder: str | Path) -> PromptFormat | None:
-    """The format that the run of a model directory recorded; None where there is no record.
+    """The format recorded in a model directory; None without a record.
 
-    Raises DataError for a record that cannot be read.
+    Raises DataError for an unreadable record.
     """
     values, path = _record(folder), Path(folder) / FORMAT_FILE
     if not values:
@@ -240,9 +241,9 @@ def recorded_format(folder: str | Path) -> PromptFormat | None:
 
 
 def date_of(*folders: str | Path) -> date:
-    """The day in the record of the first of ``folders`` that has one; today where none has.
+    """The date in the first record of ``folders`` that has one, else today's.
 
-    Today stays the same day in a process that runs over midnight. Raises DataError.
+    "Today" stays the same within a process, even past midnight. Raises DataError.
     """
     for folder in folders:
         if (found := _record(folder).get(DATE)) is not None:
@@ -261,9 +262,9 @@ def _today() -> date:
 
 
 def pin_date(folder: Path, model: str) -> date:
-    """Record the day of a run or an evaluation in its folder, unless it has one; return it.
+    """Return the date of a run or evaluation; record it in ``folder`` if missing.
 
-    It is the day of the ``model``, if that is an export, else today.
+    A new date is that of ``model`` if it is an export with a record, else today's.
     """
     day = date_of(folder, model)
     _write(folder, _record(folder) | {DATE: day.isoformat()})
@@ -271,7 +272,7 @@ def pin_date(folder: Path, model: str) -> date:
 
 
 def _record(folder: str | Path) -> dict[str, Any]:
-    """What a folder's record has; {} where there is none."""
+    """A folder's record; {} if there is none."""
     path = Path(folder) / FORMAT_FILE
     if not path.is_file():
         return {}
@@ -291,7 +292,7 @@ def _write(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: str = "") -> PromptFormat:
-    """The format of a file's first prompts: their system turn, and the lines that end them all."""
+    """Infer the format of the first ROWS_READ prompts: system turn and common last lines."""
     system, asked, inline = "", list[str](), False
     for messages in islice(prompts, ROWS_READ):
         first: Mapping[str, Any] = messages[0] if messages else {}
@@ -309,7 +310,7 @@ def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: 
 def format_of_file(path: str | Path, protocol: str = "") -> PromptFormat:
     """``format_of_prompts`` of a parquet file for SFT (column messages) or RL (column prompt).
 
-    Raises DataError as ``read_rows``.
+    Raises DataError like ``read_rows``.
     """
     column = "messages" if "messages" in column_names(path) else "prompt"
     rows = (row[column] for _, row in read_rows(path, (column,)))
@@ -317,7 +318,7 @@ def format_of_file(path: str | Path, protocol: str = "") -> PromptFormat:
 
 
 def difference(model: str, asked: PromptFormat, what: str, remedy: str) -> list[str]:
-    """One warning where ``what`` is asked otherwise than the run of ``model`` asked; else none."""
+    """A list with one warning if ``asked`` differs from the format recorded for ``model``."""
     known = recorded_format(model)
     if known is None or not asked.differs_from(known):
         return []
@@ -328,13 +329,16 @@ def difference(model: str, asked: PromptFormat, what: str, remedy: str) -> list[
 
 
 def shown_prompt(text: str) -> str:
-    """A prompt as the model sees it, for the terminal."""
+    """A prompt shortened for display on a terminal."""
     half = PROMPT_CHARS // 2
     return text if len(text) <= PROMPT_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _instruction(asked: Sequence[str]) -> str:
-    """The lines that end each of several different prompts; of one prompt only our own is known."""
+    """The last lines that all prompts share.
+
+    For a single distinct prompt, only ANSWER_FORMAT is recognised.
+    """
     ends = {text.rpartition("\n")[2] for text in asked}
     if ends == {ANSWER_FORMAT}:
         return ANSWER_FORMAT

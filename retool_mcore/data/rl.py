@@ -1,7 +1,7 @@
-r"""Convert RL problems of common data sets into verl's schema, each problem once.
+r"""Converts RL problems from common data sets to verl's schema and removes duplicates.
 
-DAPO-Math-17k has 1.79 million rows: about 17 thousand problems, each about a hundred times. So rows
-are read one by one, and only new problems are kept.
+DAPO-Math-17k has 1.79 million rows: about 17 thousand problems, each about a hundred times. The
+conversion therefore streams the rows and keeps only new problems.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ from retool_mcore.reward.answer import truth_problem
 Outcome = Literal[
     "kept", "duplicate", "conflict", "unreadable truth", "too long", "too many tokens", "other split", "bad row"
 ]
-MAX_PROBLEM_CHARS = 100_000  # anything longer is no problem but a stray book or a broken export
-SHOWN_CHARS = 2000  # of the texts of a reject
+MAX_PROBLEM_CHARS = 100_000  # anything longer is a stray book or a broken export
+SHOWN_CHARS = 2000  # recorded characters per text of a reject
 SHOWN_CONFLICTS = 3
 RARE: Mapping[Outcome, str] = {
     "too long": f"problems of more than {MAX_PROBLEM_CHARS} characters",
@@ -35,14 +35,14 @@ RARE: Mapping[Outcome, str] = {
 
 @dataclass
 class RlReport:
-    """The rows, the count of each outcome, and all rejects except plain repeats."""
+    """The converted rows, the count of each outcome, and all rejects except exact duplicates."""
 
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
     rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # row that was read
-    conflicts: list[str] = field(default_factory=list[str])  # the first of them, by row
-    other_turns: Counter[str] = field(default_factory=Counter[str])  # rows by the roles of turns left out
+    first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the first input row
+    conflicts: list[str] = field(default_factory=list[str])  # locations of the first SHOWN_CONFLICTS conflicts
+    other_turns: Counter[str] = field(default_factory=Counter[str])  # role of dropped turns -> number of rows
 
     def lines(self) -> list[str]:
         total = sum(self.counts.values())
@@ -65,13 +65,13 @@ class RlReport:
         return f": {'; '.join(self.conflicts)}{f' and {more} more' if more else ''}" if self.conflicts else ""
 
     def reject(self, outcome: Outcome, where: str, problem: str, truth: str, why: str = "") -> None:
-        """Record a reject with the beginning of its texts, and why."""
+        """Record a reject with its truncated texts and the reason."""
         self.counts[outcome] += 1
         texts = {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]}
         self.rejects.append({"where": where, "reason": outcome, "why": why, **texts})
 
     def nothing_left(self) -> str:
-        """Why no row is left, with an example and the options that help."""
+        """The error if no row is left, with an example and helpful options."""
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items()) or "no rows"
         told = f"none of {sum(self.counts.values())} rows can be used ({counts})"
         if self.rejects:
@@ -101,13 +101,13 @@ def convert_rl(
     prompt_format: PromptFormat | None = None,
     too_long: Callable[[list[dict[str, Any]]], str] = lambda _: "",
 ) -> RlReport:
-    """Convert rows (where, row) of any known schema into verl's, deduplicated by normalised text.
+    """Convert rows (where, row) of any known layout to verl's schema.
 
-    A row that names its own split keeps it; the others are of ``split``. With ``wanted``, rows that
-    name another are left out, and without it rows of several splits are an error. ``prompt_format``
-    is how a problem is put to the model, and ``too_long`` says why a prompt is, or "". ``report``
-    may already hold rejects from reading the file. Raises DataError when no row is left, and when a
-    row has no known schema; with ``reject_bad`` such a row becomes a reject.
+    Deduplicates by normalised problem text. ``split``: the split of rows that do not name one.
+    ``wanted``: drop rows that name another split; without it, rows of different splits are an
+    error. ``prompt_format``: the format of the prompts. ``too_long``: returns why a prompt is too
+    long, or "". ``report``: may already contain rejects from reading the file. Raises DataError if
+    no row is left or a row is unusable; with ``reject_bad``, an unusable row becomes a reject.
     """
     report = report or RlReport()
     seen: dict[bytes, bytes] = {}
@@ -162,7 +162,7 @@ def _digest(text: str) -> bytes:
 def rl_row(
     problem: str, truth: str, data_source: str, split: str, index: int, *, asked_in: PromptFormat | None = None
 ) -> dict[str, Any]:
-    """A row of verl's RL schema; by default the prompt asks for a box."""
+    """A row in verl's RL schema. By default, the prompt asks for a boxed answer."""
     return {
         "data_source": data_source,
         "prompt": (asked_in or PromptFormat()).messages(problem),
@@ -173,7 +173,7 @@ def rl_row(
 
 
 def name_and_split(source: str) -> tuple[str, str]:
-    """data_source and split from a path or hub name: gsm8k/test.jsonl gives "gsm8k" and "test"."""
+    """Derive data_source and split from a path or hub name: gsm8k/test.jsonl -> "gsm8k", "test"."""
     path = Path(source)
     ending = max((each for each in ENDINGS if path.name.endswith(each)), key=len, default="")
     stem = path.name.removesuffix(ending)

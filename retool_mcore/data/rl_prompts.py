@@ -1,4 +1,4 @@
-"""Check RL prompts in verl's schema before a process group starts."""
+"""Checks RL prompts in verl's schema before the workers start."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +14,15 @@ from retool_mcore.data.prompt_format import OURS, hermes_prompt, unwrap
 from retool_mcore.errors import DataError
 
 COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing
-AGENT_COLUMN = "agent_name"  # verl's column that names the agent loop for a row
+AGENT_COLUMN = "agent_name"  # verl's column for the agent loop of a row
 
 Renderer = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]  # messages -> token ids [T] of the prompt
 
 
 def check_first_prompts(config: RlConfig) -> None:
-    """Check the first row of each data file, before anything heavy is imported for the others.
+    """Check the first row of each data file, before the imports that a full check needs.
 
-    Raises DataError as ``check_prompts``.
+    Raises DataError like ``check_prompts``.
     """
     for path in (*parquet_files(config.data.train_file), *config.validation.files):
         for index, row in islice(read_rows(path, COLUMNS), 1):
@@ -32,8 +32,8 @@ def check_first_prompts(config: RlConfig) -> None:
 def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     """Check that every prompt of all data files renders, fits the budget and has a ground truth.
 
-    ``render`` is the rollout's own (``ToolProtocol.prompt_ids``). Returns notes on the files for
-    the user, one sentence each. Raises DataError with file, row and column.
+    ``render``: the rollout's ``ToolProtocol.prompt_ids``. Returns one-sentence notes about the
+    files for the user. Raises DataError with file, row and column.
     """
     train, held_out = parquet_files(config.data.train_file), config.validation.files
     notes: list[str] = []
@@ -46,16 +46,16 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The turns of a row's prompt; see ``asked_messages``."""
+    """The messages of a row's prompt, normalised by ``asked_messages``."""
     return asked_messages(prompt)[0]
 
 
 def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
-    """The turns of a row's prompt, without nulls, asked as our own data asks; what was taken off.
+    """Normalise the messages of a row's prompt; also return the names of stripped wrappers.
 
-    A parquet column gives every turn a key that only some turns have. What another publisher is
-    known to put around a problem (``wrappers``) is taken off, because SFT has not learnt to answer
-    it. Raises DataError when the prompt is no list of turns.
+    Drops nulls: parquet gives every turn all keys that any turn has. Replaces other data sets'
+    known instructions (``prompt_format.WRAPPERS``) with ours, because SFT did not train on them.
+    Raises DataError if the prompt is not a list of messages.
     """
     prompt = turns_in_text(prompt)
     if not is_tables(prompt) or not prompt:
@@ -66,7 +66,7 @@ def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
 
 
 def _asked(turn: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A turn as our own data asks it, and the other publishers' wrappers that were around it."""
+    """A turn with our instruction instead of other data sets', and the stripped wrappers' names."""
     if turn.get("role") != "user" or not isinstance(turn.get("content"), str):
         return turn, []
     problem, names = unwrap(turn["content"])
@@ -75,14 +75,14 @@ def _asked(turn: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def truth_of(reward_model: Any) -> str:
-    """The ground truth of a row as text. Raises DataError when there is none to compare with."""
+    """The ground truth of a row as text. Raises DataError if it is missing or unusable."""
     if not is_table(reward_model):
         raise DataError(f"{reward_model!r:.80} holds no ground_truth")
     return truth_text(reward_model.get("ground_truth"), "ground_truth")
 
 
 def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str]) -> int:
-    """Check every row of one file, add what the user should know, return the number of rows."""
+    """Check every row of one file, append notes for the user, and return the number of rows."""
     longest = config.data.max_prompt_tokens
     count, wrapped = 0, Counter[str]()
     media = [name for name in column_names(path) if name in MEDIA]
@@ -110,7 +110,10 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
 
 
 def _messages_of_row(where: str, row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], set[str]]:
-    """``asked_messages`` of a row that has a ground truth. Raises DataError that says ``where``."""
+    """``asked_messages`` of a row, after a check of its ground truth.
+
+    Raises DataError with ``where``.
+    """
     try:
         truth_of(row["reward_model"])
     except DataError as error:
@@ -122,7 +125,7 @@ def _messages_of_row(where: str, row: Mapping[str, Any]) -> tuple[list[dict[str,
 
 
 def _check_best_source(config: RlConfig, held_out: Sequence[str]) -> None:
-    """Raise DataError when best.metric is the accuracy on a data_source that no problem has."""
+    """Raise DataError if best.metric refers to a data_source that no validation problem has."""
     if not (wanted := config.best_source):
         return
     found = {str(row["data_source"]) for path in held_out for _, row in read_rows(path, ("data_source",))}
