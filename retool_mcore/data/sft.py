@@ -1,4 +1,4 @@
-"""SFT rows from parquet, tokenized once and dealt into batches.
+"""Loads SFT rows from parquet, tokenizes them once, and assigns them to batches.
 
 A batch is a pure function of (seed, step).
 """
@@ -23,23 +23,23 @@ from retool_mcore.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_TOKEN_CHARS = 1024  # no tokenizer has longer tokens; a run of a hundred spaces may be one token
+MAX_TOKEN_CHARS = 1024  # upper bound for any tokenizer; even a hundred spaces may be a single token
 
 
 @dataclass(frozen=True)
 class SftDataset:
-    """Tokenized conversations. Rows over the budget are left out, never cut."""
+    """Tokenized conversations. Rows over the length limit are dropped, never truncated."""
 
     source: str
     examples: Sequence[Rendered]
-    too_long: tuple[int, ...]  # numbers of the rows left out, from 0 through all files
+    too_long: tuple[int, ...]  # indices of the dropped rows, from 0 across all files
 
     @property
     def num_tokens(self) -> int:
         return sum(len(example) for example in self.examples)
 
     def left_out(self, max_length_tokens: int) -> str | None:
-        """What the user should know of rows that are not trained on; None when there is none."""
+        """A note about dropped rows for the user; None if no row was dropped."""
         if not self.too_long:
             return None
         rows = len(self.examples) + len(self.too_long)
@@ -50,10 +50,10 @@ class SftDataset:
 
 
 def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
-    """Read and tokenize rows {messages, tools} of one or several files; see ``parquet_files``.
+    """Read and tokenize rows {messages, tools} from one or several files; see ``parquet_files``.
 
-    ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row of
-    another schema, and when no row fits the budget.
+    ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row with
+    another schema, and if no row fits ``max_length_tokens``.
     """
     examples: list[Rendered] = []
     too_long: list[int] = []
@@ -65,7 +65,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
             raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
         tools = parse_tools(row["tools"], where)
         if sum(len(str(message.get("content"))) for message in messages) > max_length_tokens * MAX_TOKEN_CHARS:
-            too_long.append(number)  # decided without tokenizing a hundred megabytes
+            too_long.append(number)  # too long even without tokenizing a hundred megabytes
             continue
         try:
             rendered = render(messages, tools, tokenizer)
@@ -85,19 +85,19 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
 
 
 def _packed(rendered: Rendered) -> Rendered:
-    """The same in 5 bytes a token; lists of numbers take nine times as many."""
+    """Store a conversation in 5 bytes per token; lists of ints take nine times as much."""
     return Rendered(array("i", rendered.token_ids), array("b", rendered.loss_mask))
 
 
 @dataclass(frozen=True)
 class PackedBatches:
-    """The batches of one data-parallel rank; the only state is the step number.
+    """The batches of one data-parallel rank. The step number is the only state.
 
-    The stream of rows is epoch after epoch, each in its own order, drawn from (seed, epoch). A step
-    takes the next ``global_batch`` rows of the stream, whatever dp_size is, and deals them to the
-    ranks: the same number of rows to each, with costs as equal as a greedy deal makes them. The
-    cost is the number of tokens, plus attention if ``hidden_size`` is given. verl's engine packs a
-    rank's share into micro-batches, also balanced by cost, without attention across sequences.
+    Rows are streamed epoch by epoch; (seed, epoch) determines each epoch's shuffle. A step takes
+    the next ``global_batch`` rows of the stream, for any dp_size, and assigns them to the ranks:
+    the same number of rows to each, balanced greedily by cost. The cost is the number of tokens,
+    plus attention if ``hidden_size`` is given. verl's engine packs a rank's rows into
+    micro-batches, which it also balances by cost, without attention across sequences.
     """
 
     examples: Sequence[Rendered]
@@ -122,7 +122,7 @@ class PackedBatches:
         return [self.examples[rows[position]] for position in shares[self.dp_rank]]
 
     def rows(self, step: int) -> list[int]:
-        """Row numbers of the whole global batch at ``step``, the same for every dp_size."""
+        """Row indices of the global batch at ``step`` (from 1), the same for every dp_size."""
         assert step >= 1, f"steps count from 1, got {step}"
         first = (step - 1) * self.global_batch
         total = len(self.examples)
@@ -133,24 +133,24 @@ class PackedBatches:
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
             return np.arange(len(self.examples))
-        # RandomState, because numpy's compatibility policy freezes its stream, but not Generator's.
+        # RandomState, because NumPy guarantees a stable stream for it but not for Generator.
         bits = np.random.MT19937(np.random.SeedSequence((self.seed, epoch)))
         return np.random.RandomState(bits).permutation(len(self.examples))
 
 
 def cost(num_tokens: int, hidden_size: int | None = None) -> float:
-    """Compute of one sequence, in units of one token of a short sequence.
+    """Compute cost of one sequence, in units of one token of a short sequence.
 
-    In the forward pass of one layer with hidden size h, a token costs 24 h^2 in the matrices and
-    2 h T in causal attention over T tokens. So attention costs as much as the rest at T = 12 h.
+    In the forward pass of a layer with hidden size h, a token costs 24 h^2 FLOPs in the matrix
+    products and 2 h T FLOPs in causal attention over T tokens. Both are equal at T = 12 h.
     """
     return num_tokens if hidden_size is None else num_tokens * (1 + num_tokens / (12 * hidden_size))
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
-    """Deal positions to ranks, the same number to each.
+    """Assign positions to ranks, the same number to each, balanced by cost.
 
-    The costliest sequence goes first, always to the rank with the lowest load that has room left.
+    Greedy: in order of decreasing cost, each sequence goes to the least-loaded rank with room left.
     """
     room = len(costs) // num_ranks
     assert room * num_ranks == len(costs), f"{len(costs)} sequences do not divide over {num_ranks} ranks"

@@ -1,4 +1,4 @@
-"""Rows from a file, a folder of files or a data set on the hub, in the formats of files.py."""
+"""Reads rows from a file, a folder or a Hugging Face data set, in the formats of files.py."""
 
 import itertools
 import re
@@ -11,18 +11,18 @@ from retool_mcore.config.files import is_hidden
 from retool_mcore.data.files import ENDINGS, read_file
 from retool_mcore.errors import DataError
 
-OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # next to the rows of `save_to_disk`
-OF_ITS_CACHE = "cache-"  # how files begin that `datasets` adds to such a folder: results of `map`
+OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # metadata files of `save_to_disk`
+OF_ITS_CACHE = "cache-"  # prefix of files with cached results of `map`, which `datasets` adds to such a folder
 SPLITS = ("train", "test", "val", "validation", "dev")
 
 OnBad = Callable[[str, DataError], None]
 
 
 def source_files(source: str, split: str | None = None) -> list[Path]:
-    """The data files behind a path or hub name, sorted by name.
+    """The data files of a path or hub name, sorted by name.
 
-    With ``split``, only files whose path holds it. A hub name ("owner/name") is downloaded once
-    into the hub's cache. Raises DataError when there is nothing to read.
+    ``split``: only files whose path contains it. A hub name ("owner/name") is downloaded once, to
+    the hub cache. Raises DataError if there is no data file.
     """
     path = Path(source)
     if path.is_file():
@@ -52,12 +52,12 @@ def _is_of(split: str, name: str) -> bool:
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file's name holds as a word, the last one: data/train-00000.parquet."""
+    """The last split name that occurs as a word in a file path: data/train-00000.parquet."""
     return next((word for word in reversed(re.split(r"[^a-z]+", name.lower())) if word in SPLITS), None)
 
 
 def row_split(row: Mapping[str, Any]) -> str | None:
-    """The split that a row says it is of: verl's extra_info.split, or a column ``split``."""
+    """The split that a row names in verl's extra_info.split or in a column ``split``."""
     extra = row.get("extra_info")
     said = (extra.get("split") if is_table(extra) else None) or row.get("split")
     return said if isinstance(said, str) and said in SPLITS else None
@@ -70,10 +70,10 @@ def rows_of_split(
     unnamed: str | None = None,
     on_other: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows that name the split ``wanted``, or none at all; ``on_other`` hears of others.
+    """Yield the rows of split ``wanted`` and rows without a split; call ``on_other`` for others.
 
-    A row that names none is of ``unnamed``; without that it goes with any. Raises DataError when
-    rows are of several splits and ``wanted`` chooses none.
+    ``unnamed``: the split of rows that name none; None lets them join any split. Raises DataError
+    if the rows have different splits and ``wanted`` selects none.
     """
     first: str | None = None
     for where, row in rows:
@@ -89,9 +89,9 @@ def rows_of_split(
 
 
 def one_split(source: str, split: str | None = None) -> str | None:
-    """The split of a source's files by their names; None when they name none.
+    """The split that the names of a source's files contain; None if they contain none.
 
-    Raises DataError when the files are of several splits and ``split`` chooses none.
+    Raises DataError if the files have different splits and ``split`` selects none.
     """
     files, path = source_files(source, split), Path(source)
     names = {str(file.relative_to(path)) if path.is_dir() else file.name for file in files}
@@ -109,10 +109,11 @@ def read_source(
     limit: int | None = None,
     on_bad: OnBad | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, row) over all files of a source; ``where`` names the file and the row or line.
+    """Yield (where, row) from all files of a source; ``where`` is the file and the row or line.
 
-    Raises DataError naming file, row and column. When ``on_bad`` is given, unreadable lines go to
-    it (where, what is wrong) instead, and reading goes on.
+    ``required``: columns that every row must have. ``limit``: maximum number of rows. Raises
+    DataError with file, row and column. With ``on_bad``, unreadable rows go to it (where, error)
+    instead, and reading continues.
     """
     yield from itertools.islice(_read_files(source, required, split, on_bad), limit)
 

@@ -1,8 +1,8 @@
-"""Which rows train and which do not: rows held out by problem, and the parts of a training set.
+"""Splits rows by problem: holds rows out for validation, and partitions a data set for SFT and RL.
 
-A problem's part (SFT's, RL's, or RL's validation) follows from a digest of its text alone, so it is
-the same in every command, for every order and for every copy. A variant of a problem is in the part
-of its original.
+A hash of the problem's text alone determines its part (SFT, RL, or RL validation). The part is
+therefore the same in every command, for any order of rows and for every copy. A variant of a
+problem is in the same part as its original.
 """
 
 import random
@@ -18,16 +18,16 @@ from retool_mcore.data.sources import read_source
 from retool_mcore.errors import DataError
 
 Part = Literal["sft", "rl", "validation"]
-ORIGINAL = "original_question"  # of a variant: the question that decides its part
+ORIGINAL = "original_question"  # column of a variant with its original's text, which determines the part
 SFT_SHARE = 0.5
-VALIDATION_SHARE = 0.05  # of what SFT leaves
+VALIDATION_SHARE = 0.05  # of the problems that are not in SFT's part
 
 
 def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = None) -> tuple[list[Any], list[Any]]:
-    """The rows to train on, and at least ``hold_out`` others; rows of one problem stay together.
+    """Split a source into training rows and at least ``hold_out`` held-out rows, by problem.
 
-    Problems are the same if their text is, but for case, spaces and known instructions. Which ones
-    are held out depends on ``seed`` alone. Raises DataError when no row would be left to train on.
+    Problems are equal if their texts are, ignoring case, spacing and known instructions. ``seed``
+    selects the held-out problems. Raises DataError if no row would be left to train on.
     """
     problems = [normalised(row.problem) for row in read_problem_rows(source, columns=columns)]
     held_out = hold_out_problems(problems, hold_out, seed)
@@ -44,7 +44,10 @@ def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = 
 
 
 def hold_out_problems(problems: Sequence[str], rows: int, seed: int) -> set[str]:
-    """Problems with at least ``rows`` rows in all; ``problems`` has one for each row."""
+    """Select random problems with at least ``rows`` rows in total.
+
+    ``problems``: the problem of each row.
+    """
     rows_of = Counter(problems)
     order = sorted(rows_of)
     random.Random(seed).shuffle(order)
@@ -56,7 +59,10 @@ def hold_out_problems(problems: Sequence[str], rows: int, seed: int) -> set[str]
 
 
 def part_of(question: str, sft_share: float = SFT_SHARE) -> Part:
-    """The part of a question: ``sft_share`` of all is SFT's, a twentieth of the rest validation."""
+    """The part of a question, by its hash.
+
+    SFT gets ``sft_share`` of all questions, validation VALIDATION_SHARE of the rest, RL the others.
+    """
     digest = blake2b(normalised(question).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     place = int.from_bytes(digest, "big") / 2**64
     if place < sft_share:
@@ -67,7 +73,10 @@ def part_of(question: str, sft_share: float = SFT_SHARE) -> Part:
 def rows_of_part(
     rows: Iterable[tuple[str, Mapping[str, Any]]], part: Part | None, sft_share: float = SFT_SHARE
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of one part, or all without one; rows hold a question, or a problem, as text."""
+    """Yield the rows of one part; all rows if ``part`` is None.
+
+    A row must have a text column ``question`` or ``problem``.
+    """
     for where, row in rows:
         if part is None or part_of(_question(where, row), sft_share) == part:
             yield where, row

@@ -1,11 +1,11 @@
-"""The quickstart's model: a Qwen2 of under a million parameters, its tokenizer and chat template.
+"""Creates the quickstart's model: a Qwen2 with under a million parameters, and its tokenizer.
 
-The weights are random. The tokenizer has Qwen2's class, with a byte-level BPE trained on the spot
-on the task's own words, so each word is one token. Digits stay single, as Qwen2 splits them; any
-other text still encodes, byte by byte.
+The weights are random. The tokenizer is a ``Qwen2Tokenizer`` whose byte-level BPE is trained on the
+task's words, so that each word is a single token. As in Qwen2, each digit is a separate token. Any
+other text is encoded byte by byte.
 """
 
-# transformers' methods have types for some of their parameters only.
+# transformers is only partly typed.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CONTROL_TOKENS = END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; 256 needs no padding
-# at tp = 1 and 2.
+# Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank. A multiple of 256
+# needs no padding at tp = 1 or 2.
 VOCAB_MULTIPLE = 256
 MAX_MODEL_TOKENS = 1024
 MODEL_SHAPE: dict[str, Any] = {
@@ -37,11 +37,10 @@ MODEL_SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6,
 }
-ROPE_THETA = 100.0  # conversations are short, and high frequencies tell neighbouring digits apart
-INITIALIZER_RANGE = 0.06  # with 0.02 the model learns to copy digits a hundred steps later, or never
+ROPE_THETA = 100.0  # for short conversations; high frequencies distinguish adjacent digits
+INITIALIZER_RANGE = 0.06  # with 0.02, the model learns to copy digits a hundred steps later or never
 
-# Turns and tool calls as in Qwen2.5's template, but tools are introduced by their signatures,
-# which is shorter.
+# Like Qwen2.5's template, except that it lists tools by their signatures, which is shorter.
 CHAT_TEMPLATE = """\
 {%- set first = messages[0] -%}
 {%- if tools or first.role == 'system' -%}
@@ -81,33 +80,33 @@ CHAT_TEMPLATE = """\
 def build_tokenizer(rows: Iterable[Mapping[str, Any]]) -> PreTrainedTokenizerBase:
     """Train the tokenizer on SFT rows {messages, tools}.
 
-    Digits never merge, so it does not depend on the numbers.
+    Digits never merge, so the result does not depend on the numbers in the rows.
     """
     from transformers import AddedToken, Qwen2Tokenizer
 
-    # This is Qwen2's own class, because loading a directory whose config says qwen2 gives that
-    # class, whatever tokenizer_config.json names.
+    # Use Qwen2Tokenizer, because transformers loads that class for model_type qwen2 regardless of
+    # tokenizer_config.json.
     blank = Qwen2Tokenizer(eos_token=END_OF_TURN, pad_token=END_OF_TEXT, model_max_length=MAX_MODEL_TOKENS)
     blank.chat_template = CHAT_TEMPLATE
     texts = [str(blank.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)) for row in rows]
     markup = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *TOOL_MARKS)))
     tokenizer: PreTrainedTokenizerBase = cast("Any", blank).train_new_from_iterator(
         [[piece for text in texts for piece in markup.split(text)]],
-        vocab_size=8192,  # never reached: merging stops when every word is one token
+        vocab_size=8192,  # never reached: merging stops once every word is a single token
         min_frequency=1,
         new_special_tokens=list(CONTROL_TOKENS),
         show_progress=False,
     )
-    # Not special, as in Qwen2.5, so decoding with skip_special_tokens keeps them.
+    # Not special, as in Qwen2.5, so that decoding with skip_special_tokens keeps them.
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
     tokenizer.chat_template = CHAT_TEMPLATE  # train_new_from_iterator does not carry it over
     return tokenizer
 
 
 def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Write a Qwen2ForCausalLM with its tokenizer and generation settings.
+    """Write a Qwen2ForCausalLM with its tokenizer and generation config.
 
-    ``seed`` draws the float32 weights.
+    ``seed`` initialises the float32 weights.
     """
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  its filename is a bare PathLike
     from transformers import GenerationConfig, Qwen2Config
@@ -134,7 +133,8 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) 
 def _random_weights(config: Qwen2Config, seed: int) -> dict[str, torch.Tensor]:
     """Qwen2's weights by name, initialised as in transformers: normal matrices, biases 0, norms 1.
 
-    They are written out here because transformers' Qwen2 modules take seconds to import.
+    This code duplicates transformers' initialisation, because its Qwen2 modules take seconds to
+    import.
     """
     import torch
 

@@ -1,14 +1,15 @@
-"""The quickstart's task: generated arithmetic word problems in the schema of ReTool's data.
+"""Generates the quickstart's task: arithmetic word problems in the schema of ReTool's data.
 
-A problem has three-digit operands and a six-digit answer: beyond a tiny model's mental arithmetic,
-but one line of Python with a tool. Widths are fixed because a tiny model learns to copy numbers of
-fixed width in a hundred steps, and of varying width in thousands.
+A problem has three-digit operands and a six-digit answer. A tiny model cannot compute it directly,
+but one line of Python can. Numbers have fixed widths because a tiny model learns to copy them in a
+hundred steps, versus thousands of steps for varying widths.
 
-There are two sorts of SFT rows. A tool trace holds problem, code call, interpreter output and boxed
-answer. In a set fraction of tool traces the code has a plausible wrong habit (an inclusive range
-without its last number, a dropped operand), and output and boxed answer are what that code gives. A
-text trace offers no tools and boxes the right answer at once, so that the text-only baseline has
-been taught format and truth. RL with the tool can learn to prefer the right habit.
+There are two kinds of SFT rows. A tool trace contains the problem, a code call, the interpreter's
+output and the boxed answer. In a fixed fraction of tool traces, the code has a plausible bug (an
+inclusive range without its last number, a dropped operand), and the output and boxed answer are the
+results of that code. A text trace offers no tools and boxes the correct answer immediately, so that
+the text-only baseline is trained on the format and on correct answers. RL with the tool can learn
+to prefer correct code.
 """
 
 import itertools
@@ -27,13 +28,13 @@ from retool_mcore.errors import DataError
 
 DATA_SOURCE = "retool_mcore/arithmetic"
 SYSTEM_PROMPT = "Solve the problem. Put the answer in \\boxed{}."
-FORMAT_VERSION = 2  # raise it when a change makes the same seed give other files
+FORMAT_VERSION = 2  # increment when a change makes the same seed produce different files
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of problems over three-digit operands a, b, c, with its right and wrong code."""
+    """A kind of problem with three-digit operands a, b, c, and its correct and wrong code."""
 
     name: str
     question: str
@@ -41,7 +42,7 @@ class Kind:
     wrong: str
     answer: Callable[[int, int, int], int]
     wrong_answer: Callable[[int, int, int], int]
-    ranges: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # inclusive; c is (0, 0) if there is none
+    ranges: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # inclusive; (0, 0) for an unused c
 
 
 def _range_sum(first: int, last: int, step: int = 1) -> int:
@@ -91,7 +92,7 @@ class GeneratedProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Sizes of the splits in rows. The splits share no problem."""
+    """Sizes of the splits in rows. No problem is in two splits."""
 
     sft_train: int = 6400
     sft_val: int = 256
@@ -99,11 +100,11 @@ class TaskSpec:
     rl_val: int = 128
     eval: int = 256
     text_fraction: float = 0.15  # of SFT rows
-    wrong_fraction: float = 0.55  # of tool traces: those with the wrong habit
+    wrong_fraction: float = 0.55  # of tool traces: those with wrong code
 
 
 def problems(seed: int) -> Iterator[GeneratedProblem]:
-    """Yield distinct problems without end, kind by kind in turn; only the seed sets the numbers."""
+    """Yield distinct problems forever, cycling through the kinds. The seed sets the numbers."""
     draw = random.Random(f"{DATA_SOURCE} {FORMAT_VERSION} {seed}")
     seen: set[str] = set()
     while True:
@@ -129,7 +130,7 @@ def prompt_messages(question: str) -> list[dict[str, Any]]:
 
 
 def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:
-    """An SFT row {messages, tools}: the code, its output, and the answer read off the output."""
+    """An SFT row {messages, tools} with the code, its output, and the output as the answer."""
     code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
     call = tool_call(code)
     messages = [
@@ -142,13 +143,13 @@ def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:
 
 
 def text_trace(problem: GeneratedProblem) -> dict[str, Any]:
-    """An SFT row without tools: the right answer at once."""
+    """An SFT row without tools that answers correctly at once."""
     reply = {"role": "assistant", "content": f"The answer is \\boxed{{{problem.answer}}}."}
     return {"messages": [*prompt_messages(problem.question), reply], "tools": None}
 
 
 def rl_row(problem: GeneratedProblem, split: str, index: int) -> dict[str, Any]:
-    """A row of verl's RL schema."""
+    """A row in verl's RL schema."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": prompt_messages(problem.question),
@@ -159,7 +160,7 @@ def rl_row(problem: GeneratedProblem, split: str, index: int) -> dict[str, Any]:
 
 
 def tokenizer_rows() -> list[dict[str, Any]]:
-    """One row of each kind and sort, which together hold all fixed text of the task."""
+    """One row per kind of problem and of trace; together they contain all fixed text."""
     stream = problems(seed=0)
     sample = [next(stream) for _ in KINDS]
     return [
@@ -172,7 +173,7 @@ def tokenizer_rows() -> list[dict[str, Any]]:
 def sft_rows(
     stream: Iterator[GeneratedProblem], count: int, spec: TaskSpec, draw: random.Random
 ) -> list[dict[str, Any]]:
-    """``count`` SFT rows in random order; the sorts are in the proportions of ``spec``."""
+    """``count`` SFT rows in random order, with the fractions of ``spec``."""
     num_text = round(count * spec.text_fraction)
     num_wrong = round((count - num_text) * spec.wrong_fraction)
     sorts = ["text"] * num_text + ["wrong"] * num_wrong + ["right"] * (count - num_text - num_wrong)
@@ -182,12 +183,12 @@ def sft_rows(
 
 
 def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None) -> bool:
-    """Write the task of ``seed``: a model, SFT, RL and evaluation data, and a manifest.
+    """Write the task for ``seed``: a model, SFT, RL and evaluation data, and a manifest.
 
     The files are model/, sft_{train,val}.parquet, rl_{train,val}.parquet, eval.parquet and
-    manifest.json. The manifest is written last and names every file. Returns False, and writes
-    nothing, when there is a manifest of the same seed and sizes and its files are there. Raises
-    DataError when the task cannot be written.
+    manifest.json. The manifest lists every file and is written last. Returns False without writing
+    if a manifest with the same seed and sizes exists and all its files are present. Raises
+    DataError if the task cannot be written.
     """
     directory, spec = Path(directory), spec or TaskSpec()
     identity = {"format": FORMAT_VERSION, "seed": seed, "sizes": asdict(spec)}

@@ -1,11 +1,11 @@
-"""A tokenizer with its chat template: how they are read, and what the template puts between turns.
+"""Loads a tokenizer with its chat template, and finds out what the template puts between turns.
 
-The template is the model's own, a file's, or one of ours. ``model.template_args`` become its first
-line. So whatever renders with the tokenizer renders with them: SFT, rollout, evaluation, lint, and
-those who use the exported model.
+The template is the model's, a file's, or a built-in one. ``model.template_args`` are set in lines
+at the top of the template, so everything that renders with the tokenizer uses them: SFT, rollout,
+evaluation, lint, and users of the exported model.
 """
 
-# transformers' own types say only half of what is used here.
+# transformers is only partly typed.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from retool_mcore.model.files import fetch_config, is_hub_name, read_config, req
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Without one of them transformers makes a tokenizer of nothing, from tokenizer_config.json alone.
+# Without one of these files, transformers silently creates an empty tokenizer from
+# tokenizer_config.json.
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
-MAX_NUMBER = 1_000_000  # in a template
+MAX_NUMBER = 1_000_000  # largest integer that a template may contain
 _FOLDER = Path(__file__).parent / "built_in_templates"
 
 
 def load_tokenizer(
     path: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None, day: date | None = None
 ) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a local model directory or hub name.
+    """Load the tokenizer of a local model directory or hub name.
 
-    ``chat_template`` and ``template_args`` are as in [model]. ``day``: what templates with today's
-    date write; None: the day that the model's run has recorded, else today. Raises CheckpointError
-    naming the path, and ConfigError for a template that is not there.
+    ``chat_template`` and ``template_args``: as in [model]. ``day``: the date for templates that
+    render today's date; None uses the date that the model's run recorded, else today's. Raises
+    CheckpointError for an unusable tokenizer or template, ConfigError for a missing template file.
     """
     if (folder := Path(path)).is_dir() and not any(found for name in VOCABULARIES for found in folder.glob(name)):
         raise CheckpointError(
             f"model.path = {path} has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside "
             "the weights, or name another folder."
         )
-    if not folder.exists():  # transformers asks the hub many times, a line for each; these say it once
+    if not folder.exists():  # transformers would retry the hub and log each attempt; these functions fail once
         read_config(path) if "/" in path and not is_hub_name(path) else fetch_config(path)
     require_regular_files(folder)
     try:
@@ -88,10 +89,10 @@ def _templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def endless(template: str) -> str:
-    """Why rendering a template may never end, or take all memory; "" if it does neither.
+    """Why rendering a template might never end or exhaust memory; "" if it is safe.
 
-    No published template counts to a million or nests loops over numbers. What Jinja cannot parse
-    is left to those who render it.
+    No published template counts to a million or nests loops over ranges. Returns "" for a template
+    that Jinja cannot parse; rendering reports that error.
     """
     from jinja2 import TemplateError, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -115,7 +116,7 @@ def _is_large(value: object) -> bool:
 
 
 def _counts(loop: Any) -> bool:
-    """Whether a loop goes over a range of numbers."""
+    """Whether a Jinja loop iterates over ``range``."""
     from jinja2 import nodes
 
     calls = [loop.iter, *loop.iter.find_all(nodes.Call)]
@@ -123,7 +124,7 @@ def _counts(loop: Any) -> bool:
 
 
 def _broken(folder: Path) -> str:
-    """The first of a tokenizer's files that is no JSON, and why; "" if none is."""
+    """The first tokenizer file with invalid JSON, and the error; "" if there is none."""
     for file in sorted(folder.glob("*token*.json")):
         try:
             json.loads(file.read_text(encoding="utf-8"))
@@ -133,15 +134,16 @@ def _broken(folder: Path) -> str:
 
 
 def tokenizer_of(model: Model, path: str = "", *, day: date | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer that a run renders with; ``path``: of another model, with the same template.
+    """The tokenizer of a run's [model].
 
-    ``day``: of the run or evaluation, for templates with today's date; see ``pin_date``.
+    ``path``: another model whose tokenizer to load with the run's template. ``day``: the date of
+    the run or evaluation, for templates that render today's date; see ``pin_date``.
     """
     return load_tokenizer(path or model.path, model.chat_template, model.template_args, day)
 
 
 def template_of(model: Model) -> str | None:
-    """The text of the run's template; None where it is the model's own, unchanged."""
+    """The text of the run's template; None if it is the model's, unchanged."""
     if not model.chat_template and not model.template_args:
         return None
     if model.chat_template:
@@ -150,13 +152,13 @@ def template_of(model: Model) -> str | None:
 
 
 def _own(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The tokenizer's template; None where it has several."""
+    """The tokenizer's template; None if it has several."""
     own = cast("Any", tokenizer).chat_template
     return own if isinstance(own, str) else None
 
 
 def read_template(name: str) -> str:
-    """The text of a template: of a file, or one of ours."""
+    """The text of a template file or of a built-in template. Raises ConfigError."""
     path = _FOLDER / f"{name}.jinja" if name in BUILT_IN else Path(name)
     try:
         return path.read_text(encoding="utf-8")
@@ -167,20 +169,20 @@ def read_template(name: str) -> str:
 
 
 def with_args(template: str, args: Mapping[str, Any]) -> str:
-    """The template with its arguments set in it. Setting them again changes nothing."""
+    """Prepend ``{% set %}`` lines for the arguments. Idempotent."""
     lines = "".join(f"{{% set {name} = {_literal(value)} %}}\n" for name, value in sorted(args.items()))
     return template if template.startswith(lines) else lines + template
 
 
 def _literal(value: Any) -> str:
-    """A value of TOML as Jinja writes it; JSON's true and false are Jinja's."""
+    """A TOML value as a Jinja literal, which has the same syntax as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def from_pretrained(path: str) -> PreTrainedTokenizerBase:
-    """Read a tokenizer; code that comes with it is not run. Raises whatever transformers raises.
+    """Load a tokenizer with transformers, without running its remote code.
 
-    See ``chat.load_tokenizer``.
+    Raises any exception of transformers; ``load_tokenizer`` is the checked version.
     """
     from transformers import AutoTokenizer
 
@@ -188,12 +190,12 @@ def from_pretrained(path: str) -> PreTrainedTokenizerBase:
 
 
 def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Where the tokenizer came from: a directory or a hub name; "" if it was made in memory."""
+    """The directory or hub name of the tokenizer; "" if it was created in memory."""
     return cast("str", tokenizer.name_or_path)
 
 
 def set_date(tokenizer: PreTrainedTokenizerBase, day: date) -> None:
-    """Let templates with today's date write ``day``."""
+    """Set the date that templates render as today's."""
     cast("Any", tokenizer).prompt_date = day
 
 
@@ -203,20 +205,20 @@ def _strftime(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def has_several_templates(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer has templates by name, such as "default" and "tool_use"."""
+    """Whether the tokenizer has several named templates, such as "default" and "tool_use"."""
     return isinstance(cast("Any", tokenizer).chat_template, dict)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids [T] of a text, with nothing added."""
+    """Token ids [T] of a text, without special tokens added."""
     return tokenizer.encode(text, add_special_tokens=False)
 
 
 def encode_piece(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids [T] of a text that follows other tokens.
+    """Token ids [T] of a text that continues other tokens.
 
-    Some tokenizers of the SentencePiece kind (Mistral's first ones) put a space before the first
-    word of whatever they encode, which is none of a later piece.
+    Some SentencePiece tokenizers (Mistral's first ones) add a space before the first word. This
+    function prevents it, because a later piece has no such space.
     """
     guard = _guard(tokenizer)
     return encode(tokenizer, guard + text)[1:] if guard else encode(tokenizer, text)
@@ -224,7 +226,7 @@ def encode_piece(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _guard(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A control token after which a piece is encoded, where that makes a difference."""
+    """A control token to prepend when encoding a piece; "" if the tokenizer adds no space."""
     for token in (tokenizer.bos_token, tokenizer.eos_token):
         if isinstance(token, str):
             ids = encode(tokenizer, f"{token}x")
@@ -239,12 +241,13 @@ def decode(
     clean_up: bool | None = None,
     control_tokens: bool = True,
 ) -> str:
-    """The text of token ids [T], with or without control tokens.
+    """Decode token ids [T], with or without control tokens.
 
-    ``clean_up``: whether spaces before punctuation are removed; None: as the tokenizer is set.
+    ``clean_up``: whether to remove spaces before punctuation; None uses the tokenizer's setting.
     """
     skip = not control_tokens
-    # Of a list transformers asks each number what it is, which takes longer than decoding them all.
+    # An array, because transformers checks the type of each element of a list, which takes longer
+    # than decoding.
     ids = np.asarray(token_ids, dtype=np.int64)
     text = tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=clean_up)
     assert isinstance(text, str), "one sequence decodes to one string"
@@ -258,9 +261,9 @@ def apply_template(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """One conversation as text, on the day of ``set_date``.
+    """Render a conversation with the chat template, using the date of ``set_date``.
 
-    Raises jinja2.TemplateError when the template refuses it.
+    Raises jinja2.TemplateError if the template rejects it.
     """
     text = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
@@ -276,41 +279,41 @@ def apply_template(
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-# Markup that structures a hermes conversation whether or not the tokenizer has tokens for it.
+# Markup of the Hermes format, which the tokenizer may or may not have tokens for.
 HERMES_MARKUP = (CALL_START, CALL_END, "<tool_response>", "</tool_response>")
 PROBE = "retool-probe"
-_SHOWN = 60  # characters of a difference
+_SHOWN = 60  # characters of a difference to show in an error
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What the template puts between turns; see ``chat_format``."""
+    """How the template ends and starts turns; see ``chat_format``."""
 
-    end_of_turn: str  # "<|im_end|>": ends in one token, before which the template may put blanks
+    end_of_turn: str  # "<|im_end|>": a single token, possibly with whitespace before it
     end_of_turn_id: int
-    after: str  # what the template writes then: a line break of ChatML
-    added: bool  # the template ends a turn by no token, so training and sampling put eos_token there
-    opened: str  # what only a prompt has after the header of the turn to sample: "<think>\n" of R1
+    after: str  # text after end_of_turn: a line break for ChatML
+    added: bool  # the template has no end-of-turn token, so training and sampling use eos_token
+    opened: str  # text after the header that only a generation prompt has: "<think>\n" for R1
     specials: tuple[str, ...]  # tokens that no message may contain
-    markup: re.Pattern[str]  # markup that a tool's output must not be able to forge
-    # A text as the tokenizer looks for added tokens in it: some fold case or full-width letters.
+    markup: re.Pattern[str]  # markup that a tool's output must not forge
+    # The tokenizer's normaliser for added tokens. Some fold case or full-width letters.
     normalised: Callable[[str], str] = str
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
-    """The token that ends the model's turns, and its id. Raises CheckpointError."""
+    """The end-of-turn token and its id. Raises CheckpointError."""
     fmt = chat_format(tokenizer)
     return fmt.end_of_turn.strip(), fmt.end_of_turn_id
 
 
 @lru_cache(maxsize=8)
 def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    """Find how the template ends a turn and opens one. Cached per tokenizer.
+    """Find out how the template ends and starts a turn. Cached per tokenizer.
 
-    A turn that the template closes by no token is closed by the tokenizer's eos_token. Raises
-    CheckpointError when there is none either, or when the prompt of a turn is no beginning of the
-    conversation with it, with the shortest example. Tool turns are asked of it by
-    ``chat.require_tool_turns``, where they are rendered.
+    If the template has no end-of-turn token, the tokenizer's eos_token is used. Raises
+    CheckpointError if there is no eos_token either, or if the conversation does not start with the
+    prompt of its last turn; the message has a minimal example. ``chat.require_tool_turns`` checks
+    tool turns separately.
     """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -366,17 +369,17 @@ def _normaliser(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
 
 
 def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
-    """Raise CheckpointError where an earlier assistant turn ends otherwise than the last one.
+    """Raise CheckpointError if earlier assistant turns end differently from the last one.
 
-    Where the next occurrence of the last turn's end was taken, training would learn the user's text
-    between them. ``end``: "" for a template that writes none.
+    ``render`` looks for the next occurrence of ``end``, so it would otherwise put loss on the
+    user's text before that. ``end``: "" for a template without an end-of-turn token.
     """
     turns = [("user", "x"), ("assistant", PROBE), ("user", "y"), ("assistant", "z")]
     messages = [{"role": role, "content": content} for role, content in turns]
     try:
         text = rendered(tokenizer, messages, None, add_generation_prompt=False)
     except DataError:
-        return  # a template for one turn; conversations of more are refused where they are rendered
+        return  # a single-turn template; rendering a longer conversation raises the error
     after = text[text.index(PROBE) + len(PROBE) :] if PROBE in text else end
     if not after.startswith(end):
         raise CheckpointError(
@@ -387,9 +390,9 @@ def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
 
 
 def _opened(prompt: str, text: str) -> str:
-    """What the prompt has beyond the header of a turn.
+    """The text that the prompt has after the header of a turn, such as "<think>\\n".
 
-    Raises CheckpointError where it is no beginning of the conversation for another reason.
+    Raises CheckpointError if the conversation does not start with the prompt for another reason.
     """
     if text.startswith(prompt):
         return ""
@@ -407,7 +410,10 @@ def _opened(prompt: str, text: str) -> str:
 
 
 def _require_exact(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -> None:
-    """Tokens that are put together from a prompt and a turn spell what the template renders."""
+    """Check that separately tokenized prompt and turn decode to the text that was rendered.
+
+    Raises CheckpointError.
+    """
     cut = _common(prompt, text)
     ids = [*encode(tokenizer, text[:cut]), *encode_piece(tokenizer, text[cut:])]
     spelt = decode(tokenizer, ids, clean_up=False)
@@ -420,7 +426,7 @@ def _require_exact(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -432,7 +438,7 @@ def rendered(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """A conversation as the template writes it. Raises DataError when the template refuses it."""
+    """Render a conversation. Raises DataError if the template rejects it."""
     from jinja2 import TemplateError
 
     try:

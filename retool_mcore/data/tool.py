@@ -1,9 +1,9 @@
-"""The interpreter as a tool, and how calls stand in a text.
+"""The interpreter's tool schema, and the tags of calls in text.
 
-A tag is mentioned where it stands in backticks or quotation marks, or where a pair of them holds
-nothing but a few words. Between the tags of a call nothing is a mention: the first end tag ends it,
-also inside a string of its code. The rollout and `retool parse` ask the same function, so what ends
-a turn is what is read as a call.
+A tag is only mentioned, not used, if it is in backticks or quotation marks, or if a pair of tags
+contains only a few words. Inside a call nothing counts as a mention: the first end tag ends the
+call, even within a string literal of its code. The rollout and `retool parse` use the same
+functions, so the text that ends a turn is exactly the text parsed as a call.
 """
 
 import re
@@ -26,26 +26,27 @@ CODE_INTERPRETER: dict[str, Any] = {
 }
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"  # hermes: a JSON object between them
-CODE_START, CODE_END = "<code>", "</code>"  # the paper's own form: Python between them
+CODE_START, CODE_END = "<code>", "</code>"  # the paper's inline format: Python between them
 
-_TICKS = re.compile(r"(?<!`)`{1,2}(?!`)")  # three are a fence, in which a call is a call
+_TICKS = re.compile(r"(?<!`)`{1,2}(?!`)")  # not three: within a code fence, a tag still counts as a call
 _QUOTES = "\"'\u201c\u2018\u00ab"
-_WORDS = re.compile(r"[^\S\n]*(?:[\w,.;:/-]+[^\S\n]*)*+")  # of one line
+_WORDS = re.compile(r"[^\S\n]*(?:[\w,.;:/-]+[^\S\n]*)*+")  # words on a single line
 _BEFORE = re.compile(r"[\w\s,.;:/<>`'\"-]*")
-_FEW_CHARS = 40  # of words between tags, or before one
-_LINE_CHARS = 400  # of a line that are looked at before a tag
+_FEW_CHARS = 40  # longest text between or before tags that counts as "a few words"
+_LINE_CHARS = 400  # how far to look back and ahead on the line of a tag
 
 
 def tool_call(code: str) -> dict[str, Any]:
-    """A call in the form of a message's ``tool_calls``, which a chat template writes out."""
+    """An interpreter call as an entry of a message's ``tool_calls``."""
     return {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": code}}}
 
 
 @dataclass(frozen=True)
 class TaggedText:
-    """What stands between a call's tags; ``start`` is None without an opening tag.
+    """The text between a call's tags.
 
-    ``alone``: the opening tag has its line to itself, as that of a call and not of a mention.
+    ``start``: the opening tag, or None if it is missing. ``closed``: whether there is an end tag.
+    ``alone``: the opening tag is the only text on its line, as in a call rather than a mention.
     """
 
     start: str | None
@@ -55,13 +56,13 @@ class TaggedText:
 
 
 def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
-    """The blocks of a text in order, mentioned tags left out.
+    """Yield the blocks of a text in order, ignoring mentioned tags.
 
-    ``body`` begins after the first start tag that is no mention, and may hold more of them. A block
-    without its end tag comes last, with the rest of the text.
+    ``body`` starts after the first start tag that is not a mention, and may contain more start
+    tags. A block without an end tag comes last and contains the rest of the text.
     """
     tags = list(re.finditer(f"{re.escape(start)}|{re.escape(end)}", text))
-    limits: list[int] = []  # where the turn is cut: what follows is not there when a tag is judged
+    limits: list[int] = []  # per tag, where a rollout would cut the turn; later text must not matter
     limit = len(text)
     for tag in reversed(tags):
         limit = tag.end() if tag[0] == end else limit
@@ -86,7 +87,7 @@ def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
 
 
 def closes(text: str, start: str, end: str) -> bool:
-    """Does the last end tag of the text close a block, or is it only mentioned?"""
+    """Whether the last end tag of the text closes a block, rather than being a mention."""
     upto = text.rfind(end) + len(end)
     found = list(blocks(text[:upto], start, end))
     without = list(blocks(text[: upto - len(end)], start, end))
@@ -94,9 +95,9 @@ def closes(text: str, start: str, end: str) -> bool:
 
 
 def words(text: str, start: str, end: str) -> str:
-    """A text without calls, its mentioned tags left out.
+    """Replace mentioned tags with spaces in a text without calls.
 
-    A start tag with a line to itself may begin a call that was never ended: it stays.
+    Keeps a start tag that is alone on its line, because it may start an unfinished call.
     """
     opens = re.escape(start)
     tags = re.compile(rf"^([^\S\n]*{opens}[^\S\n]*)$|{opens}|{re.escape(end)}", re.MULTILINE)
@@ -105,7 +106,7 @@ def words(text: str, start: str, end: str) -> str:
 
 def _quoted(text: str, at: int, after: int, limit: int) -> bool:
     if len(_TICKS.findall(text[_line_start(text, at, _LINE_CHARS) : at])) % 2:
-        # Code in backticks ends on its line. The turn may be cut at the tag, before they close.
+        # Inline code ends on its line. A turn may be cut at the tag, before the closing backtick.
         rest = text[after : min(limit, after + _LINE_CHARS)]
         rest, broken, _ = rest.partition("\n")
         return not broken or bool(_TICKS.search(rest))

@@ -1,7 +1,7 @@
-"""The paper's two verifications of built data: a trace's form, and its final answer.
+"""The paper's two checks of SFT data: the format of a trace and its final answer.
 
-The report of every conversion is here, too: the rows that survived, and each reject with its stage
-and reason.
+Also defines the report of a conversion: the rows that passed, and each reject with its stage and
+reason.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ CHECK_TIMEOUT_S = 10.0
 
 
 class Rejected(Exception):
-    """A row did not survive; holds the stage and the reason."""
+    """A row failed a stage of the conversion, for ``reason``."""
 
     def __init__(self, stage: str, reason: str) -> None:
         super().__init__(f"{stage}: {reason}")
@@ -28,13 +28,13 @@ class Rejected(Exception):
 
 @dataclass
 class VerifiedRows:
-    """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}."""
+    """Rows that passed all ``stages``, and rejects {where, stage, reason, ...}."""
 
     stages: tuple[str, ...]
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    problems: int = 0  # that survived, where one may give several rows
-    notes: Counter[str] = field(default_factory=Counter[str])  # what was changed in rows that survived
+    problems: int = 0  # number of problems that passed, if a problem may have several rows
+    notes: Counter[str] = field(default_factory=Counter[str])  # changes made in the rows that passed
 
     @property
     def _kept(self) -> int:
@@ -48,7 +48,7 @@ class VerifiedRows:
         self.rejects.append({"where": where, "stage": rejected.stage, "reason": rejected.reason, **source})
 
     def lines(self) -> list[str]:
-        """The counts stage by stage, as lines for people."""
+        """The counts per stage, as text lines."""
         left = self._kept + len(self.rejects)
         lines = [f"{left} rows"]
         counts = Counter(reject["stage"] for reject in self.rejects)
@@ -60,12 +60,12 @@ class VerifiedRows:
 
 
 def format_problem(messages: Sequence[Mapping[str, Any]], *, box: bool = True) -> str | None:
-    """What is wrong with the form of a conversation, or None.
+    """The error in the format of a conversation, or None.
 
-    The right form is: system turns if any, a user turn, then assistant turns with calls, each
-    followed by one result per call, and one assistant turn without calls; further user turns and
-    what answers them may follow. No assistant turn holds markup as text. With ``box`` the last turn
-    gives one answer, and no turn with a call gives any.
+    The expected format is: optional system turns, a user turn, assistant turns with calls, each
+    followed by one result per call, and an assistant turn without calls. More user turns with their
+    answers may follow. No assistant turn may contain markup as text. With ``box``, the last turn
+    must have one boxed answer, and no turn with a call may have any.
     """
     roles = [turn["role"] for turn in messages]
     strange = next((index for index, role in enumerate(roles) if role not in ROLES), None)
@@ -93,9 +93,9 @@ def format_problem(messages: Sequence[Mapping[str, Any]], *, box: bool = True) -
 
 
 def final_answer_problem(text: str) -> str | None:
-    """What is wrong with the closing words of a trace, or None.
+    """The error in the final text of a trace, or None.
 
-    They must give one answer, which may be repeated.
+    The text must have exactly one answer, which may be repeated.
     """
     if last_answer(text) is None:
         return "its last turn gives no answer"
@@ -104,9 +104,9 @@ def final_answer_problem(text: str) -> str | None:
 
 
 def answer_problem(messages: Sequence[Mapping[str, Any]], truth: str) -> str | None:
-    """What is wrong with the answer of a trace of the right form, or None.
+    """The error in the answer of a well-formed trace, or None.
 
-    The answer must be equivalent to ``truth``, not the same text.
+    The answer must be equivalent to ``truth``; the text may differ.
     """
     answer = last_answer(messages[-1]["content"])
     if answer is None:
