@@ -1,6 +1,7 @@
-"""Several evaluations of the same problems: the cases of one model at once, then the next model's.
+"""Runs several evaluations of the same problems, model by model.
 
-When the next model has the same shape, the servers keep running and only load its weights.
+The cases of one model run concurrently. If the next model has the same architecture, the servers
+keep running and only load its weights.
 """
 
 import asyncio
@@ -40,10 +41,10 @@ from retool_mcore.sandbox.supervisor.slots import remove_stale
 
 __all__ = ["Case", "evaluate_many"]
 
-OnStart = Callable[[str, int, int], None]  # case, samples finished before, samples in all
-OnStage = Callable[[str], None]  # what begins, in words
+OnStart = Callable[[str, int, int], None]  # case, number of samples already finished, total number
+OnStage = Callable[[str], None]  # description of the stage that begins
 OnNote = Callable[[str], None]  # a sentence for the user
-OnSample = Callable[[str, bool], None]  # case, was it right
+OnSample = Callable[[str, bool], None]  # case, whether the answer is correct
 
 
 def evaluate_many(
@@ -63,15 +64,18 @@ def evaluate_many(
     on_sample: OnSample = lambda name, correct: None,
     on_note: OnNote = lambda words: None,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate each case as ``config`` validates, and return the reports by case name.
+    """Evaluate each case with the settings of [validation]; return the reports by case name.
 
-    Writes ``out/<case>/report.json``, and its numbers to the run's trackers in ``out``. ``data``
-    and ``n`` default to those of [validation]; ``columns`` names those of the problems. A bare
-    problem is put to each model as its run has recorded (data/prompt_format.py). The cases of one
-    model run at the same time. Order them so that models of one shape follow each other. ``url``: a
-    running SGLang server that already holds the only model; no server is started then.
-    ``endpoint``: an OpenAI-compatible server that names the models. Raises ReToolError subclasses;
-    run again to continue.
+    Writes ``out/<case>/report.json`` and logs its numbers to the run's trackers in ``out``. Each
+    model gets plain problems in its recorded prompt format (data/prompt_format.py). The cases of
+    one model run concurrently, so list models of the same architecture one after the other.
+
+    ``data``, ``n``: problem files and samples per problem; default to those of [validation].
+    ``columns``: the column layout of the problem files.
+    ``url``: a running SGLang server with the only model; no server is started then.
+    ``endpoint``: an OpenAI-compatible server; the cases' models are its model names.
+
+    Raises ReToolError subclasses. Running the same evaluation again resumes it.
     """
     check_trackers(config)
     n = n or config.validation.n
@@ -87,11 +91,11 @@ def evaluate_many(
         models = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url))
         loop = stack.enter_context(EventLoop(config))
         for model in of_model if url is endpoint is None else ():
-            config_of(model)  # fails for a missing directory, which is not to be taken for a hub name
+            config_of(model)  # raises for a missing directory, before anything treats it as a hub name
         if not any((out / case.name / REPORT).exists() for case in cases):
-            models.begin(cases[0].model)  # the engine starts while problems are read and rendered
+            models.begin(cases[0].model)  # starts the engine while this process reads and renders the problems
         read = read_problems(data, limit, columns)
-        # By default half of them may wait for the interpreter.
+        # By default, half of the samples may wait for the interpreter.
         at_once = concurrency or 2 * config.rollout.max_running_requests * len(models)
         for model, group in of_model.items():
             problems = [problem.asked_in(recorded_format(model)) for problem in read]
@@ -144,9 +148,9 @@ async def _sample(
 
 @contextmanager
 def hold_folder(out: Path) -> Generator[None]:
-    """Hold ``out``: samples.jsonl has one writer. What it leaves in TMPDIR is gone afterwards.
+    """Lock ``out``, because samples.jsonl may have one writer only.
 
-    Raises ConfigError.
+    Removes the evaluation's temporary files afterwards. Raises ConfigError if the folder is locked.
     """
     with lock_run(out, "name another folder in --out"), own_tmpdir(out, clean=partial(remove_stale, young_s=0)):
         yield
@@ -155,7 +159,7 @@ def hold_folder(out: Path) -> Generator[None]:
 def write_report(
     config: EvaluationConfig, out: Path, case: Case, data: Sequence[Path], numbers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write a case's report into its folder, and its numbers to the trackers."""
+    """Write a case's report to its folder and log its numbers to the trackers."""
     name, report = case.name, {"model": case.model, "data": ", ".join(map(str, data)), **numbers}
     _track(config, out, name, report)
     with replacing(out / name / REPORT) as draft:
@@ -166,7 +170,7 @@ def write_report(
 
 
 class EventLoop:
-    """The event loop of all cases, and the sandbox that lives in it: opening one takes seconds."""
+    """The event loop and sandbox that all cases share, because opening a sandbox takes seconds."""
 
     def __init__(self, config: EvaluationConfig) -> None:
         self._config = config
@@ -184,14 +188,14 @@ class EventLoop:
                 self._runner.run(self.sandbox.close())
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """As ``asyncio.run``."""
+        """Like ``asyncio.run``, on this loop."""
         self._runner.run(work)
 
     async def open_sandbox(self, on_stage: OnStage = lambda words: None) -> None:
         """Open the sandbox of [sandbox], unless it is open.
 
-        No trainer needs the CPUs, so a local one runs as many executions at once as there are CPUs,
-        or sandbox.workers if that is more. Raises ConfigError and SandboxUnavailable as
+        Without a trainer, all CPUs are free. A local sandbox therefore has as many workers as there
+        are CPUs, or sandbox.workers if that is more. Raises ConfigError and SandboxUnavailable like
         ``Sandbox.open``.
         """
         if self.sandbox is not None:
@@ -209,12 +213,12 @@ class EventLoop:
             python=spec.python,
             preload=spec.preload,
         )
-        self.sandbox = sandbox  # closed also where opening it fails
+        self.sandbox = sandbox  # set first, so that it is closed even if opening fails
         await sandbox.open()
 
 
 def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, Any]) -> None:
-    """Log a case's numbers when it is first reported; its step is its number in the folder."""
+    """Log a case's numbers when it is first reported. The step is the case's index in ``out``."""
     if not config.run.trackers or (out / name / REPORT).exists():
         return
     before = len(list(out.glob("*/report.json")))
@@ -225,7 +229,7 @@ def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, 
 
 
 async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, text: str) -> bool:
-    """Whether the answer is right, as the reward judges: by default, or by ``reward.function``."""
+    """Whether the answer is correct, by the default reward or by ``reward.function``."""
     response = Response(
         data_source="",
         truth=problem.truth,
@@ -243,7 +247,7 @@ async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, tex
 def identity_of(
     config: EvaluationConfig, model: str, problems: Sequence[Problem], endpoint: str | None = None
 ) -> dict[str, Any]:
-    """Identifies what the samples belong to: these weights, these problems, this judge."""
+    """The identity of a sample file: the weights, the problems and the judge."""
     weights = sorted(Path(model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])
     return {

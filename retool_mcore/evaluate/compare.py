@@ -1,7 +1,7 @@
-"""Compares two evaluations: the paired difference, its interval, and the problems that flipped.
+"""Compares two evaluations of the same problems: paired difference, interval, flipped problems.
 
-Both are of the same problems. Pairing removes how hard the problems are, which is most of the
-uncertainty of a mean over few problems: the interval of the difference is narrower than the two
+Pairing removes the variance of the problems' difficulty, which causes most of the uncertainty of a
+mean over few problems. The interval of the difference is therefore narrower than the two single
 intervals suggest.
 """
 
@@ -19,22 +19,26 @@ from retool_mcore.errors import DataError
 from retool_mcore.evaluate.stats import interval
 
 REPORT = "report.json"
-SOLVED = 0.5  # a problem counts as solved when more than this share of its samples is right
+SOLVED = 0.5  # a problem counts as solved if more than this share of its samples is correct
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """A problem that only one of the evaluations solved, by more than half of its samples."""
+    """A problem that exactly one of the two evaluations solved (see SOLVED)."""
 
     id: int
     truth: str
-    first: str  # "7/8": right samples / all samples
+    first: str  # "7/8": correct samples / all samples
     second: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """``difference`` is the second's mean@k minus the first's; gained and lost are the second's."""
+    """The second evaluation relative to the first.
+
+    ``difference``: the second's mean@k minus the first's. ``gained`` and ``lost``: problems that
+    only the second, or only the first, solved.
+    """
 
     first: float
     second: float
@@ -57,7 +61,7 @@ class _Report(BaseModel):
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read a report.json, or the one in a folder. Raises DataError when there is none."""
+    """Read a report.json, given its path or its folder. Raises DataError if it is missing."""
     file = path / REPORT if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")
@@ -78,7 +82,7 @@ def _by_id(report: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
-    """Compare the second report with the first. Raises DataError when their problems differ."""
+    """Compare the second report with the first. Raises DataError if their problems differ."""
     mine, theirs = _by_id(first), _by_id(second)
     if mine.keys() != theirs.keys():
         only = [sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())]

@@ -1,6 +1,6 @@
-"""Defaults of `retool eval` without a configuration: the paper's rollout.
+"""Defaults of `retool eval` without a configuration file: the paper's rollout settings.
 
-Its lengths are cut to what the model's context allows.
+The lengths are reduced to fit the model's context.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ SERVER_WAIT_S = 10.0
 
 
 def default_config(model: str, overrides: Sequence[str], *, here: bool = True) -> EvaluationConfig:
-    """The paper's rollout on this machine; a model with a shorter context gets a shorter response.
+    """The paper's rollout settings for this machine, without trackers.
 
-    ``here``: the model's files can be read; else its context is taken to be long enough. That is 8
-    turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6, and no trackers.
-    Raises ConfigError for a bad override.
+    These are 8 turns, 2048 prompt and 16384 response tokens, temperature 1.0, and top_p 0.6 in
+    validation. The response limit is reduced for a model with a shorter context. ``here``: whether
+    the model's files are readable; if not, its context is assumed to be long enough. Raises
+    ConfigError for a bad override.
     """
     platform = detect_platform()
     devices = platform.device_count() if platform.host.has_devices else 1
@@ -44,7 +45,7 @@ def default_config(model: str, overrides: Sequence[str], *, here: bool = True) -
 
 
 def model_of_server(url: str) -> str:
-    """The model that a running SGLang server reports. Raises ConfigError if it reports none."""
+    """The model path that a running SGLang server reports. Raises ConfigError if there is none."""
 
     async def ask() -> dict[str, Any]:
         async with SglangEngine(url, timeout_s=SERVER_WAIT_S, retry_s=SERVER_WAIT_S) as engine:

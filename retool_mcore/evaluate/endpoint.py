@@ -1,9 +1,9 @@
-"""A model behind an OpenAI-compatible server: text in, text and tool calls out, no tokens.
+"""Evaluates a model behind an OpenAI-compatible server (/v1/chat/completions).
 
-The loop is the one of training (``rollout.loop.converse``), with its budgets, stop reasons and
-calls; here is the model's side of it, in text, because nobody here has the model's tokenizer. The
-server reads the calls (/v1/chat/completions). rollout.max_response_tokens bounds the tokens that
-the server reports to have sampled.
+It uses the training loop (``rollout.loop.converse``) with the same budgets, stop reasons and calls.
+``Chat`` implements the model's side on text, because the model's tokenizer is not available. The
+server parses the tool calls. rollout.max_response_tokens limits the completion tokens that the
+server reports.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from retool_mcore.rollout.tool_call import (
 from retool_mcore.rollout.tools import Given, Tool
 
 CONNECT_S = 10.0
-CHARS_PER_TOKEN = 4  # of interpreter output: its budget in tokens becomes one in characters
+CHARS_PER_TOKEN = 4  # converts the token budget of a tool output to characters
 KEY = "OPENAI_API_KEY"
 NEWER_LENGTH = "max_completion_tokens"
-CONTROL = re.compile(r"<(?=\|[^|<>\s]{1,40}\|>)")  # of tokens such as <|im_end|>, whatever the model's are
+CONTROL = re.compile(r"<(?=\|[^|<>\s]{1,40}\|>)")  # the start of control tokens such as <|im_end|>, for any model
 _TOO_LONG = re.compile(r"context|maximum.{0,40}(?:length|tokens)|too long", re.IGNORECASE | re.DOTALL)
 
 
 class Endpoint(SglangEngine):
-    """One OpenAI-compatible server: https://HOST/v1. Retries as for our own servers."""
+    """Client of an OpenAI-compatible server (https://HOST/v1). Retries like ``SglangEngine``."""
 
     def __init__(self, url: str, model: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
         base = url.rstrip("/")
@@ -66,7 +66,7 @@ class Endpoint(SglangEngine):
             self._client.headers["Authorization"] = f"Bearer {key}"
 
     async def check(self) -> None:
-        """Raise ConfigError where nobody answers, before a request of ours waits for it."""
+        """Raise ConfigError if the server is unreachable, instead of retrying requests."""
         try:
             await self._client.get("/models", timeout=CONNECT_S)
         except httpx.TransportError as error:
@@ -76,9 +76,9 @@ class Endpoint(SglangEngine):
             ) from error
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The first choice, and how many tokens the server says it has; 0 where it does not.
+        """The first choice of the response and its completion tokens (0 if not reported).
 
-        ``max_tokens`` of the body goes under the name that the server takes.
+        Sends the body's ``max_tokens`` under the name that the server supports.
         """
         answer = await self._post_with_length(path, dict(body))
         choices = answer.get("choices")
@@ -94,14 +94,14 @@ class Endpoint(SglangEngine):
         except RolloutError as error:
             if name == NEWER_LENGTH or NEWER_LENGTH not in str(error):
                 raise
-        self.length_name = NEWER_LENGTH  # OpenAI's models that reason refuse max_tokens
+        self.length_name = NEWER_LENGTH  # OpenAI's reasoning models reject max_tokens
         return await self.post(path, {"model": self.model, **body, NEWER_LENGTH: most})
 
 
 class TextTools:
-    """What calls need of a protocol, in text: the tools, and results cut by characters.
+    """The text counterpart of a ``ToolProtocol`` for ``Calls``: tools, and results cut by chars.
 
-    Control tokens in a result are broken up.
+    Breaks up control tokens in results.
     """
 
     def __init__(self, name: str, tools: Sequence[Tool], interpreter: bool) -> None:
@@ -115,7 +115,7 @@ class TextTools:
         return parsed if self.interpreter else without_interpreter(parsed, self.tools)
 
     def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
-        """``output`` with its middle cut. Nobody here counts tokens, so 0 of them are cut."""
+        """``output`` with its middle cut by characters. The count of cut tokens is always 0."""
         shown = CONTROL.sub("< ", output)
         kept = CHARS_PER_TOKEN * max_tokens
         if len(shown) <= kept:
@@ -125,10 +125,10 @@ class TextTools:
 
 
 class Chat:
-    """Messages, with the server's own tool calls; without ``tools`` text alone.
+    """A ``rollout.loop.Conversation`` on chat messages, with the server's tool calls.
 
-    ``rollout.loop.converse`` drives it. Its ledger has no tokens, and a turn has as many as the
-    server says.
+    ``tools``: None for text-only. The ledger stays empty; a turn's ``tokens`` is the number that
+    the server reports.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Chat:
         except EngineUnavailable:
             raise
         except RolloutError as error:
-            if before and _TOO_LONG.search(str(error)):  # the results have filled the model's context
+            if before and _TOO_LONG.search(str(error)):  # tool results filled the model's context
                 raise OutOfRoom from error
             raise
         text, parsed = self.read(choice)
@@ -165,18 +165,18 @@ class Chat:
         return Turn(start=used, tokens=tokens, text=text, parsed=parsed, answer=parsed.answer)
 
     def read(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
-        """Append the model's turn, and return it as text and parsed."""
+        """Append the model's turn to the messages; return its text and the parsed turn."""
         message = choice["message"]
         content: str = message.get("content") or ""
         thoughts = {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
-        thought = next(iter(thoughts.values()), "")  # an answer in it counts, as in RL
+        thought = next(iter(thoughts.values()), "")  # an answer in the reasoning counts, as in RL
         text = f"<think>\n{thought}\n</think>\n\n{content}" if thought else content
         if self._tools is None:
             return text, without_call(text)
         made: list[dict[str, Any]] = message.get("tool_calls") or []
         turn = {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **thoughts}
         self._messages.append(turn)
-        # A server that does not read calls itself leaves them in the text.
+        # A server that does not parse calls leaves them in the text.
         parsed = self._tools.read(self._parsed(made) if made else parse_hermes(text, self._tools.tools))
         named = made or [{}] * max(1, len(parsed.calls))
         self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(named)]
@@ -194,19 +194,19 @@ class Chat:
     def _call(self, function: Mapping[str, Any], repairs: list[str]) -> Call:
         assert self._tools is not None
         arguments = function.get("arguments")
-        with contextlib.suppress(ValueError, TypeError, RecursionError):  # else `call_of` says what is wrong
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # `call_of` reports the error
             arguments = json.loads(cast(str, arguments), strict=False)
         return call_of(function.get("name"), arguments, repairs, self._tools.tools)
 
     def write(self, results: Sequence[str]) -> None:
         """See ``rollout.loop.Conversation``."""
-        results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # a malformed turn has one text
+        results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # one error text if malformed
         for each, result in zip(self._ids, results, strict=True):
             self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
 
 
 class Api:
-    """The models of one server of OpenAI's form."""
+    """The models of one OpenAI-compatible server; counterpart of ``Servers``."""
 
     def __init__(self, config: EvaluationConfig, url: str) -> None:
         self._config, self._url = config, url
@@ -216,7 +216,7 @@ class Api:
         return 1
 
     def begin(self, model: str) -> None:
-        """Raise ConfigError where nobody answers, before a request of ours is retried."""
+        """Raise ConfigError if the server is unreachable, instead of retrying requests."""
         if not self._answers:
             asyncio.run(_check(self._url, model))
             self._answers = True
@@ -237,7 +237,7 @@ async def _check(url: str, model: str) -> None:
 
 
 class TextSampler:
-    """Samples in text, through the same loop."""
+    """A ``Sampler`` on text, through the training loop."""
 
     _endpoint: Endpoint
 

@@ -1,4 +1,4 @@
-"""Problems to evaluate on, from parquet or JSON lines, in every layout that `data rl` reads."""
+"""Reads evaluation problems from data files, in every layout that `retool data rl` supports."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from retool_mcore.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One problem; ``id`` is the number of its row or line, counted on through further files.
+    """One problem.
 
-    ``messages``: the prompt's turns. ``text``: the bare problem, which each model is asked in its
-    own format; None where the file itself has turns.
+    ``id``: its row or line number, continued across files. ``messages``: the prompt. ``text``: the
+    plain problem, to render in each model's prompt format; None if the file contains messages.
     """
 
     id: int
@@ -28,16 +28,16 @@ class Problem:
     text: str | None = None
 
     def asked_in(self, prompt_format: PromptFormat | None) -> "Problem":
-        """The problem as a model of this format is asked; a prompt of the file's own stays."""
+        """The problem in a model's prompt format. A prompt from the file stays unchanged."""
         if self.text is None or prompt_format is None:
             return self
         return replace(self, messages=prompt_format.messages(self.text))
 
 
 def read_problems(paths: Sequence[Path], limit: int | None = None, columns: Columns | None = None) -> list[Problem]:
-    """The first ``limit`` problems of files, of any layout of ``data.layouts`` or of ``columns``.
+    """The first ``limit`` problems of the files, in any layout of ``data.layouts`` or ``columns``.
 
-    Raises DataError naming file, row, column and rule.
+    Raises DataError with file, row, column and rule.
     """
     problems: list[Problem] = []
     for path in paths:
@@ -59,7 +59,7 @@ def _read_file(path: Path, columns: Columns | None) -> Iterator[Problem]:
 
 
 def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns | None) -> Problem:
-    """A problem; one that is asked in turns, as in verl's schema, keeps its other turns."""
+    """A problem from a row. A prompt of messages, as in verl's schema, keeps all its turns."""
     try:
         problem, truth = read_problem(row, where, columns)
     except NoTruth as error:

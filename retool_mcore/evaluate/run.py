@@ -1,7 +1,7 @@
-"""Samples n trajectories of each problem, judges them as the reward judges, and sums them up.
+"""Samples n trajectories per problem, grades them with the reward, and computes the report.
 
-The trajectories go through the loop that RL trains with. Finished samples are appended to
-``samples.jsonl``; a stopped evaluation continues from there.
+It uses RL's rollout loop. Each finished sample is appended to ``samples.jsonl``, from which an
+interrupted evaluation resumes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from retool_mcore.rollout.records import record, tokens
 from retool_mcore.rollout.tools import Given
 from retool_mcore.sandbox.base import Sandbox
 
-TRIES = 2  # of one sample, if outages drop it
-
-Judge = Callable[[Trajectory, Problem, str], Awaitable[bool]]  # is the answer right; str: the response as text
+TRIES = 2  # attempts per sample if outages drop it
+Judge = Callable[[Trajectory, Problem, str], Awaitable[bool]]  # whether the answer is correct; str: the response
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One model evaluated one way; its files go into a folder of this name."""
+    """One model with one setting. ``name`` is also the name of its output folder."""
 
     name: str
     model: str
@@ -48,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What makes two evaluations comparable. ``n``: samples per problem."""
+    """Settings that must match for two evaluations to be comparable. ``n``: samples per problem."""
 
     limits: Limits
     max_prompt_tokens: int
@@ -63,7 +62,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: EvaluationConfig, n: int, tool: bool) -> Settings:
-        """n samples per problem, sampled as ``config`` says, with or without the tool."""
+        """The settings of ``config`` with n samples per problem, with or without the tool."""
         rollout, offered = config.rollout.calling(tool), config.rollout.calling(True)
         return cls(
             limits=Limits.of(rollout, config.sandbox),
@@ -79,15 +78,15 @@ class Settings:
         )
 
     def identity(self) -> dict[str, Any]:
-        """All settings that change a sample.
+        """All settings that affect a sample.
 
-        ``n`` does not: each sample has its own seed, so a larger n adds samples to an evaluation.
+        ``n`` does not: each sample has its own seed, so a larger n only adds samples.
         """
         return {name: value for name, value in asdict(self).items() if name != "n"}
 
 
 class SampleFile:
-    """The finished samples of one evaluation, written to disk as they finish."""
+    """The finished samples of one evaluation, appended to samples.jsonl as they finish."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self.path = folder / "samples.jsonl"
@@ -109,7 +108,7 @@ class SampleFile:
         with open(self.path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # cut off by a kill in the middle of a write
+                    break  # a partial line, from a kill during a write
                 row = json.loads(line)
                 self.rows[row["problem"], row["sample"]] = row
                 whole += len(line)
@@ -122,20 +121,20 @@ class SampleFile:
 
 
 class Sampler(Protocol):
-    """Samples trajectories of one model, in tokens or in text."""
+    """Samples trajectories of one model, on tokens or on text."""
 
     async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
-        """One trajectory; an outage drops it."""
+        """Sample one trajectory. An outage drops it."""
         ...
 
     def text(self, trajectory: Trajectory) -> str:
-        """The response as the judge reads it."""
+        """The response text for the judge."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSamples:
-    """The samples of one case: of which problems, how they are drawn, and where they are kept."""
+    """A case with its problems, sampling settings and sample file."""
 
     case: Case
     problems: Sequence[Problem]
@@ -144,7 +143,7 @@ class CaseSamples:
 
     @cached_property
     def missing(self) -> list[tuple[Problem, int]]:
-        """The problems and numbers of the samples that were not in the file when first asked."""
+        """(problem, sample index) of each sample that was not in the file at first access."""
         wanted = [(problem, sample) for problem in self.problems for sample in range(self.settings.n)]
         return [(problem, sample) for problem, sample in wanted if (problem.id, sample) not in self.samples.rows]
 
@@ -157,11 +156,11 @@ async def sample_all(
     concurrency: int,
     on_sample: Callable[[str, bool], None] = lambda name, correct: None,
 ) -> None:
-    """Sample, judge and keep what each job misses, all jobs at the same time.
+    """Sample, grade and store the missing samples of all jobs concurrently.
 
-    At most ``concurrency`` samples are in flight. The jobs take turns sample by sample, so that the
-    engine is busy with one while another waits for the interpreter. Raises RolloutError when
-    outages dropped a sample twice; finished samples stay in the files.
+    At most ``concurrency`` samples are in flight. The jobs' samples are interleaved, so that the
+    engine works on one job while another waits for the interpreter. Raises RolloutError if outages
+    dropped a sample TRIES times; finished samples stay in the files.
     """
     slots = asyncio.Semaphore(concurrency)
     dropped: list[str] = []
@@ -197,7 +196,7 @@ async def sample_all(
 
 
 def make_report(problems: Sequence[Problem], settings: Settings, samples: SampleFile) -> dict[str, Any]:
-    """Scores, behaviour and the matrix of verdicts of a finished evaluation."""
+    """The report of a finished evaluation: scores, behaviour metrics, and results per problem."""
     rows = [[samples.rows[problem.id, sample] for sample in range(settings.n)] for problem in problems]
     flat = [row for each in rows for row in each]
     scores = summarize(
@@ -239,7 +238,7 @@ def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -
         "correct": correct,
         "behavior": Behavior.of(trajectory).to_json(),
         **record(trajectory),
-        **(tokens(trajectory) if trajectory.ledger.response_ids else {}),  # an API tells none
+        **(tokens(trajectory) if trajectory.ledger.response_ids else {}),  # an API returns no tokens
     }
 
 

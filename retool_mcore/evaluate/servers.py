@@ -35,10 +35,10 @@ from retool_mcore.verl.keys.rollout import engine_args
 ASKING = "asking the server"
 logger = logging.getLogger(__name__)
 
-# Entries of a model's configuration that do not concern what a server computes with the weights.
+# Entries of config.json that do not affect what a server computes.
 NOT_ARCHITECTURE = {
     "_name_or_path",
-    "_model_name_or_path",  # written by transformers after it has read a GGUF file
+    "_model_name_or_path",  # transformers writes it after reading a GGUF file
     "transformers_version",
     "dtype",
     "torch_dtype",
@@ -50,7 +50,7 @@ NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class SpreadEngine:
-    """Several engines as one. A trajectory stays on one of them, whose cache holds its turns."""
+    """Distributes trajectories over engines. A trajectory stays on one, which caches its turns."""
 
     engines: Sequence[Engine]
 
@@ -59,11 +59,11 @@ class SpreadEngine:
 
 
 class Servers:
-    """The servers of one model at a time.
+    """Runs the servers of one model at a time.
 
-    They are kept while only the weights change, and replaced when ``architecture_of`` does. Two
-    models do not fit on a device at once, so the second one's servers start when the first's end.
-    ``url``: a running server that holds the only model; no server is started then.
+    If only the weights change, the servers load the new ones. If ``architecture_of`` changes, the
+    servers are restarted. A device has no room for two models, so the old servers stop first.
+    ``url``: a running server with the only model; no server is started then.
     """
 
     def __init__(self, config: EvaluationConfig, out: Path, url: str | None) -> None:
@@ -73,7 +73,7 @@ class Servers:
         self._groups: list[list[int]] = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
-        self._model, self._ready = "", False  # what the servers hold, or load until they are ready
+        self._model, self._ready = "", False  # the model that the servers have, or are loading until ready
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -87,18 +87,18 @@ class Servers:
         self._stack.close()
 
     def begin(self, model: str) -> None:
-        """Start the servers of the first model, without waiting for them."""
+        """Start the servers with the first model, without waiting for them."""
         if self._url is None and not self._running:
             self._start(model)
 
     def stage(self, model: str) -> str:
-        """What ``urls_of`` will do, in words."""
+        """A description of what ``urls_of`` will do, for the progress display."""
         if self._url is not None or (self._ready and model == self._model):
             return ASKING
         return "giving the engines the model's weights" if self._ready else STAGES["engines"]
 
     def urls_of(self, model: str) -> list[str]:
-        """URLs of servers that hold this model's weights."""
+        """URLs of servers with this model's weights. Loads or starts them if necessary."""
         if self._url is not None:
             return [self._url]
         self.begin(model)
@@ -108,13 +108,13 @@ class Servers:
         return [server.url for server in self._running]
 
     def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem], day: date) -> TokenSampler:
-        """Raises ReToolError for a protocol or a prompt that cannot be sampled."""
+        """A sampler for ``case``. Raises ReToolError for an unsupported protocol or prompt."""
         tokenizer = tokenizer_of(self._config.model, case.model, day=day)
         protocol = protocol_of(self._config.rollout.calling(case.tool), tokenizer)
         return TokenSampler(protocol, settings, problems)
 
     def _replace(self, model: str) -> None:
-        """New weights for the running servers, or new servers where that would not be enough."""
+        """Load the model into the running servers, or restart them for another architecture."""
         now, then = architecture_of(self._model), architecture_of(model)
         if other := sorted(name for name in {**now, **then} if now.get(name) != then.get(name)):
             logger.info("%s differs from %s in its %s, so servers are started anew", model, self._model, other)
@@ -148,15 +148,15 @@ class Servers:
 
     def _wait(self) -> None:
         if not self._ready:
-            for server in self._running:  # they load their weights at the same time
+            for server in self._running:  # they load their weights concurrently
                 server.wait_until_healthy()
             self._ready = True
 
 
 class TokenSampler:
-    """Samples in tokens, through the loop that RL trains with.
+    """A ``Sampler`` on tokens, through RL's rollout loop.
 
-    Raises DataError for a prompt that is longer than data.max_prompt_tokens.
+    Raises DataError for a prompt with more than data.max_prompt_tokens tokens.
     """
 
     def __init__(self, protocol: ToolProtocol, settings: Settings, problems: Sequence[Problem]) -> None:
@@ -168,7 +168,7 @@ class TokenSampler:
         }
 
     def notes(self, case: Case, problems: Sequence[Problem]) -> Iterator[str]:
-        """The first prompt as the model sees it, after a warning if its run asked otherwise."""
+        """Notes for the user: a warning if the prompt format differs, then the first prompt."""
         protocol = self._protocol
         asked = format_of_prompts((problem.messages for problem in problems), protocol.name if case.tool else "")
         yield from difference(case.model, asked, case.name, "docs/evaluation.md: how a problem is put to the model.")
@@ -195,7 +195,7 @@ class TokenSampler:
 
 
 async def _load(urls: Sequence[str], model: str) -> None:
-    """Give the servers these weights. Raises RolloutError unless each says that it has them."""
+    """Load a model into the servers. Raises RolloutError unless each then reports that model."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(SglangEngine(url)) for url in urls]
         await asyncio.gather(*(engine.load(model) for engine in engines))
@@ -209,11 +209,11 @@ async def _load(urls: Sequence[str], model: str) -> None:
 
 
 def architecture_of(model: str) -> dict[str, Any]:
-    """The part of a model's configuration that must be equal for one server to take its weights.
+    """The part of a model's config.json that must match for a running server to load its weights.
 
-    transformers reads it and fills in what a file leaves out. A published model and its export,
-    which another version of transformers has written, are then equal. A type that transformers does
-    not know is compared entry by entry. Raises CheckpointError when config.json cannot be read.
+    transformers parses the file and adds defaults, so a published model equals its export from
+    another version of transformers. An unknown model_type is compared entry by entry. Raises
+    CheckpointError if config.json is unreadable.
     """
     found = config_of(model)
     from transformers import CONFIG_MAPPING
@@ -225,7 +225,7 @@ def architecture_of(model: str) -> dict[str, Any]:
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """A model's config.json. Raises CheckpointError when it cannot be read."""
+    """A model's config.json. Raises CheckpointError if it is unreadable."""
     refuse_gguf(model)
     path = Path(model) / "config.json"
     try:

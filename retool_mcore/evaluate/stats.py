@@ -1,10 +1,9 @@
-"""Estimators over k samples of each problem.
+"""Estimators over k samples per problem.
 
-mean, best, worst and maj equal verl's validation metrics, draw for draw. verl
-(trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n by 1000 draws of n samples with
-replacement, seed 42, for n = 2, 4, ... and k, problem by problem, and averages over problems.
-pass@k is the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), without
-replacement.
+mean, best, worst and maj equal verl's validation metrics exactly, with the same random draws. verl
+(trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n with 1000 draws of n samples with
+replacement, seed 42, for n = 2, 4, ... and k, per problem, and averages over problems. pass@k is
+the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), without replacement.
 """
 
 import math
@@ -17,14 +16,14 @@ VERL_DRAWS = 1000
 VERL_SEED = 42
 INTERVAL_DRAWS = 10_000
 INTERVAL = 0.95
-Z = 1.959964  # the normal distribution's quantile of INTERVAL
+Z = 1.959964  # two-sided normal quantile for INTERVAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """The k samples of one problem, with a score and a vote each.
+    """The k samples of one problem: ``scores`` [k] and ``votes`` [k].
 
-    A vote is the answer in a normal form; None: no answer.
+    A vote is the normalised answer, or None without an answer.
     """
 
     scores: Sequence[float]
@@ -35,9 +34,9 @@ class Samples:
 
 
 def summarize(problems: Sequence[Samples]) -> dict[str, float]:
-    """mean@k, best@n, worst@n, maj@n and pass@n, averaged over problems of k samples each.
+    """mean@k, best@n, worst@n, maj@n and pass@n, averaged over problems with k samples each.
 
-    Each estimate NAME also has its interval as NAME/low and NAME/high.
+    Each estimate NAME also has a 95 % interval, NAME/low and NAME/high.
     """
     k = len(problems[0].scores)
     assert all(len(problem.scores) == k for problem in problems), "problems of unequal numbers of samples"
@@ -53,7 +52,7 @@ def summarize(problems: Sequence[Samples]) -> dict[str, float]:
 
 
 def _estimates(problem: Samples, draws: Mapping[int, np.ndarray]) -> dict[str, float]:
-    """All estimates of one problem."""
+    """All estimates of one problem, by metric name."""
     k, right = len(problem.scores), sum(score > 0 for score in problem.scores)
     out = {f"mean@{k}": float(np.mean(problem.scores))}
     for n, drawn in draws.items():
@@ -62,25 +61,25 @@ def _estimates(problem: Samples, draws: Mapping[int, np.ndarray]) -> dict[str, f
 
 
 def sizes(k: int) -> list[int]:
-    """verl's n of best@n: the powers of two from 2 that are below k, and k; none for one sample."""
+    """verl's values of n for best@n: powers of two from 2 to below k, and k; [] for k = 1."""
     return [*(2**power for power in range(1, k.bit_length()) if 2**power < k), *([k] if k > 1 else [])]
 
 
 def pass_at(k: int, correct: int, n: int) -> float:
-    """Probability that n of k samples, drawn without replacement, hold one of the ``correct``."""
+    """Probability that n of k samples, drawn without replacement, include a correct one."""
     return 1.0 - math.comb(k - correct, n) / math.comb(k, n)
 
 
 def interval(means: np.ndarray) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean over problems: other problems could have been asked."""
+    """95 % bootstrap interval of the mean of ``means`` [P], resampling problems."""
     lows, highs = intervals(means[:, None])
     return float(lows[0]), float(highs[0])
 
 
 def rate_intervals(values_PM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``intervals`` of rates in [0, 1], and Wilson's where all P problems have 0 or all have 1.
+    """``intervals`` of rates [P, M] in [0, 1], with Wilson's interval if all rates are 0 or all 1.
 
-    Resampling problems that scored alike would give an interval without width.
+    Resampling equal values would give an interval of width 0.
     """
     lows, highs = intervals(values_PM)
     margin = Z**2 / (len(values_PM) + Z**2)
@@ -90,13 +89,13 @@ def rate_intervals(values_PM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """``interval`` of each of M metrics, on the same draws of P problems: lows [M], highs [M]."""
+    """``interval`` of M metrics, with the same draws of P problems: (lows [M], highs [M])."""
     problems = len(values_PM)
     generator = np.random.default_rng(seed)
     means_DM = np.concatenate(
         [
             generator.multinomial(problems, np.full(problems, 1 / problems), size=INTERVAL_DRAWS // 10) @ values_PM
-            for _ in range(10)  # in parts: thousands of problems would take 100 MB at once
+            for _ in range(10)  # in parts, because thousands of problems would take 100 MB at once
         ]
     )
     lows, highs = np.quantile(means_DM / problems, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
@@ -104,7 +103,7 @@ def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def _draws(k: int, n: int) -> np.ndarray:
-    # The legacy generator on purpose: verl seeds numpy's global one again for each problem and
+    # The legacy generator, as in verl, which re-seeds NumPy's global one for each problem and
     # metric.
     return np.random.RandomState(VERL_SEED).choice(k, size=(VERL_DRAWS, n), replace=True)
 
@@ -120,9 +119,9 @@ def _at(problem: Samples, draws: np.ndarray) -> dict[str, float]:
 
 
 def _majority(problem: Samples, scores: np.ndarray, draw: np.ndarray) -> float:
-    """The score of the most frequent vote's first sample.
+    """The score of the first sample with the most frequent vote.
 
-    Among equally frequent votes, the one drawn first wins.
+    Ties go to the vote that was drawn first.
     """
     counts: dict[Hashable, int] = {}
     first: dict[Hashable, int] = {}

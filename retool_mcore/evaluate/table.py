@@ -1,6 +1,6 @@
-"""An evaluation for people: a table on the terminal, and ``report.md``.
+"""Formats evaluations as a table for the terminal and as ``report.md``.
 
-``report.md`` also has the matrix of problems and samples.
+``report.md`` also lists the result of each sample of each problem.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MARKS = "# right, . wrong, - without an answer"
 
 
 def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One row for each evaluation; all evaluations have the same n."""
+    """A table with one row per evaluation. All evaluations must have the same n."""
     from rich.table import Table
 
     n = next(iter(reports.values()))["n"]
-    table = Table(box=None, padding=(0, 1, 0, 0))  # a row is a line at 80 columns; only a long name takes more
+    table = Table(box=None, padding=(0, 1, 0, 0))  # a row fits one line of 80 columns, except for long names
     scores = [f"mean@{n}", *(f"{kind}@{n}" for kind in KINDS if n > 1)]
     for heading in ("model", "tool", *scores, "95 % of mean", "turns", "calls", "tokens"):
         left = heading == "model"
@@ -45,7 +45,7 @@ def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def interval_note(report: Mapping[str, Any]) -> str:
-    """A sentence on what the interval is over, and on how wide few problems make it."""
+    """A sentence on what the interval covers, with a warning if there are few problems."""
     n, scores = report["n"], report["scores"]
     width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
     if not width:
@@ -57,12 +57,12 @@ def interval_note(report: Mapping[str, Any]) -> str:
         else ""
     )
     alike = scores[f"mean@{n}"] in (0.0, 1.0)
-    kind = "Wilson" if alike else "bootstrap"  # of problems that scored alike a bootstrap has no width
+    kind = "Wilson" if alike else "bootstrap"  # a bootstrap of equal scores has no width
     return f"Intervals are 95 % {kind} intervals over the {report['problems']} problems.{wide}"
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """``report.md``: scores with their intervals, behaviour, and one line for each problem."""
+    """The text of ``report.md``: scores with intervals, behaviour, and one line per problem."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -99,7 +99,7 @@ def _interval(scores: Mapping[str, float], name: str) -> str:
 
 
 def comparison_lines(found: Comparison) -> Iterator[str]:
-    """The difference in words, and each flip."""
+    """Text lines with the difference and each flipped problem."""
     yield (
         f"{found.first:.3f} to {found.second:.3f}: {found.difference:+.3f}, 95 % interval {found.low:+.3f} to "
         f"{found.high:+.3f}, paired over {found.problems} problems"
