@@ -1,9 +1,9 @@
-"""Adapters on disk in peft's form, the base that they belong to, and the model that both make.
+"""Reads, writes and merges LoRA adapters in PEFT's format.
 
 adapter_model.safetensors   base_model.model.<matrix>.lora_A.weight [r, in] and lora_B [out, r]
-adapter_config.json         peft's LoraConfig; names the base
-adapter_base.json           a hash of each of the base's files, by which another base is known, and
-                            "precision": "fp8" where its layers' matrices were rounded: model/fp8.py
+adapter_config.json         PEFT's LoraConfig, which names the base model
+adapter_base.json           hashes of the base's files, to detect a different base; "precision":
+                            "fp8" if the base's layer matrices were rounded to FP8 (model/fp8.py)
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight")
 
 
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """weight [out, in] + scale * b [out, r] a [r, in], added in float32 and rounded once."""
+    """weight [out, in] + scale * b [out, r] @ a [r, in], computed in float32 and rounded once."""
     return weight.float().addmm(b.float(), a.float(), alpha=scale).to(weight.dtype)
 
 
 def peft_config(base: str, *, rank: int, alpha: float, dropout: float, matrices: Sequence[str]) -> dict[str, Any]:
-    """peft's LoraConfig; ``base``: model.path of the run."""
+    """PEFT's LoraConfig as a dict. ``base``: the run's model.path."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -51,9 +51,9 @@ def peft_config(base: str, *, rank: int, alpha: float, dropout: float, matrices:
 
 
 def base_hashes(model: str) -> dict[str, str]:
-    """A hash of the ends of each of a model's files of weights, and of its config.json.
+    """Hashes of a model's weight files (of both ends, see ``file_hash``) and of its config.json.
 
-    {} for a hub name that the cache does not have.
+    {} for a hub name that is not in the cache.
     """
     found = tensor_files(model)
     if found is None:
@@ -69,7 +69,7 @@ def write_adapter(
     *,
     base_in_fp8: bool = False,
 ) -> None:
-    """Write adapters, whole and on the host, by the name of their matrix."""
+    """Write adapters {matrix name: (A [r, in], B [out, r])}, unsharded and on the CPU."""
     to = Path(folder)
     to.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -84,21 +84,21 @@ def write_adapter(
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """As safetensors, whose writer has no whole annotations."""
+    """Write a safetensors file. Wraps the library's untyped writer."""
     torch_files: Any = import_module("safetensors.torch")
     torch_files.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder of weights holds an adapter, and no model."""
+    """Whether a weights folder contains an adapter rather than a full model."""
     return (folder / CONFIG).is_file()
 
 
 def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
-    """The adapters in ``folder`` by the name of their matrix, each A and B, and peft's config.
+    """Read the adapters {matrix name: (A, B)} and PEFT's config from ``folder``.
 
-    ``model`` is the base that they are wanted for, "" the one that the config names. Raises
-    CheckpointError for one that they were not trained on.
+    ``model``: the base to use them with; "" for the one in the config. Raises CheckpointError if
+    the adapters were trained on a different base.
     """
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     hashes: dict[str, str] = json.loads((folder / BASE).read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, An
             "or start a run with another run.name."
         )
     with safe_open()(folder / WEIGHTS, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     names = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in tensors}
     return {
         name: (tensors[f"{_PREFIX}{name}.lora_A.weight"], tensors[f"{_PREFIX}{name}.lora_B.weight"]) for name in names
@@ -120,11 +120,11 @@ def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, An
 
 
 def merge(adapter: Path, to: Path) -> None:
-    """Write the model that an adapter and its base make, in the adapter's number type.
+    """Merge an adapter into its base and write the full model, in the adapter's dtype.
 
-    The base's matrices are rounded if they were so in training. One file of the base is in memory
-    at a time. The tokenizer and what else lies beside the adapter is copied, the base's config.json
-    too. Raises CheckpointError.
+    Rounds the base's matrices to FP8 if training did. Loads one weight file of the base at a time.
+    Copies the adapter folder's other files, such as the tokenizer, and the base's config.json.
+    Raises CheckpointError.
     """
     pairs, config = read_adapter(adapter)
     located = tensor_files(str(config["base_model_name_or_path"]))
@@ -138,7 +138,7 @@ def merge(adapter: Path, to: Path) -> None:
     for shard in sorted(set(files.values())):
         tensors: dict[str, torch.Tensor] = {}
         with safe_open()(base / shard, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  no mapping
+            for name in file.keys():  # noqa: SIM118  not a mapping
                 weight = file.get_tensor(name).to(dtype)
                 weight = rounded(weight) if in_fp8 and _MATRIX.fullmatch(name) else weight
                 pair = pairs.get(name.removesuffix(".weight"))

@@ -1,4 +1,4 @@
-"""Checks that a run fits its model, without starting an engine."""
+"""Checks a run's configuration against its model, without starting an engine."""
 
 from math import ceil
 from pathlib import Path
@@ -15,10 +15,10 @@ from retool_mcore.model.tensors import EMBEDDING, HEAD, check_tensors, check_val
 
 
 def check_model(config: RunConfig) -> None:
-    """Check that the layout and lengths fit the model. Raises ConfigError with the arithmetic.
+    """Check that the parallel layout and the lengths fit the model.
 
-    A hub name is checked by its config.json, which is fetched. Raises CheckpointError when it
-    cannot be had: the run could not read the model either.
+    Fetches the config.json of a hub name. Raises ConfigError with the arithmetic, and
+    CheckpointError if config.json is unavailable, because the run could not load the model either.
     """
     values = read_config(config.model.path) or fetch_config(config.model.path)
     _check_fields(config, values)
@@ -63,7 +63,7 @@ def check_model(config: RunConfig) -> None:
 
 
 def _check_fields(config: RunConfig, values: dict[str, Any]) -> None:
-    """Raise ConfigError for a field of the model's configuration that training would not heed."""
+    """Raise ConfigError for a config.json field that training would ignore."""
     model = config.model.path
     try:
         check_fields(values, model)
@@ -75,9 +75,9 @@ def _check_fields(config: RunConfig, values: dict[str, Any]) -> None:
 
 
 def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
-    """Raise CheckpointError unless the checkpoint has the tensors that training reads, with values.
+    """Raise CheckpointError unless the checkpoint has valid values for the tensors of training.
 
-    Those of a hub name that is not in the cache are checked when they are loaded.
+    Loading checks the weights of a hub name that is not in the cache.
     """
     found = tensor_files(config.model.path)
     if found is None:
@@ -95,7 +95,7 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
 
 
 def _check_vocabulary(model: str, vocabulary: int) -> None:
-    """Raise CheckpointError where the tokenizer has a token without a row of the embedding."""
+    """Raise CheckpointError if the tokenizer has a token id beyond the embedding table."""
     highest = highest_token(Path(model))
     if highest >= vocabulary:
         raise CheckpointError(
@@ -105,7 +105,7 @@ def _check_vocabulary(model: str, vocabulary: int) -> None:
 
 
 def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
-    """Raise ConfigError for sequences beyond the positions that the model is made for."""
+    """Raise ConfigError if sequences may exceed the model's maximum positions."""
     longest, wanted = values.get("max_position_embeddings"), config.max_sequence_tokens
     scaled = rope_of_config(values).reach
     if longest is None or wanted <= longest or (wanted <= scaled and not isinstance(config, RlConfig)):
@@ -121,7 +121,7 @@ def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
 
 
 def _check_dense(config: RunConfig) -> None:
-    """Raise ConfigError for a setting that a model without experts has no use for."""
+    """Raise ConfigError for an MoE setting with a dense model."""
     fields = Experts.model_fields.items()
     asked = {
         f"experts.{name}": getattr(config.experts, name)
@@ -148,7 +148,7 @@ def _check_old_log_prob(config: RlConfig) -> None:
 
 
 def check_recompute(config: RunConfig, shape: ModelShape) -> None:
-    """Raise ConfigError when the longest sequence does not fit even with all layers recomputed."""
+    """Raise ConfigError if the longest sequence does not fit even with all layers recomputed."""
     if config.memory.recompute != "auto":
         return
     assert isinstance(config, SftConfig | RlConfig), "a run is one of both"

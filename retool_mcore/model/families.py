@@ -1,7 +1,8 @@
-"""The families of models that are trained, and what each field of their config.json means here.
+"""The supported model families, and how training treats each field of their config.json.
 
-A field is applied, or harmless, or has values that alone are taken; any other is refused by name,
-because training would go on without it while transformers or SGLang might not.
+Training applies a field, ignores it as harmless, or accepts only certain values. It rejects any
+other field by name, because training would silently ignore it while transformers or SGLang might
+apply it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ APPLIED = {
 }  # fmt: skip
 WINDOW = {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}  # check_window
 EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
-HARMLESS = {  # of the file, of generation, or of how a program runs the model
+HARMLESS = {  # about the file, generation, or how a program runs the model
     "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "transformers_version", "torch_dtype",
     "dtype", "use_cache", "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id",
     "sep_token_id", "unk_token_id", "decoder_start_token_id", "tokenizer_class", "prefix", "task_specific_params",
@@ -42,7 +43,7 @@ ALL_EXPERTS = "training expects experts in every layer"
 
 @dataclass(frozen=True, kw_only=True)
 class Only:
-    """The values of a field that are taken, and why no other is."""
+    """The accepted values of a field, and the reason to reject others."""
 
     values: tuple[Any, ...]
     why: str
@@ -76,10 +77,10 @@ ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model_type.
+    """A model_type.
 
-    ``needs``: fields whose default transformers keeps in code, not in files. ``also``: fields that
-    are applied or harmless in this family.
+    ``needs``: required fields, whose defaults are in transformers' code and not in files. ``also``:
+    additional fields that are applied or harmless in this family.
     """
 
     models: str
@@ -94,7 +95,7 @@ FAMILIES = {
         models="Qwen2, Qwen2.5, and what is made from them",
         architecture="Qwen2ForCausalLM",
         needs=("num_key_value_heads",),
-        also=frozenset({"attention_bias"}),  # the family has one, and transformers reads no such field
+        also=frozenset({"attention_bias"}),  # the family always has this bias, and transformers ignores the field
     ),
     "qwen3": Family(models="Qwen3", architecture="Qwen3ForCausalLM", needs=("num_key_value_heads", "head_dim")),
     "qwen3_moe": Family(
@@ -111,14 +112,14 @@ FAMILIES = {
     "llama": Family(models="Llama 2 and 3, SmolLM2", architecture="LlamaForCausalLM", needs=()),
     "mistral": Family(models="Mistral 7B", architecture="MistralForCausalLM", needs=("num_key_value_heads",)),
 }
-DEFAULT_WINDOW = 4096  # transformers', where the file names none
+DEFAULT_WINDOW = 4096  # transformers' default if the file has no sliding_window
 WAYS_OUT = (
     "Take a model without it; if the weights do not depend on it, take the field out of a copy of its config.json"
 )
 
 
 def check_fields(values: Mapping[str, Any], model: str) -> None:
-    """Raise ConfigError unless each field of ``model``'s config.json means what training does."""
+    """Raise ConfigError unless training supports each field of ``model``'s config.json."""
     kind = values.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
@@ -150,7 +151,7 @@ def _check_field(name: str, value: Any, family: Family, model: str) -> None:
         return
     only = family.only.get(name) or ONLY.get(name)
     if only is None:
-        if value:  # what is off does nothing
+        if value:  # a field that is off has no effect
             raise ConfigError(f"{name} of {model} is {value!r}, and training does not know this field. {WAYS_OUT}.")
     elif value not in only.values:
         taken = " or ".join(repr(each) for each in only.values) or "none"
@@ -158,7 +159,7 @@ def _check_field(name: str, value: Any, family: Family, model: str) -> None:
 
 
 def check_engine_fields(values: Mapping[str, Any], model: str) -> None:
-    """Raise ConfigError for what training applies and SGLang, which samples, does not."""
+    """Raise ConfigError for a field that training applies but SGLang does not."""
     try:
         check_engine_rope(values)
     except ConfigError as error:
@@ -166,22 +167,22 @@ def check_engine_fields(values: Mapping[str, Any], model: str) -> None:
 
 
 def window_of(values: Mapping[str, Any]) -> int | None:
-    """How many tokens some layer of a model looks back, None for all."""
+    """The sliding window in tokens, if some layer has one; None for full attention."""
     kinds = set(values.get("layer_types") or ()) - {"full_attention"}
     if other := kinds - {"sliding_attention"}:
         raise ConfigError(f"layer_types has {', '.join(sorted(other))}, and training takes full attention")
     width: int | None = values.get("sliding_window", DEFAULT_WINDOW)
     if values.get("model_type") == "mistral":
         return width
-    if values.get("model_type") == "llama":  # transformers reads none there, and other programs may
+    if values.get("model_type") == "llama":  # transformers ignores it for llama, but other programs may not
         return values.get("sliding_window") if values.get("use_sliding_window", True) else None
     return width if kinds or values.get("use_sliding_window") else None
 
 
 def check_window(values: Mapping[str, Any], longest_tokens: int, model: str) -> None:
-    """Raise ConfigError where sequences of ``longest_tokens`` exceed what a layer looks back.
+    """Raise ConfigError if sequences of ``longest_tokens`` exceed a layer's sliding window.
 
-    Up to there a window leaves nothing out, and training, which knows none, computes the same.
+    Training always uses full attention, which is equivalent for sequences within the window.
     """
     try:
         window = window_of(values)

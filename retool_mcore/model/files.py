@@ -1,4 +1,4 @@
-"""What a model directory tells before any weight is read: its configuration and its shards."""
+"""Reads and checks a model directory's config and file list, without loading weights."""
 
 import hashlib
 import json
@@ -15,16 +15,16 @@ GENERATION = "generation_config.json"
 WHOLE, ADAPTER = "model.safetensors", "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-TEXT_BYTES = 2**28  # of a tokenizer; the largest published ones have a tenth of it
-ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
-_HUB_S = 10.0  # how long the hub may take to answer
+TEXT_BYTES = 2**28  # limit for text files; the largest published tokenizers have a tenth of it
+ENDS_BYTES = 2**20  # hashed at each end of a file; with the size, they identify the file
+_HUB_S = 10.0  # timeout of a request to the hub
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a local model directory, or of a hub name from the hub's cache, else {}.
+    """``config.json`` of a local model directory or, for a hub name, from the hub cache; else {}.
 
-    Asks no network: ``fetch_config`` does. Raises CheckpointError when the directory is not a
-    complete Hugging Face checkpoint.
+    Does not use the network; ``fetch_config`` does. Raises CheckpointError if the directory is not
+    a complete Hugging Face checkpoint.
     """
     folder = Path(path)
     if not folder.exists():
@@ -36,16 +36,16 @@ def read_config(path: str) -> dict[str, Any]:
     refuse_gguf(path)
     require_regular_files(folder)
     values = _config_json(folder)
-    if (generation := folder / GENERATION).exists():  # the engine would meet it after minutes
+    if (generation := folder / GENERATION).exists():  # the engine would fail on it after minutes
         _table_of(generation, "a model's settings for sampling")
     _check_shards(folder)
     return values
 
 
 def require_regular_files(folder: Path) -> None:
-    """Raise CheckpointError for a text of a model's folder that reading would not end on.
+    """Raise CheckpointError for a text file that could not be read to its end.
 
-    A pipe waits for a writer, and a link to a device has no end.
+    A named pipe would block for a writer, and a link to a device has no end.
     """
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.suffix not in TEXTS or file.is_dir():
@@ -60,7 +60,7 @@ def require_regular_files(folder: Path) -> None:
 
 
 def refuse_gguf(path: str) -> None:
-    """Raise CheckpointError where a GGUF file is named for a model's folder."""
+    """Raise CheckpointError if the path is a GGUF file instead of a model directory."""
     if Path(path).suffix == ".gguf" and Path(path).is_file():
         folder = Path(path).with_suffix("")
         raise CheckpointError(
@@ -69,14 +69,14 @@ def refuse_gguf(path: str) -> None:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a model.path means owner/name on the hub, and no folder."""
+    """Whether a model.path is a hub name (owner/name) rather than a directory."""
     return not Path(path).exists() and path.count("/") == 1 and not path.startswith((".", "/", "runs/"))
 
 
 def fetch_config(name: str) -> dict[str, Any]:
-    """``config.json`` of a hub name, fetched into the hub's cache if it is not there.
+    """``config.json`` of a hub name, downloaded to the hub cache if necessary.
 
-    Raises CheckpointError when it cannot be had.
+    Raises CheckpointError if it is unavailable.
     """
     if values := _cached_config(name):
         return values
@@ -87,9 +87,9 @@ def fetch_config(name: str) -> dict[str, Any]:
     except ImportError as error:
         raise CheckpointError(f"model.path = {name!r} is a hub name, and huggingface_hub is missing") from error
     try:
-        client: Any = huggingface_hub  # the types of its download are partly unknown
+        client: Any = huggingface_hub  # its download functions are only partly typed
         if not client.constants.HF_HUB_OFFLINE:
-            # Asked once here: huggingface_hub asks six times in half a minute, a line for each.
+            # Fail fast: huggingface_hub would retry six times in half a minute and log each.
             httpx.head(client.hf_hub_url(name, "config.json"), timeout=_HUB_S)
         return _config_json(Path(client.hf_hub_download(name, "config.json")).parent)
     except (OSError, HFValidationError, HfHubHTTPError, httpx.HTTPError) as error:
@@ -107,11 +107,11 @@ def _cached_config(name: str) -> dict[str, Any]:
 
 
 def _cached(name: str, file: str) -> Path | None:
-    """The folder of the hub's cache that has a file of a hub name."""
+    """The folder in the hub cache that contains ``file`` of a hub name; None if not cached."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
-    except ImportError:  # planning a run needs neither engine nor hub
+    except ImportError:  # `retool plan` works without huggingface_hub
         return None
     try:
         found = try_to_load_from_cache(name, file)
@@ -125,7 +125,7 @@ def _config_json(folder: Path) -> dict[str, Any]:
 
 
 def _table_of(file: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file of a model. Raises CheckpointError; ``what`` the file holds."""
+    """The object in a model's JSON file. Raises CheckpointError; ``what`` describes the file."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         if not is_table(values):
@@ -139,19 +139,19 @@ def _table_of(file: Path, what: str) -> dict[str, Any]:
 
 
 def dtype_of_weights(folder: Path) -> str:
-    """The dtype of most tensors of a complete model directory, as torch names it ("bfloat16")."""
+    """The most common tensor dtype in a complete model directory, as a torch name ("bfloat16")."""
     found: Counter[str] = Counter()
     for name in _shards(folder):
         with safe_open()(folder / name, framework="np") as shard:
-            found.update(shard.get_slice(key).get_dtype() for key in shard.keys())  # noqa: SIM118  no mapping
+            found.update(shard.get_slice(key).get_dtype() for key in shard.keys())  # noqa: SIM118  not a mapping
     [(common, _)] = found.most_common(1)
     return {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(common, common)
 
 
 def tensor_files(model: str) -> tuple[Path, dict[str, str]] | None:
-    """The folder of a model's weights, and the file in it of each tensor.
+    """The folder of a model's weights, and each tensor's file in it.
 
-    None for a hub name whose weights the cache does not have.
+    None for a hub name whose weights are not in the cache.
     """
     folder = Path(model)
     if not folder.exists():
@@ -166,7 +166,7 @@ def tensor_files(model: str) -> tuple[Path, dict[str, str]] | None:
 
 
 def file_hash(path: Path) -> str:
-    """Of a file's size and of both its ends, or "missing"."""
+    """A hash of a file's size and both ends (ENDS_BYTES each), or "missing"."""
     if not path.is_file():
         return "missing"
     size = path.stat().st_size
@@ -179,7 +179,7 @@ def file_hash(path: Path) -> str:
 
 
 def safe_open() -> Any:
-    """The reader of safetensors, which is compiled and has no annotations."""
+    """``safetensors.safe_open``, untyped because it is a compiled extension."""
     import safetensors
 
     return safetensors.safe_open
@@ -202,7 +202,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def check_files(folder: Path) -> None:
-    """Raise CheckpointError where a folder holds weights twice, of which a reader takes one."""
+    """Raise CheckpointError if a folder contains its weights twice; readers would use only one."""
     if (folder / INDEX).is_file() and (folder / WHOLE).is_file() and WHOLE not in _index(folder).values():
         raise CheckpointError(
             f"{folder} has both {WHOLE} and {INDEX} with other files, and transformers reads the first. Move one of "
@@ -216,14 +216,14 @@ def check_files(folder: Path) -> None:
 
 
 def highest_token(folder: Path) -> int:
-    """The highest token id in a folder's tokenizer.json; -1 where none can be read."""
+    """The highest token id in a folder's tokenizer.json; -1 if it is unreadable."""
     try:
         values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         vocabulary = values["model"]["vocab"]
         ids = vocabulary.values() if is_table(vocabulary) else range(len(vocabulary))
         return max([-1, *ids, *(int(token["id"]) for token in values.get("added_tokens") or ())])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return -1  # load_tokenizer says what is wrong with it
+        return -1  # load_tokenizer reports the error
 
 
 def _check_shards(folder: Path) -> None:
@@ -241,10 +241,11 @@ def _check_shards(folder: Path) -> None:
 
 
 def of_model(path: str) -> ModelShape:
-    """The shape of a model: from its local directory, else of the published model in its name.
+    """The shape of a model, from its local directory or from a published model in its name.
 
-    The directory needs no weights, so that a run can be planned before they are fetched. The name
-    "runs/sft_qwen2.5_7b/export" holds Qwen2.5-7B. Raises ConfigError when neither tells the shape.
+    The directory may lack weights, so that `retool plan` works before they are downloaded. The name
+    "runs/sft_qwen2.5_7b/export", for example, contains Qwen2.5-7B. Raises ConfigError if neither
+    gives the shape.
     """
     if Path(path).exists():
         return shape_of_config(_config_json(Path(path)))

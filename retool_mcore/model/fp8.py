@@ -1,9 +1,9 @@
-"""Weights in one byte a value: float8_e4m3fn, and a power of two for each row.
+"""FP8 weight storage: float8_e4m3fn values with a power-of-two scale per row.
 
-A row's power brings its largest value to the top of float8's range, 448. That a power of two
-multiplies exactly makes a weight from its byte without an error in any number type that has it.
-float8_e4m3fn keeps four binary digits, so a value moves by at most a sixteenth of itself, unless it
-is below 2^-14 of its row's largest.
+The scale maps a row's largest value to the top of float8's range, 448. Multiplying by a power of
+two is exact, so dequantization adds no error in any dtype that can represent the result.
+float8_e4m3fn has four significant bits, so the relative rounding error is at most 1/16, except for
+values below 2^-14 of their row's largest.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-LARGEST = 448.0  # that float8_e4m3fn has
+LARGEST = 448.0  # largest finite value of float8_e4m3fn
 
 
 def row_scales(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The rows' powers of two [rows, 1], for the largest absolute value [rows] of each."""
+    """Power-of-two scales [rows, 1] in ``dtype``, from each row's largest absolute value [rows]."""
     import torch
 
     mantissa, exponent = torch.frexp(largest.float() / LARGEST)
-    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=-100)  # a power of two is itself enough
+    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=-100)  # an exact power of two needs no larger scale
     return torch.ldexp(torch.ones_like(largest, dtype=torch.float32), exponent).to(dtype)[:, None]
 
 
 def to_fp8(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """weight [rows, columns] in one byte a value."""
+    """Quantize weight [rows, columns] to float8_e4m3fn with ``scales`` [rows, 1]."""
     import torch
 
     return (weight / scales).to(torch.float8_e4m3fn)
 
 
 def from_fp8(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The weight of ``to_fp8``, in the number type of ``scales``; no copy beyond the result."""
+    """Dequantize ``to_fp8``'s result to the dtype of ``scales``. Allocates only the result."""
     return stored.to(scales.dtype).mul_(scales)
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
-    """weight [rows, columns] as it is after it was stored."""
+    """weight [rows, columns] after quantization and dequantization, in its dtype."""
     scales = row_scales(weight.abs().amax(1), weight.dtype)
     return from_fp8(to_fp8(weight, scales), scales)

@@ -1,4 +1,4 @@
-"""Shapes from each model's published config.json, for planning without a copy of the model."""
+"""Shapes from published config.json files, for planning without a local copy of the model."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Rotary positions as a config.json has them, and which of them training takes.
+"""Parses the RoPE settings of a config.json and checks that training supports them.
 
-transformers' modeling_rope_utils.py computes their frequencies, which a patch gives to Megatron
+transformers' modeling_rope_utils.py computes the frequencies. A patch passes them to Megatron
 (platforms/patches_mbridge.py).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from retool_mcore.errors import ConfigError
 
-NEEDED = {  # rope type -> what its settings must have
+NEEDED = {  # rope type -> required settings
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -23,7 +23,7 @@ YARN = {
     "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
     "truncate",
 }  # fmt: skip
-UNREAD = {  # rope type -> settings that transformers does not read for it, and that are found in files
+UNREAD = {  # rope type -> settings that occur in files but that transformers ignores
     "linear": ("original_max_position_embeddings",),
     "yarn": ("finetuned",),
 }
@@ -33,23 +33,23 @@ MARKS = ("rope_type", "type", "rope_theta")
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions. A field that its kind does not use keeps its default."""
+    """RoPE settings. Fields that the rope type does not use keep their defaults."""
 
     kind: str = "default"
     factor: float = 1.0
-    original_positions: int = 0  # yarn: the context before the scaling
+    original_positions: int = 0  # yarn: the context length before scaling
 
     @property
     def reach(self) -> int:
-        """Positions that yarn's scaling is made for, 0 for other kinds."""
+        """The maximum position after YaRN scaling; 0 for other rope types."""
         return round(self.factor * self.original_positions) if self.kind == "yarn" else 0
 
 
 def rope_of_config(values: Mapping[str, Any]) -> Rope:
-    """The positions of a config.json, in the keys of transformers 4 or 5.
+    """The RoPE settings of a config.json, with the keys of transformers 4 or 5.
 
-    Raises ConfigError, which names the key, for those that training would not compute as
-    transformers does.
+    Raises ConfigError with the key for settings that training would compute differently from
+    transformers.
     """
     key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
     found: dict[str, Any] = values.get(key) or {}
@@ -89,10 +89,10 @@ def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:
 
 
 def check_engine_rope(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for positions that training takes and SGLang computes otherwise."""
+    """Raise ConfigError for settings that training supports but SGLang computes differently."""
     rope = rope_of_config(values)
     found: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    usual = 0.1 * log(rope.factor) + 1  # of cosines and sines, so of the scores its square
+    usual = 0.1 * log(rope.factor) + 1  # scales cosines and sines, so attention scores scale by its square
     factor, mscale, of_all = (found.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if factor is None and mscale and of_all:
         factor = (0.1 * mscale * log(rope.factor) + 1) / (0.1 * of_all * log(rope.factor) + 1)

@@ -1,4 +1,4 @@
-"""A model's shape as numbers: what it weighs, and what one token costs in memory and arithmetic."""
+"""A model's dimensions, with its parameter counts and the memory and FLOPs per token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,14 @@ NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Dimensions of a decoder with gated feed-forward layers, dense or with experts.
-
-    Qwen2, Qwen2.5, Qwen3 and Llama are such decoders.
-    """
+    """Dimensions of a decoder with gated MLPs, dense or MoE, such as Qwen2, Qwen3 and Llama."""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int  # of one expert, if there are experts
+    ffn: int  # intermediate size of the MLP, or of one expert
     vocab: int
     tied: bool
     experts: int = 0
@@ -31,7 +28,7 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """Attention weights of one layer, without biases and norms, which are some thousandths."""
+        """Attention weights of one layer, without biases and norms (some thousandths of it)."""
         return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
 
     @property
@@ -40,13 +37,13 @@ class ModelShape:
         return self.attention_params + (ffn * self.experts + self.hidden * self.experts if self.experts else ffn)
 
     def adapter_params(self, rank: int, matrices: Sequence[str], tp: int = 1) -> float:
-        """Of one layer's adapters on one of ``tp`` ranks.
+        """Parameters of one layer's adapters on one of ``tp`` ranks.
 
-        Tensor parallelism cuts the one of an adapter's two matrices that has the side which it cuts
-        the weight by.
+        Tensor parallelism splits only one of an adapter's two matrices: B of a column-parallel
+        weight, A of a row-parallel one.
         """
         attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        whole_and_cut = {  # in, out of what is cut by its output; out, in of what is cut by its input
+        whole_and_cut = {  # (unsplit, split) dimension: (in, out) if column-parallel, (out, in) if row-parallel
             "q_proj": (self.hidden, attended), "k_proj": (self.hidden, kv), "v_proj": (self.hidden, kv),
             "o_proj": (self.hidden, attended), "gate_proj": (self.hidden, self.ffn), "up_proj": (self.hidden, self.ffn),
             "down_proj": (self.hidden, self.ffn),
@@ -55,12 +52,12 @@ class ModelShape:
 
     @property
     def largest_matrix(self) -> int:
-        """Weights of a dense layer's largest linear; Megatron joins gate and up, and q, k and v."""
+        """Weights of a dense layer's largest linear. Megatron fuses gate and up, and q, k and v."""
         return self.hidden * max(2 * self.ffn, self.head_dim * (self.heads + 2 * self.kv_heads))
 
     @property
     def head_params(self) -> int:
-        """Weights of the embedding table, or of the output matrix."""
+        """Weights of the embedding table, and equally of the output matrix."""
         return self.hidden * self.vocab
 
     @property
@@ -68,47 +65,50 @@ class ModelShape:
         return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
 
     def engine_bytes(self, *, fp8: bool) -> int:
-        """Of an engine's weights; ``fp8``: the layers' take one byte, embedding and head two."""
+        """Bytes of an engine's weights. With ``fp8``, layers use one byte per weight.
+
+        The embedding and the head always use two.
+        """
         return 2 * self.params - (self.layers * self.layer_params if fp8 else 0)
 
     @property
     def compute_params(self) -> int:
-        """Weights that multiply a token.
+        """Weights in matrix products per token.
 
-        The embedding is looked up and does not count; of the experts, those that the token is
-        routed to do.
+        Excludes the embedding, which is a lookup. Includes only the experts that a token is routed
+        to.
         """
         ffn = 3 * self.hidden * self.ffn
         mlp = ffn * self.experts_per_token + self.hidden * self.experts if self.experts else ffn
         return self.layers * (self.attention_params + mlp) + self.head_params
 
     def product_flops(self, passes: float, lora: Lora) -> float:
-        """FLOPs of a token's matrix products in ``passes``, counted in forward passes.
+        """FLOPs per token in matrix products. ``passes``: in units of forward passes.
 
-        Forward and backward are 3, and 4 if all is computed twice: each costs 2 a weight. Beside
-        adapters the other weights are frozen. They take no gradient, which is one of the 3.
+        Forward plus backward is 3 passes, and 4 with full recomputation. A pass costs 2 FLOPs per
+        weight. With LoRA, the base weights are frozen and skip the pass for weight gradients.
         """
         frozen = 1 if lora.rank and passes >= 3 else 0
         adapters = self.layers * self.adapter_params(lora.rank, lora.matrices)
         return 2.0 * (self.compute_params * (passes - frozen) + adapters * passes)
 
     def train_flops(self, lengths: Sequence[int], lora: Lora) -> float:
-        """Model FLOPs, as MFU counts them, to train on sequences of ``lengths`` tokens.
+        """Model FLOPs, as defined for MFU, to train on sequences of ``lengths`` tokens.
 
-        For a forward and backward pass: ``6 N T``, with N = ``compute_params``, plus ``6 L heads
-        head_dim T^2`` per sequence for causal attention. With adapters ``4 N T``, and ``6 T`` for
-        each of their own weights. Recomputation is not counted. Source: PaLM (arXiv 2204.02311),
-        appendix B, with half of its attention term, because causal attention computes half.
+        A forward and backward pass takes ``6 N T``, with N = ``compute_params``, plus ``6 L heads
+        head_dim T^2`` per sequence for causal attention. With LoRA, it takes ``4 N T``, plus
+        ``6 T`` per adapter weight. Excludes recomputation. Source: PaLM (arXiv 2204.02311), appendix
+        B, with half of its attention term, because causal attention computes half.
         """
         tokens, squares = sum(lengths), sum(length * length for length in lengths)
         return self.product_flops(3, lora) * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that a layer with fused kernels keeps per token for its backward pass (bfloat16).
+        """Activation bytes per token of a layer with fused kernels (bfloat16).
 
-        They are the inputs of both norms, q, k, v, the attention's output, and three tensors of the
-        MLP's width: the outputs of the gate and of the up-projection, and their product.
+        These are the inputs of both norms, q, k, v, the attention output, and three tensors of the
+        MLP's width: the outputs of the gate and up projections, and their product.
         """
         ffn = self.ffn * (self.experts_per_token or 1)
         attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -116,21 +116,21 @@ class ModelShape:
 
     @property
     def fp8_values(self) -> int:
-        """Of what a layer keeps per token, the values that model.fp8 keeps in one byte, not in two.
+        """Activation values per token and layer that model.fp8 stores in one byte instead of two.
 
-        They are the inputs of two matrix products that nothing else reads: the attention's output,
-        and the product in the MLP.
+        These are the inputs of two matrix products that no other operation reads: the attention
+        output, and the product in the MLP.
         """
         return self.heads * self.head_dim + self.ffn * (self.experts_per_token or 1)
 
     def kv_bytes(self, *, fp8: bool) -> int:
-        """Of one token in the rollout engine's cache, all layers; a value takes one byte or two."""
+        """KV cache bytes per token, over all layers: one or two bytes per value."""
         return 2 * self.layers * self.kv_heads * self.head_dim * (1 if fp8 else 2)
 
 
 def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
-    """The shape in a Hugging Face ``config.json``. Raises ConfigError if it is not a decoder's."""
-    # Published files say num_experts; transformers 5 writes num_local_experts in its place.
+    """The shape in a Hugging Face ``config.json``. Raises ConfigError if it is not a decoder."""
+    # Published files have num_experts; transformers 5 writes num_local_experts instead.
     experts = values.get("num_experts") or values.get("num_local_experts") or 0
     width = "moe_intermediate_size" if experts else "intermediate_size"
     missing = [key for key in (*NEEDED, width) if key not in values]

@@ -1,7 +1,6 @@
-"""The tensors of a checkpoint, compared with those that training reads and writes.
+"""Checks that a checkpoint has exactly the tensors that training reads and writes.
 
-Megatron's bridge looks up the names it knows and leaves any other out, and with it a part of the
-model.
+The Megatron bridge silently skips tensors with unknown names, and thus a part of the model.
 """
 
 import re
@@ -18,14 +17,14 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
 DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
-SAMPLED_ROWS = 64  # of a matrix, at its beginning and in its middle
-ALIKE = 0.999  # cosine of two rows that no training has told apart
-MANY = 100  # so many other rows are like a row that was never trained
-MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # of layers that were added to a model and not trained yet
+SAMPLED_ROWS = 64  # rows to check at the start and in the middle of a matrix
+ALIKE = 0.999  # minimum cosine similarity of two untrained rows
+MANY = 100  # an untrained row is similar to more rows than this
+MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # zero in newly added, untrained layers
 
 
 def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors that training reads, with their shapes, of a config.json that fits a family."""
+    """Names and shapes of the tensors that training reads, for a supported config.json."""
     shape, kind = shape_of_config(values), values["model_type"]
     found = {EMBEDDING: (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
     if not shape.tied:
@@ -54,10 +53,9 @@ def _layer(kind: str, shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str) -> None:
-    """Raise CheckpointError unless a checkpoint has the tensors that training reads, and no more.
+    """Raise CheckpointError unless a checkpoint has exactly the tensors that training reads.
 
-    A tied model may have its output matrix as a tensor, too, and old files have the positions'
-    frequencies.
+    Accepts two extras: the output matrix of a tied model, and RoPE frequencies in old files.
     """
     wanted, found = trained_tensors(values).keys(), set(names)
     tied = {HEAD} if HEAD not in wanted else set[str]()
@@ -76,7 +74,7 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """For many small sums of torch: on 64 cores its threads wait for each other for seconds."""
+    """Limit torch to one thread: with 64 cores, many small reductions wait seconds for threads."""
     import torch
 
     threads = torch.get_num_threads()
@@ -88,11 +86,11 @@ def one_thread() -> Generator[None]:
 
 
 def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tuple[int, ...]], model: str) -> None:
-    """Raise CheckpointError for a tensor of another shape or type, and for one without values.
+    """Raise CheckpointError for a tensor with a wrong shape or dtype, or without values.
 
-    A file with a hole has the size and the header of a whole one, but zeros in it. Rows are
-    sampled. ``files``: the file of each name, in ``folder``; one that a hub's cache lacks is
-    fetched later. ``wanted``: the shape of each name.
+    An incomplete download may have the right size and header but zeros inside, so some rows of each
+    matrix are checked. ``files``: tensor name -> file in ``folder``; skips files that are missing
+    from the hub cache, which are downloaded later. ``wanted``: tensor name -> shape.
     """
     for file in sorted({files[name] for name in wanted if (folder / files[name]).exists()}):
         with one_thread(), safe_open()(folder / file, "pt") as opened:
@@ -128,9 +126,10 @@ def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tu
 
 
 def untrained_copies(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors of a model directory that training does not read, for an export with all of them.
+    """Yield the tensors of a model directory that training does not read, for a complete export.
 
-    ``weights``: the trained ones. A tied model's output matrix is its trained embedding.
+    ``weights``: the trained tensors. A tied model's output matrix is a copy of the trained
+    embedding.
     """
     folder, files = tensor_files(str(source)) or (source, {})
     for name in files.keys() - weights.keys():
@@ -142,7 +141,7 @@ def untrained_copies(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple
 
 
 def same_tensor(folder: Path, files: Mapping[str, str], one: str, other: str) -> bool:
-    """Whether two matrices of a checkpoint hold the same. ``files``: the file of each name."""
+    """Whether two tensors of a checkpoint are equal. ``files``: tensor name -> file."""
     import torch
 
     opened = safe_open()
@@ -151,12 +150,12 @@ def same_tensor(folder: Path, files: Mapping[str, str], one: str, other: str) ->
 
 
 def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
-    """Those of ``token_ids`` whose row [H] of the output matrix [V, H] is like many others.
+    """The ``token_ids`` whose row [H] in the output matrix [V, H] nearly equals many other rows.
 
-    Such a token is as likely as each of the others until training tells them apart. In
-    Qwen2.5-Coder-0.5B-Instruct the rows of <tool_call> and </tool_call> are like 6,088 others.
-    ``model``: a folder or hub name. None: its weights are not here. Raises CheckpointError when
-    they cannot be read.
+    Such a token was never trained: it is as likely as each of the similar ones. In
+    Qwen2.5-Coder-0.5B-Instruct, the rows of <tool_call> and </tool_call> are similar to 6,088
+    others. ``model``: a directory or hub name. Returns None if its weights are not available
+    locally. Raises CheckpointError if they are unreadable.
     """
     import torch
     from safetensors import SafetensorError
