@@ -97,8 +97,8 @@ class ModelShape:
 
         A forward and backward pass takes ``6 N T``, with N = ``compute_params``, plus ``6 L heads
         head_dim T^2`` per sequence for causal attention. With LoRA, it takes ``4 N T``, plus
-        ``6 T`` per adapter weight. Excludes recomputation. Source: PaLM (arXiv 2204.02311), appendix
-        B, with half of its attention term, because causal attention computes half.
+        ``6 T`` per adapter weight. Excludes recomputation. Source: PaLM (arXiv 2204.02311),
+        appendix B, with half of its attention term, because causal attention computes half.
         """
         tokens, squares = sum(lengths), sum(length * length for length in lengths)
         return self.product_flops(3, lora) * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
