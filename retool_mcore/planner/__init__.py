@@ -1,1 +1,1 @@
-"""`retool plan`: estimate memory and time of a run from a roofline, without a device."""
+"""`retool plan`: estimates a run's memory and step time with a roofline model, without a device."""

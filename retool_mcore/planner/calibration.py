@@ -1,7 +1,7 @@
-"""The planner's fitted numbers: how much of the data sheets' figures runs reach.
+"""The planner's calibration constants, such as the share of data-sheet peak rates that runs reach.
 
-They are fitted by hand to the rows of tests/unit/planner/test_measured.py, which holds a plan to
-20 % of each. "assumed" marks what none of our runs has measured.
+They are fitted by hand to the measurements in tests/unit/planner/test_measured.py, which requires
+every plan to be within 20 % of its measurement. "assumed" marks values that no run has measured.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How long the prompts or rows of a run's data file are, by its own tokenizer and template."""
+"""Measures the lengths of a run's prompts or rows, with its tokenizer and chat template."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.rollout.protocol import protocol_of
 
-ROWS = 512  # rendered at least, evenly spread over a file: about a second's work
+ROWS = 512  # minimum number of rows to render, evenly spaced over a file; takes about a second
 
 
 @dataclass(frozen=True)
 class InFile:
-    """Tokens of a data file's rows: of RL its prompts, of SFT whole conversations."""
+    """Token lengths in a data file: of prompts for RL, of whole conversations for SFT."""
 
     mean: float
     shortest: int
@@ -29,9 +29,9 @@ class InFile:
 
 
 def of_data_file(config: SftConfig | RlConfig) -> InFile | None:
-    """What data.train_file holds; None where it or the model's tokenizer is not on this machine.
+    """The lengths in data.train_file; None if it or the tokenizer is not on this machine.
 
-    Raises DataError like the run's own start, for a row that it would refuse.
+    Raises DataError for an invalid row, as the start of the run would.
     """
     if not Path(config.model.path).is_dir() or not all(Path(file).is_file() for file in _files(config)):
         return None
@@ -60,7 +60,7 @@ def _files(config: SftConfig | RlConfig) -> list[str]:
 def _of_rows(
     config: SftConfig | RlConfig, columns: Sequence[str], tokens_of: Callable[[Mapping[str, Any]], int]
 ) -> tuple[list[int], int]:
-    """Tokens of the rows that are rendered, and how many rows there are."""
+    """The token lengths of the rendered rows, and the total number of rows."""
 
     def rows() -> Iterator[dict[str, Any]]:
         return (row for file in _files(config) for _, row in read_rows(file, columns))

@@ -1,4 +1,4 @@
-"""Seconds that the engines take for a step's responses."""
+"""Estimates how long the engines take to generate a step's responses."""
 
 import math
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ from retool_mcore.planner.steptime import sync_s
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    seconds: float  # of a step: all of it, or in mode "async" what the trainer waits
-    longest_turn_s: float  # a turn of the longest response, among as many as an engine samples at once
-    concurrency: float  # responses that run in one engine at the same time
-    tokens_per_s: float  # of all engines, while they sample
-    limit: str  # what decoding waits for
+    seconds: float  # generation time per step; in mode "async", only the time that the trainer waits
+    longest_turn_s: float  # a turn as long as the longest response, with all slots of the engine in use
+    concurrency: float  # concurrent responses per engine
+    tokens_per_s: float  # of all engines together, during generation
+    limit: str  # the bottleneck of decoding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """Equal engines, and the responses that each has in a step."""
+    """Identical engines and their load per step."""
 
     shape: ModelShape
     hardware: Hardware
     tp: int
     fp8: bool
     count: int
-    responses: float  # of a step, in one engine
+    responses: float  # per step and engine
     group_size: int
-    ahead: float  # batches in flight beyond the one that a step waits for
+    ahead: float  # batches in flight in addition to the one that the step waits for
     max_running: int
-    kv_tokens: int  # of one engine
+    kv_tokens: int  # KV cache size per engine
     lengths: Lengths
-    calls: float  # of a response; the turn after each begins with a prefill
+    calls: float  # per response; each is followed by a prefill
 
     @staticmethod
     def of(config: RlConfig, shape: ModelShape, hardware: Hardware, kv_tokens: int, lengths: Lengths) -> "Engines":
@@ -58,7 +58,7 @@ class Engines:
 
     @property
     def slots(self) -> tuple[float, str]:
-        """How many responses an engine samples at once, and what limits it."""
+        """The maximum number of concurrent responses per engine, and its limiting factor."""
         limits = {
             self.max_running: "rollout.max_running_requests",
             self.responses * (1 + self.ahead): "responses",
@@ -67,14 +67,15 @@ class Engines:
         return max(1.0, min(limits)), limits[min(limits)]
 
     def step_s(self, at_once: float, context: float) -> float:
-        """Seconds to decode a token of ``at_once`` responses, which have ``context`` tokens in all.
+        """Seconds per decoding step of ``at_once`` responses with ``context`` tokens in total.
 
-        The products wait for their weights or for arithmetic; attention, which comes after them,
-        waits for the cache, which Triton reads in FP8 as fast as in bfloat16.
+        Matrix products are bound by reading weights or by compute. Attention runs after them and is
+        bound by reading the KV cache; Triton reads an FP8 cache only as fast as a bfloat16 one, in
+        tokens per second.
         """
         shape, device = self.shape, self.hardware.device
         touched = self._touched_params(at_once)
-        weights = 2 * touched - (touched - shape.head_params if self.fp8 else 0)  # the head's stay as they are
+        weights = 2 * touched - (touched - shape.head_params if self.fp8 else 0)  # the head stays in bfloat16
         bandwidth = self.tp * device.bandwidth
         products_s = max(
             weights / (bandwidth * calibrated("weights_read")),
@@ -88,7 +89,7 @@ class Engines:
         return products_s + cache_s + shape.layers * layer_s + at_once * calibrated("decode_request_s")
 
     def _touched_params(self, at_once: float) -> float:
-        """Weights that a step reads: of experts those to which at least one token is routed."""
+        """Weights that a decoding step reads, including only experts that get a token."""
         shape = self.shape
         if not shape.experts:
             return shape.compute_params
@@ -96,27 +97,27 @@ class Engines:
         return shape.compute_params + 3 * shape.hidden * shape.ffn * shape.layers * (read - shape.experts_per_token)
 
     def prefill_s(self, tokens: float) -> float:
-        """Seconds of one engine to compute the cache of ``tokens``."""
+        """Seconds for one engine to prefill ``tokens``."""
         rate = self.tp * self.hardware.device.flops * calibrated("products")
         return 2 * self.shape.compute_params * tokens / rate
 
     def later_turns_s(self, turns: float, steps: float) -> float:
-        """Seconds of the prefills after calls: ``turns`` that begin in the same step share one."""
+        """Seconds of prefills after calls. ``turns`` that start in the same step share one."""
         return steps * -math.expm1(-turns / steps) * self.shape.layers * calibrated("prefill_layer_s")
 
     def start_s(self) -> float:
-        """Seconds until all responses of a step run.
+        """Seconds until all responses of a step are running.
 
-        A group shares its prompt's cache, and the engine's server takes one request after another.
+        A group shares the prefill of its prompt. The server accepts requests one at a time.
         """
         prefill_s = self.prefill_s(self.responses * self.lengths.prompt / self.group_size)
         return prefill_s + self.responses * calibrated("start_response_s")
 
     def wave_s(self, responses: float) -> float:
-        """Seconds until the last of an engine's ``responses`` ends.
+        """Seconds until the last of an engine's ``responses`` finishes.
 
-        All slots are taken until the last ones have begun. Then fewer and fewer run, the last of
-        them as long as any may become.
+        All slots are busy until the last responses have started. Then the number of running
+        responses decreases, and the last one has the maximum length (``lengths.limit``).
         """
         lengths = self.lengths
         at_once = min(self.slots[0], responses)
@@ -136,9 +137,9 @@ def decode(
     shape: ModelShape, hardware: Hardware, config: RlConfig, rollout: RolloutMemory, lengths: Lengths, *,
     training_s: float,
 ) -> Decoding:  # fmt: skip
-    """Decode all responses of one step; ``training_s``: what the trainer does in it.
+    """Estimate decoding of one step's responses. ``training_s``: the step's training time.
 
-    In "partial_rollout" a wave serves more than one step.
+    In mode "partial_rollout", a wave generates the responses of several steps.
     """
     engines = Engines.of(config, shape, hardware, rollout.kv_tokens, lengths)
     (slots, limit), tokens = engines.slots, engines.count * engines.responses * lengths.mean
@@ -160,15 +161,15 @@ def decode(
 
 
 def stream(engines: Engines, training_s: float) -> tuple[float, float]:
-    """Seconds of a step in mode "async", and how many responses an engine then has at once.
+    """Seconds per step in mode "async", and the number of concurrent responses per engine.
 
-    A batch is in flight from its start to the end of its training, so a step takes at least that
-    time over the number of batches in flight. A weight sync pauses the engines, which then compute
-    the cache of their running responses again.
+    A batch is in flight from its first request to the end of its training. A step takes at least
+    that time divided by the number of batches in flight. A weight sync pauses the engines, which
+    then recompute the KV cache of their running responses.
     """
     lengths, (slots, _) = engines.lengths, engines.slots
     sampled, at_once, seconds = lengths.mean * lengths.sampled, min(slots, engines.responses), training_s
-    for _ in range(20):  # how many run at once follows from the seconds, and the seconds from how many run
+    for _ in range(20):  # fixed point: the concurrency depends on the seconds, and vice versa
         step_s = engines.step_s(at_once, at_once * lengths.context)
         step_s += engines.later_turns_s(at_once * engines.calls / sampled, 1.0)
         paused_s = sync_s(engines.shape, running=True) + engines.prefill_s(at_once * lengths.context)
@@ -180,7 +181,7 @@ def stream(engines: Engines, training_s: float) -> tuple[float, float]:
 
 
 def calls_of(config: RlConfig, lengths: Lengths) -> float:
-    """Calls of a response: as was recorded, or as is usual; 0 without a tool."""
+    """Calls per response: as recorded in ``lengths``, else as calibrated; 0 without tools."""
     if not config.rollout.tool:
         return 0.0
     return min(calibrated("calls"), config.rollout.max_turns - 1) if lengths.calls is None else lengths.calls

@@ -1,6 +1,6 @@
-"""Devices as a roofline sees them.
+"""Roofline models of devices, with data-sheet figures.
 
-The figures are those of data sheets; calibration.py says how much of them runs reach.
+calibration.py has the shares of these figures that runs reach.
 """
 
 import re
@@ -18,27 +18,27 @@ NVIDIA_SMI_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator, with rates per second.
+    """One accelerator. Rates are per second.
 
-    ``link`` and ``network`` count bytes out of one device, in one direction.
+    ``link`` and ``network``: bytes sent by one device, in one direction.
     """
 
     name: str
     platform: str
-    memory_gib: float  # what a program can use
-    flops: float  # dense bfloat16
-    bandwidth: float  # of the device's memory, in bytes
-    link: float  # to the devices of its node
+    memory_gib: float  # usable by a program
+    flops: float  # dense bfloat16 FLOP/s
+    bandwidth: float  # device memory, bytes/s
+    link: float  # to devices of the same node
     network: float  # to other nodes
     host_link: float  # to the host, in one direction
-    fused: bool  # the platform's layers fuse activation and residual, and keep less for backward
-    # True: rollout.engine_memory_fraction is a share of all memory and covers all that the engine
-    # needs (vLLM). False: it is a share of what is free when the engine starts, and activations and
-    # graphs come on top (SGLang).
+    fused: bool  # layers fuse activation and residual, which saves activation memory
+    # True (vLLM): rollout.engine_memory_fraction is a share of the total memory and covers the
+    # whole engine. False (SGLang): it is a share of the memory that is free when the engine starts,
+    # and excludes activations and graphs.
     engine_counts_all: bool
-    group_gib: float  # what the communication library keeps for each group of ranks, beyond measured buffers
-    engine_share: float  # the most that the planner proposes for rollout.engine_memory_fraction
-    decoding_fitted: bool  # decoding was measured, so the planner may change engine_tp
+    group_gib: float  # communication library memory per process group, beyond the measured buffers
+    engine_share: float  # largest rollout.engine_memory_fraction that the planner proposes
+    decoding_fitted: bool  # decoding is calibrated on this device, so the planner may change engine_tp
 
 
 H100 = Device(
@@ -50,14 +50,14 @@ A2 = Device(
     name="a2", platform="ascend", memory_gib=61.0, flops=354e12, bandwidth=1.6e12, link=196e9, network=25e9,
     host_link=32e9, fused=False, engine_counts_all=True, decoding_fitted=False,
     group_gib=0.4,  # HCCL: two buffers of HCCL_BUFFSIZE, 200 MB unless set
-    engine_share=0.75,  # verl's scripts of Megatron on NPUs have 0.5 to 0.75; measured here: none
+    engine_share=0.75,  # verl's Megatron scripts for NPUs use 0.5 to 0.75; not measured here
 )  # fmt: skip
 DEVICES = {device.name: device for device in (H100, H200, A2)}
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A number of equal devices, eight to a node."""
+    """A number of identical devices, eight per node."""
 
     device: Device
     count: int
@@ -67,12 +67,12 @@ class Hardware:
         return f"{self.device.name}x{self.count}"
 
     def link(self, ranks: int) -> float:
-        """Bytes per second out of one device in a group of ``ranks`` neighbouring ranks."""
+        """Bytes per second that one device sends within a group of ``ranks`` consecutive ranks."""
         return self.device.link if ranks <= DEVICES_PER_NODE else self.device.network
 
 
 def parse(name: str) -> Hardware:
-    """Parse a name: "h100x16" is sixteen H100. Raises ConfigError."""
+    """Parse a hardware name: "h100x16" means sixteen H100 GPUs. Raises ConfigError."""
     found = re.fullmatch(r"([a-z]\w*?)x(\d+)", name.lower())
     if found is None or found[1] not in DEVICES or int(found[2]) < 1:
         raise ConfigError(
@@ -82,9 +82,10 @@ def parse(name: str) -> Hardware:
 
 
 def of_run(config: RunConfig) -> Hardware:
-    """This machine's GPUs for a run on one node; else those that end its file name or run.name.
+    """The hardware of a run: this machine's GPUs if the run uses one node.
 
-    For example, "rl_qwen2.5_32b_h100x16" ends in "h100x16". Raises ConfigError where none is known.
+    Otherwise, the suffix of the file name or of run.name: "rl_qwen2.5_32b_h100x16" means "h100x16".
+    Raises ConfigError if neither is known.
     """
     platform, count = config.run.platform, config.cluster.num_gpus
     here = _device_here() if platform == "cuda" and config.cluster.nodes == 1 else None
@@ -104,7 +105,7 @@ def of_run(config: RunConfig) -> Hardware:
 
 
 def _device_here() -> Device | None:
-    """The first GPU of this machine by nvidia-smi; None where there is none that is known here."""
+    """The model of this machine's first GPU, from nvidia-smi; None if absent or unknown."""
     if shutil.which("nvidia-smi") is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How long a run's sequences are: assumed from its configuration, or as another run had them."""
+"""Sequence lengths of a run, assumed from its configuration or measured in another run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.data_lengths import InFile
 from retool_mcore.run.metrics import read_metrics
 
-SAMPLES = 64  # lengths that stand for all lengths of a run
-PROMPT, RESPONSE, ROW = 0.25, 0.4, 0.25  # assumed means, as shares of the longest
+SAMPLES = 64  # quantiles that represent a run's length distribution
+PROMPT, RESPONSE, ROW = 0.25, 0.4, 0.25  # assumed mean lengths, as shares of the maximum
 NEEDED = {"prompt_length/mean", "response_length/min", "response_length/mean", "response_length/max"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens of a run's sequences. Those of SFT are all response.
+    """The distribution of a run's sequence lengths, in tokens. An SFT row counts as a response.
 
-    Responses rise from the shortest to the longest by a power law whose mean is ``mean``: evenly
-    where the mean is in the middle, with few long ones where it is lower.
+    Response lengths follow a power law from ``shortest`` to ``longest`` with the mean ``mean``:
+    uniform if the mean is halfway, with few long responses if it is lower.
     """
 
     shortest: float
     mean: float
     longest: float
-    prompt: float = 0.0  # mean
-    limit: float  # one response in each engine is so long
-    sampled: float = 1.0  # share of a response that the model sampled; tools wrote the rest
-    calls: float | None = None  # of a response; None: not known
-    tool_s: float | None = None  # that a response waits for its calls
-    note: str = ""  # where they come from; "" where the user gave the mean
+    prompt: float = 0.0  # mean prompt length
+    limit: float  # length of the longest response in each engine
+    sampled: float = 1.0  # share of response tokens that the model sampled; the rest is tool output
+    calls: float | None = None  # tool calls per response; None if unknown
+    tool_s: float | None = None  # seconds per response spent waiting for calls; None if unknown
+    note: str = ""  # the source of the lengths; "" if the user gave the mean
 
     @staticmethod
     def evenly(mean: float, limit: float, prompt: float = 0.0, note: str = "") -> "Lengths":
-        """Around ``mean``, up to ``limit`` or down to nothing, whichever is nearer to it."""
+        """A uniform distribution around ``mean``, as wide as the bounds 0 and ``limit`` allow."""
         high = max(mean, min(limit, 2 * mean))
         return Lengths(
             shortest=2 * mean - high, mean=mean, longest=high, prompt=prompt, limit=max(limit, high), note=note
@@ -53,31 +53,31 @@ class Lengths:
         return (self.longest - self.shortest) / (self.mean - self.shortest) - 1 if self.mean > self.shortest else 1.0
 
     def quantiles(self, count: int) -> list[float]:
-        """``count`` responses of a step, shortest first."""
+        """``count`` quantiles of the response length, in ascending order."""
         rise = self.longest - self.shortest
         return [self.shortest + rise * ((number + 0.5) / count) ** self._power for number in range(count)]
 
     @property
     def _squares(self) -> float:
-        """The mean square of the responses."""
+        """The mean square of the response lengths."""
         low, rise, power = self.shortest, self.longest - self.shortest, self._power
         return low**2 + 2 * low * rise / (power + 1) + rise**2 / (2 * power + 1)
 
     @property
     def spread(self) -> float:
-        """The mean square of the sequences' lengths over the square of their mean."""
+        """The mean square of the sequence lengths divided by the square of their mean."""
         return (self.prompt**2 + 2 * self.prompt * self.mean + self._squares) / self.sequence**2
 
     @property
     def context(self) -> float:
-        """Tokens before the one that a response samples, on average over all that run at a time."""
+        """The mean context length in tokens over the responses that run at the same time."""
         return self.prompt + self._squares / (2 * self.mean)
 
     def recomputed(self, shape: ModelShape, parallel: Parallel, memory: Memory, micro_batch_tokens: int) -> float:
-        """Share of all layers' forward work that ``memory.recompute = "auto"`` does twice.
+        """The share of forward computation that ``memory.recompute = "auto"`` repeats.
 
-        A sequence above the budget of a micro-batch has one to itself. Shorter sequences are packed
-        up to the budget and keep all activations.
+        A sequence longer than the micro-batch budget gets its own micro-batch. Shorter sequences
+        are packed up to the budget and keep all activations.
         """
         layers = ceil(shape.layers / parallel.pp)
         rest, input_share = token_memory(shape, fused_cross_entropy=memory.fused_cross_entropy)
@@ -91,12 +91,15 @@ class Lengths:
 
 
 def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFile | None = None) -> Lengths:
-    """Lengths of which at most the mean is known, prompts included, and what ``data`` holds."""
+    """Assume lengths from the limits in ``config``.
+
+    ``mean_tokens``: the known mean of whole sequences, or None. ``data``: lengths in the data file.
+    """
     if isinstance(config, RlConfig):
         return _assumed_of_rl(config, mean_tokens, data)
     limit = config.max_sequence_tokens
     if data is not None and not mean_tokens:
-        mean, longest = min(data.mean, limit), min(data.longest, limit)  # longer rows are left out
+        mean, longest = min(data.mean, limit), min(data.longest, limit)  # training drops longer rows
         return Lengths(shortest=data.shortest, mean=mean, longest=longest, limit=longest, note=data.note)
     mean = mean_tokens or ROW * limit
     return Lengths.evenly(mean, limit, note=_note(mean_tokens, mean, f"{ROW:.0%} of data.max_length_tokens"))
@@ -105,7 +108,7 @@ def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFil
 def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: InFile | None) -> Lengths:
     prompt = PROMPT * config.data.max_prompt_tokens if data is None else data.mean
     if data is None and mean_tokens:
-        prompt = min(prompt, mean_tokens / 2)  # a known mean may be less than that
+        prompt = min(prompt, mean_tokens / 2)  # the known mean may be smaller than the assumed prompt
     longest = config.rollout.max_response_tokens
     mean = mean_tokens or prompt + RESPONSE * longest
     rule = f"{RESPONSE:.0%} of the longest response"
@@ -119,9 +122,9 @@ def _note(mean_tokens: float | None, mean: float, rule: str) -> str:
 
 
 def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
-    """The lengths that the run in ``path`` had, on average over its steps. Raises ConfigError."""
+    """The lengths of the run in ``path``, averaged over its steps. Raises ConfigError."""
     file = path / "metrics.jsonl"
-    rows = [row for row in read_metrics(file) if row["step"]] if file.is_file() else []  # step 0 only validates
+    rows = [row for row in read_metrics(file) if row["step"]] if file.is_file() else []  # step 0 is only a validation
     if not rows:
         raise ConfigError(f"--like {path} has no metrics.jsonl with a step: give the folder of a run that made some.")
     note = f"lengths are those of {path}, the mean of its {len(rows)} steps"
@@ -135,7 +138,7 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
 
 
 def of_rl_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
-    """The lengths of RL's steps. Raises ConfigError where their metrics have none."""
+    """The lengths from the metrics of RL steps. Raises ConfigError if the metrics lack them."""
     if not any(row.keys() >= NEEDED for row in rows):
         raise ConfigError(f"{note}, and none has {min(NEEDED)}, as RL's steps have: give a run of the same kind.")
     mean, longest = _mean(rows, "response_length/mean"), _mean(rows, "response_length/max")

@@ -1,4 +1,4 @@
-"""One plan: whether a run fits as configured, where memory goes, how long a step takes."""
+"""Computes a plan: whether a run fits as configured, its memory by component, its step time."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -16,14 +16,14 @@ from retool_mcore.planner.steptime import Work, offload_s, optimizer_s, pass_s, 
 
 @dataclass(frozen=True, kw_only=True)
 class Sandboxes:
-    """The load that the tool calls of one step put on the sandbox."""
+    """The load of a step's tool calls on the sandbox."""
 
     calls_per_s: float  # over all nodes, during rollouts
-    cores_per_node: float  # kept busy by the calls
-    workers_per_node: int  # the value for sandbox.workers
+    cores_per_node: float  # CPU cores that the calls keep busy
+    workers_per_node: int  # recommended sandbox.workers
 
 
-STALL_MARGIN = 2.0  # of train.stall_s over what is planned: first steps and long batches take longer
+STALL_MARGIN = 2.0  # minimum train.stall_s / planned time; first steps and long batches take longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
-    parts: dict[str, float]  # what ends with a sign of life (run/alive.py) -> seconds of the longest
-    mean_tokens: float  # of a sequence, prompt and response together: assumed or given
+    parts: dict[str, float]  # part of a step that ends with a heartbeat (run/alive.py) -> longest seconds
+    mean_tokens: float  # mean sequence length (prompt + response), assumed or given
     tokens_per_step: float
     steps: int
     device_gib: float
@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def longest_part(self) -> tuple[str, float]:
-        """What a run waits for longest without a sign of life, and how long."""
+        """The longest part of a step without a heartbeat: (name, seconds)."""
         return max(self.parts.items(), key=lambda part: part[1])
 
     @property
     def stall_problem(self) -> str:
-        """What is wrong with train.stall_s, and what would do; "" where it leaves enough room."""
+        """The problem with train.stall_s and a sufficient value; "" if the margin is enough."""
         stall_s, (part, seconds) = self.config.train.stall_s, self.longest_part
         if not stall_s or stall_s >= STALL_MARGIN * seconds:
             return ""
@@ -76,17 +76,17 @@ class Plan:
 
     @property
     def training_gib(self) -> float:
-        """Memory of a device while it trains, beside a sleeping engine if they share it."""
+        """Memory of a device during training, including a colocated sleeping engine."""
         return self.train.total + (self.rollout.asleep if self.rollout else 0.0)
 
     @property
     def need_gib(self) -> float:
-        """Memory of the fullest device at its fullest moment."""
+        """Peak memory of the fullest device."""
         return max(self.training_gib, self.rollouts_gib)
 
     @property
     def rollouts_gib(self) -> float:
-        """Memory of a device during rollouts or the weight sync before them; 0 without."""
+        """Peak memory of a device during rollouts and weight sync; 0 for SFT."""
         return max(self.rollout.total, self.rollout.syncing) if self.rollout else 0.0
 
     @property
@@ -95,10 +95,10 @@ class Plan:
 
     @property
     def missing_gib(self) -> float:
-        """How much more memory a device would need; negative: what is left.
+        """Memory that a device lacks; negative if there is memory left.
 
-        Training must leave a share for fragmentation. For rollouts the engine already leaves room
-        (``engine_gib``).
+        Training must leave a share for fragmentation (``usable_memory``). For rollouts, the engine
+        already reserves that room (``engine_gib``).
         """
         missing = self.training_gib - calibrated("usable_memory") * self.device_gib
         if self.rollout is not None:
@@ -110,7 +110,7 @@ class Plan:
         return self.missing_gib <= 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values, for --json."""
+        """The plan as JSON-compatible values, for --json."""
         parts = {
             "parallel": self.parallel.model_dump(),
             "memory": self.memory.model_dump(),
@@ -138,7 +138,7 @@ class Plan:
 
 
 def trainers(config: SftConfig | RlConfig, hardware: Hardware) -> Hardware:
-    """The devices that train: all, or those that mode "async" leaves to the trainer."""
+    """The training devices: all, or in mode "async" those without engines."""
     own = config.rollout.gpus if isinstance(config, RlConfig) else 0
     return Hardware(hardware.device, hardware.count - own)
 
@@ -151,7 +151,7 @@ def make_plan(
     mean_tokens: float | None = None,
     lengths: Lengths | None = None,
 ) -> Plan:
-    """Plan a run as it is configured; without ``lengths`` some are assumed."""
+    """Plan a run as configured. Without ``lengths``, assume them from the configuration."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     training = trainers(config, hardware)
     dp = training.count // parallel.model_parallel
@@ -207,7 +207,7 @@ def _training_phases(
     config: RlConfig, shape: ModelShape, devices: Hardware, *,
     dp: int, train: TrainMemory, work: Work, lengths: Lengths,
 ) -> dict[str, float]:  # fmt: skip
-    """Seconds of a step beyond its generation; ``devices``: those that train."""
+    """Seconds of a step's phases other than generation. ``devices``: the training devices."""
     parallel, memory, updates = config.parallel, config.memory, config.train.updates_per_step
     micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
     responses = config.train.prompts_per_step * config.rollout.group_size
@@ -231,7 +231,7 @@ def _training_phases(
 def _train_s(
     config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, work: Work, *, updates: int, lengths: Lengths
 ) -> float:
-    """Seconds of the forward and backward passes of one step, which makes ``updates`` updates."""
+    """Seconds of the forward and backward passes of a step with ``updates`` optimizer updates."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     twice = lengths.recomputed(shape, parallel, memory, micro) if memory.recompute == "auto" else 0.0
     micro_batches = work.tokens * parallel.tp * parallel.pp / hardware.count / micro / updates
@@ -246,6 +246,6 @@ def _train_s(
 def _sandboxes(config: RlConfig, seconds: float, calls: float) -> Sandboxes:
     calls_per_s = config.train.prompts_per_step * config.rollout.group_size * calls / seconds
     cores = calls_per_s * calibrated("execution_cpu_s") / config.cluster.nodes
-    # Calls come in bursts, because all responses of a step start together. So the number of workers
-    # is twice the mean load, and at least 4.
+    # Calls come in bursts, because all responses of a step start together. So recommend twice the
+    # mean load as workers, and at least 4.
     return Sandboxes(calls_per_s=calls_per_s, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

@@ -1,4 +1,4 @@
-"""Write a plan as text for people."""
+"""Formats a plan as text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from retool_mcore.planner.plan import Plan
 def report(
     config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, plan: Plan, others: Sequence[Plan]
 ) -> str:
-    """Memory by part, time by phase, the sandbox's load, whether it fits, and faster settings."""
+    """The text of a plan: memory, time by phase, sandbox load, whether it fits, faster settings."""
     lines = [
         f"{config.source} on {hardware.name}: {shape.params / 1e9:.3g} G parameters, {_layout(plan)}",
         f"estimates; of {len(CALIBRATION)} constants {sum('assumed' in c.source for c in CALIBRATION.values())} are "
@@ -40,7 +40,7 @@ def report(
 
 
 def refusal(plan: Plan, hardware: Hardware) -> str:
-    """What does not fit, by how much, and what to change."""
+    """The error for a plan that does not fit: what, by how much, and what to change."""
     device, rollout = hardware.device.name, plan.rollout
     if rollout is not None and rollout.kv_cache <= 0:
         return (

@@ -1,4 +1,4 @@
-"""Find faster settings that fit: layouts, recomputation, offloading and the engines' share."""
+"""Searches for faster settings that fit: layouts, recomputation, offloading, engine memory."""
 
 import math
 from collections.abc import Iterator
@@ -20,9 +20,8 @@ Config = SftConfig | RlConfig
 def proposals(config: Config, shape: ModelShape, hardware: Hardware, lengths: Lengths, limit: int = 5) -> list[Plan]:
     """The fastest settings of each layout (TP, PP, CP, EP) that fits, best layout first.
 
-    Batch, lengths and the optimizer's precision stay the run's own. The optimizer goes to the host
-    only when nothing else fits. Among equally fast settings, those that need less memory come
-    first.
+    The batch, the lengths and the optimizer's precision stay as configured. Optimizer states are
+    only offloaded to the CPU if nothing else fits. Equally fast settings are sorted by memory.
     """
     found: list[Plan] = []
     for on_cpu in (0.0,) if config.lora.rank else (0.0, 1.0):
@@ -39,7 +38,7 @@ def _rank(plan: Plan) -> tuple[float, float]:
 
 
 def _fastest(config: Config, shape: ModelShape, hardware: Hardware, lengths: Lengths) -> Plan | None:
-    """The fastest plan of one layout that fits, or None."""
+    """The fastest plan for one layout that fits, or None."""
     trainings = [make_plan(each, shape, hardware, lengths=lengths) for each in _trainings(config, shape)]
     best = min((plan for plan in trainings if plan.training_fits), key=_rank, default=None)
     if best is None or not isinstance(best.config, RlConfig):
@@ -53,7 +52,7 @@ def _with(config: Any, section: str, **changes: Any) -> Any:
 
 
 def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[Config]:
-    """Experts are spread over the ranks of a stage and stay whole."""
+    """Yield the layouts. Experts are distributed over a stage's ranks, never split (etp = 1)."""
     if isinstance(config, RlConfig):
         batch = config.train.mini_batch_prompts * config.rollout.group_size
     else:
@@ -67,10 +66,10 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
 
 
 def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
-    """Yield the ways to recompute, with micro-batches of the longest sequence or as configured.
+    """Yield the recomputation modes, with micro-batches of the longest sequence or as configured.
 
-    With "auto" they may be shorter. A model with experts recomputes everything, because nobody
-    knows ahead how many tokens an expert gets.
+    With "auto", micro-batches may be smaller. An MoE model uses full recomputation, because the
+    number of tokens per expert is not known in advance.
     """
     longest = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     sizes = sorted({longest, max(longest, config.train.micro_batch_tokens)})
@@ -83,10 +82,10 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
 
 
 def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterator[RlConfig]:
-    """Yield the ways to place the idle actor, split an engine over GPUs, and size its share.
+    """Yield combinations of actor offloading, engine_tp and engine_memory_fraction.
 
-    vLLM's engines on NPUs keep their engine_tp, because decoding was fitted to SGLang on H200. An
-    actor that does not share its devices with engines stays where it is.
+    vLLM engines on NPUs keep their engine_tp, because decoding is calibrated for SGLang on H200. An
+    actor on separate devices keeps its offload setting.
     """
     serving = config.rollout.gpus or hardware.count
     offloads = (config.memory.offload_idle,) if config.rollout.gpus else (False, True)

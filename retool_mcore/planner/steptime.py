@@ -1,4 +1,4 @@
-"""Seconds of one step by phase, from a roofline of arithmetic, messages and memory traffic."""
+"""Estimates a step's seconds by phase, with a roofline of FLOPs, communication and memory."""
 
 from dataclasses import dataclass
 
@@ -20,14 +20,14 @@ from retool_mcore.planner.memory import (
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The tokens of one pass over all devices, and the sum of the squared sequence lengths."""
+    """The tokens of one pass over all devices, and the sum of squared sequence lengths."""
 
     tokens: float
     squares: float
 
     @staticmethod
     def of(sequences: float, mean_tokens: float, spread: float) -> "Work":
-        """``spread``: the mean square of the lengths over the square of their mean."""
+        """``spread``: the mean square of the lengths divided by the square of their mean."""
         return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2 * spread)
 
 
@@ -35,10 +35,10 @@ def pass_s(
     shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *,
     passes: float, micro_batches: float, fp8: bool, lora: Lora = WHOLE,
 ) -> float:  # fmt: skip
-    """Seconds of ``passes``, counted in forward passes, over all of a rank's ``micro_batches``.
+    """Seconds for a rank's ``micro_batches``. ``passes``: in units of forward passes.
 
-    Forward and backward are 3, with full recomputation 4. Where layers are small, or experts get
-    few tokens each, the host cannot launch as fast as the device works.
+    Forward plus backward is 3 passes, with full recomputation 4. With small layers, or few tokens
+    per expert, kernel launches on the host are the bottleneck.
     """
     launch_s = calibrated("layer_s") + calibrated("expert_s") * shape.experts / parallel.ep
     launch_s += len(lora.matrices) * calibrated("adapter_s") if lora.rank else 0.0
@@ -49,18 +49,18 @@ def pass_s(
     permuted = calibrated("permute") * _copies_of_token(shape) * shape.layers * work.tokens * _directions(passes)
     device_s += permuted / (count * device.bandwidth * calibrated("memory"))
     device_s += _messages_s(shape, hardware, parallel, work, passes)
-    if lora.in_fp8:  # a byte is read and two are written; then a row's scale multiplies those in their place
+    if lora.in_fp8:  # per value: read 1 byte, write 2; then scale in place: read 2, write 2
         moved = micro_batches * (1 + 2 + 2 + 2) * sum(layer_params_of_rank(shape, parallel)) * _directions(passes)
         device_s += moved / (device.bandwidth * calibrated("whole"))
     return max(device_s, micro_batches * shape.layers / parallel.pp * passes * launch_s)
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
-    """Seconds of the messages of tensor, context and expert parallelism.
+    """Seconds of communication for tensor, context and expert parallelism.
 
-    Per forward pass, tensor parallelism gathers and scatters a layer's input twice, and context
-    parallelism sends keys and values around. Expert parallelism sends a copy of a token to each of
-    its experts, and back.
+    Per layer and forward pass, tensor parallelism does two all-gathers and two reduce-scatters of
+    the hidden states, and context parallelism circulates keys and values. Expert parallelism sends
+    a copy of a token to each of its experts and back.
     """
     tokens_of_rank = work.tokens / (hardware.count / parallel.model_parallel) / parallel.cp
     tp, cp, ep = parallel.tp, parallel.cp, parallel.ep
@@ -72,21 +72,21 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
 
 
 def _copies_of_token(shape: ModelShape) -> int:
-    """Bytes of a token's copies, one for each of its experts, in bfloat16; 0 without experts."""
+    """Bytes of a token's copies in bfloat16, one per selected expert; 0 for a dense model."""
     return 2 * shape.hidden * shape.experts_per_token
 
 
 def _directions(passes: float) -> float:
-    """How often a layer is gone through: once in backward, which counts twice."""
+    """The number of traversals of a layer. Backward is one, although it counts as 2 passes."""
     return passes - 1 if passes >= 3 else passes
 
 
 def optimizer_s(
     shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int, *, lora: Lora = WHOLE
 ) -> float:
-    """Seconds to reduce gradients, step and gather weights: bytes over links and through memory.
+    """Seconds to reduce gradients, update and gather weights, from bytes sent and accessed.
 
-    States on the host count at the host's rate.
+    Optimizer states on the CPU are limited by the host link.
     """
     ranks = dp * parallel.cp
     params = adapters_of_rank(shape, parallel, lora) if lora.rank else sum(params_of_rank(shape, parallel))
@@ -99,9 +99,9 @@ def optimizer_s(
 
 
 def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
-    """How much longer a pass takes in a pipeline.
+    """The slowdown factor of pipeline parallelism.
 
-    The pipeline fills and drains, and its last stage also has the head.
+    It includes the pipeline bubble and the output head, which only the last stage has.
     """
     bubble = 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
     layers = shape.compute_params - shape.head_params
@@ -109,7 +109,10 @@ def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> floa
 
 
 def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
-    """A training pass in forward passes; ``recomputed`` is ``Lengths.recomputed``, for "auto"."""
+    """A training pass in units of forward passes.
+
+    ``recomputed``: ``Lengths.recomputed``, for ``memory.recompute = "auto"``.
+    """
     if memory.recompute == "auto":
         return 3.0 + recomputed
     if not memory.recomputes_layers:
@@ -118,18 +121,18 @@ def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
 
 
 def offload_s(train: TrainMemory, hardware: Hardware) -> float:
-    """Seconds to move the idle actor's state between device and host.
+    """Seconds per step to offload the idle actor to the host and to load it again.
 
-    The weights go in and out for the old log-probabilities, the update and the weight sync, the
-    optimizer's states for the update.
+    The weights move in and out for the old log-probs, the update and the weight sync; the optimizer
+    states only for the update.
     """
     return 2 * (3 * train.weights + train.optimizer) * GIB / (hardware.device.host_link * calibrated("host"))
 
 
 def sync_s(shape: ModelShape, *, running: bool) -> float:
-    """Seconds to send the actor's weights into the engines; each gathers the whole model.
+    """Seconds of a weight sync from the actor to the engines; each receives the whole model.
 
-    ``running``: responses are stopped for it, and continue.
+    ``running``: whether it interrupts running responses, which then resume.
     """
     matrices_s = 3 * shape.experts * shape.layers * calibrated("sync_expert_s")
     seconds = shape.layers * calibrated("sync_layer_s") + matrices_s + 2 * shape.params / calibrated("sync_rate")
