@@ -19,8 +19,8 @@ NO_VERSION = -1  # weight version of tokens that the model did not sample
 class StopReason(StrEnum):
     """Why a trajectory stopped.
 
-    Every trajectory except a dropped one enters the batch with loss mask 1 on all sampled tokens.
-    A dropped trajectory has no reward and is not in the batch.
+    For every reason but DROPPED, the loss mask is 1 on all sampled tokens. A dropped trajectory has
+    no reward and does not enter the batch.
 
     ============ =============================================================== =================
     reason       what happened                                                   reward

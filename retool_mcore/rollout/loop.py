@@ -39,7 +39,7 @@ class Turn:
     start: int
     tokens: int
     text: str
-    parsed: Parsed | None  # None: the token budget cut the turn off before it was complete
+    parsed: Parsed | None  # None: the token budget cut the turn off
     answer: str | None  # the content of \boxed{}, if the turn contains no call
     results: list[CallResult] = field(default_factory=list[CallResult])
     engine_s: float = 0.0
@@ -116,9 +116,13 @@ async def run_trajectory(
 ) -> Trajectory:
     """Sample one trajectory from the prompt ``prompt_ids`` [T] until it stops.
 
-    ``sandbox`` may be None for a text-only protocol. ``given`` is the part of the dataset row that
-    user-defined tools may read. A model's mistake never raises. An outage of the sandbox or the
-    engine returns the trajectory with ``StopReason.DROPPED``.
+    ``sandbox``: may be None for a text-only protocol.
+    ``trajectory_id``: routes all turns to the same engine replica, and names the sandbox session.
+    ``given``: the part of the dataset row that user-defined tools may read.
+
+    A model's mistake never raises. After an outage of the sandbox or the engine, the returned
+    trajectory has ``StopReason.DROPPED``. Other exceptions of a user-defined tool than ToolError,
+    TimeoutError and SandboxUnavailable propagate.
     """
     assert prompt_ids, "a trajectory starts from at least one prompt token"
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
