@@ -72,8 +72,8 @@ def rows_of_split(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the rows of split ``wanted`` and rows without a split; call ``on_other`` for others.
 
-    ``unnamed``: the split of rows that name none; None lets them join any split. Raises DataError
-    if the rows have different splits and ``wanted`` selects none.
+    Yield all rows if ``wanted`` is None. ``unnamed``: the split of rows that name none; None lets
+    them join any split. Raises DataError if the yielded rows have different splits.
     """
     first: str | None = None
     for where, row in rows:

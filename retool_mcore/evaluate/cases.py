@@ -218,7 +218,7 @@ class EventLoop:
 
 
 def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, Any]) -> None:
-    """Log a case's numbers when it is first reported. The step is the case's index in ``out``."""
+    """Log a case's numbers when it is first reported. The step counts the reports in ``out``."""
     if not config.run.trackers or (out / name / REPORT).exists():
         return
     before = len(list(out.glob("*/report.json")))

@@ -82,10 +82,10 @@ def parse(name: str) -> Hardware:
 
 
 def of_run(config: RunConfig) -> Hardware:
-    """The hardware of a run: this machine's GPUs if the run uses one node.
+    """The hardware of a run: GPUs like this machine's, if they are known and the run has one node.
 
     Otherwise, the suffix of the file name or of run.name: "rl_qwen2.5_32b_h100x16" means "h100x16".
-    Raises ConfigError if neither is known.
+    Raises ConfigError if neither gives known hardware.
     """
     platform, count = config.run.platform, config.cluster.num_gpus
     here = _device_here() if platform == "cuda" and config.cluster.nodes == 1 else None

@@ -35,9 +35,9 @@ class StopReason(StrEnum):
     DROPPED      the sandbox or the engine failed, after retries                 none
     ============ =============================================================== =================
 
-    A cut turn (LENGTH) counts as an answer if it contains a boxed one. A single call that fails, is
-    malformed or hits a sandbox limit does not end the trajectory: the model reads the error as
-    text. ``algorithm.mask`` excludes whole responses from the loss; the ledger's mask stays as is.
+    LENGTH: a cut turn without a boxed answer is wrong. A single call that fails, is malformed or
+    hits a sandbox limit does not end the trajectory; the model reads the error as text.
+    ``algorithm.mask`` may exclude whole responses from the loss, but leaves the ledger unchanged.
     """
 
     FINISHED = "finished"
@@ -129,8 +129,8 @@ class Ledger:
     def append_tool(self, token_ids: Sequence[int]) -> None:
         """Append the tokens between two model turns, with loss mask 0.
 
-        These are the end-of-turn token if the model did not sample it, the tool results, and the
-        header of the next model turn.
+        With chat-template protocols, these are the end-of-turn token if the model did not sample
+        it, the tool results, and the header of the next model turn.
         """
         assert self.spans and self.spans[-1].role == "model", "a tool turn follows a model turn"
         self._append("tool", token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)

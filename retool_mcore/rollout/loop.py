@@ -54,7 +54,7 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """A trajectory and its statistics; complete once ``converse`` returns it.
+    """A trajectory and its statistics, complete when ``converse`` returns it.
 
     ``drop_error``: the outage that dropped the trajectory. Training skips dropped trajectories.
     ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
