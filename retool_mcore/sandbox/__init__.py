@@ -1,12 +1,12 @@
-"""The code sandbox, which needs neither torch nor a model. README.md has an example.
+"""The code sandbox. It needs neither torch nor a model; README.md has an example.
 
-- ``open_sandbox`` opens one: on this machine, or at the URLs of servers.
-- ``Sandbox.execute`` runs code in it and returns an ``ExecResult``; ``session`` names definitions
-  that survive between calls, and ``Sandbox.end_session`` forgets them.
-- ``Level`` is how strongly an execution is isolated; ``min_level`` is what you insist on.
+- ``open_sandbox`` opens a sandbox on this machine or connects to sandbox servers by URL.
+- ``Sandbox.execute`` runs code and returns an ``ExecResult``. Calls with the same ``session`` share
+  definitions; ``Sandbox.end_session`` discards them.
+- ``Level`` is the isolation level of an execution; ``min_level`` is the weakest level you accept.
 
-What the code does is never an error. A sandbox that cannot run it is ``SandboxUnavailable``, a
-request that none would run is a ``ConfigError``.
+Whatever the code does, its outcome is a result, never an exception. ``SandboxUnavailable`` means
+that the sandbox failed; ``ConfigError`` means that no sandbox would accept the request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERRORS = ("ConfigError", "SandboxUnavailable")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: the process that forks executions holds none of them."""
+    """Import a public name on first use, so that the zygote does not load these modules."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("retool_mcore.errors" if name in _ERRORS else f"{__name__}.base"), name)
@@ -40,24 +40,25 @@ def open_sandbox(
     python: str = "",
     preload: Sequence[str] = (),
 ) -> Sandbox:
-    """Open the sandbox that ``spec`` names: ``"local"``, or one or several URLs.
+    """Open a sandbox: ``spec`` is ``"local"``, one server URL, or several.
 
-    URLs are SandboxFusion-compatible, ``http://host:port`` or ``unix:///path/to.sock``; calls go to
-    the least busy one. ``workers`` bounds the executions that run at once (default: the CPUs this
-    process may use; for URLs, 64 per URL). ``sessions`` is the number of interpreters that may be
-    kept alive between calls; 0 turns sessions off.
+    The servers speak SandboxFusion's protocol at ``http://host:port``, ``https://host:port`` or
+    ``unix:///path/to.sock``; each call goes to the least busy one. ``workers`` is the maximum
+    number of concurrent executions (default: the CPUs this process may use; with URLs, 64 per URL).
+    ``sessions`` is the maximum number of interpreters kept alive between calls; 0 disables
+    sessions.
 
-    A server that does not report its level (SandboxFusion itself) is accepted, with a warning, only
-    when min_level is ``none`` or ``rlimits``.
+    A server that does not report its level (SandboxFusion's own does not) is accepted, with a
+    warning, only when ``min_level`` is ``none`` or ``rlimits``.
 
-    ``python`` is the interpreter that runs the code, by its absolute path (default: this one), and
-    ``preload`` names modules that its warm image holds beyond those that mathematics needs. Both
-    are for ``"local"``; a server has options of its own.
+    ``python`` is the absolute path of the interpreter that runs the code (default: this one).
+    ``preload`` lists modules to import into its warm image in addition to the mathematics packages.
+    Both apply only to ``"local"``; a server takes them as command-line options.
 
-    Nothing starts before the first call or ``async with``. These raise when the level in force is
-    below ``min_level``: SandboxUnavailable from the local sandbox, ConfigError from a remote one.
-    ConfigError also when ``python`` cannot run the sandbox, or cannot import what ``preload``
-    names. Raises ConfigError when an argument is not one of the above.
+    Nothing starts before the first call or ``async with``. That first use raises when the level in
+    force is below ``min_level``: SandboxUnavailable from the local sandbox, ConfigError from a
+    remote one. It also raises ConfigError when ``python`` cannot run the sandbox or cannot import a
+    ``preload`` module. This function itself raises ConfigError for an invalid argument.
     """
     from retool_mcore.errors import ConfigError
     from retool_mcore.sandbox.base import Level

@@ -1,9 +1,9 @@
-"""What callers see of every sandbox: one interface, one request, one result.
+"""The interface that all sandboxes share: ``Sandbox``, ``ExecRequest`` and ``ExecResult``.
 
-The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is
-always ``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working
-directory, a limit that is not a positive number) is a ``ConfigError``: the caller's mistake, found
-before anything runs.
+A failure of the executed code is always an ``ExecResult``. A failure of the sandbox itself is
+always ``SandboxUnavailable``. An invalid request (a path that leaves the working directory, a limit
+that is not a positive number) is the caller's mistake: it raises ``ConfigError`` before anything
+runs.
 """
 
 import math
@@ -27,10 +27,10 @@ Status = Literal["finished", "time_limit", "memory_limit"]
 
 
 class Level(StrEnum):
-    """How strongly an execution is isolated, weakest first.
+    """Isolation levels, weakest first.
 
-    ``none`` is assumed of a foreign server that does not report its level; the local sandbox never
-    runs at it.
+    A server that does not report its level counts as ``none``; the local sandbox never runs at
+    ``none``.
     """
 
     NONE = "none"
@@ -40,21 +40,23 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Position in the order of strength: 0 is the weakest."""
+        """Position in the order of strength; 0 is the weakest."""
         return list(Level).index(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecResult:
-    """What one execution of model code did.
+    """Result of one execution of model code.
 
-    ``return_code`` is None when the code was stopped at a limit; negative for a signal (-11:
-    segfault). ``stdout`` and ``stderr`` keep head and tail of longer output, with a line in between
-    that gives the number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall
-    time from the start of the code, ``queue_s`` the wait before it, ``cpu_s`` user and system time
-    (0.0 where the server does not report it). ``files`` holds those of ``fetch_files`` that existed
-    at the end. ``session_started``: the code was the first of its session's interpreter, and
-    ``session_restarted``: earlier definitions of the session are gone.
+    ``return_code``: exit code, -N if signal N killed the code (-11: segfault), None if the sandbox
+    stopped it at a limit.
+    ``stdout``, ``stderr``: long output keeps its head and tail, joined by a line with the number of
+    bytes dropped; bytes that are not UTF-8 are escaped.
+    ``run_s``: wall time in seconds since the code started; ``queue_s``: wait before that.
+    ``cpu_s``: user plus system time in seconds (0.0 if the server does not report it).
+    ``files``: contents of the ``fetch_files`` that existed at the end, by name.
+    ``session_started``: this was the first cell in the session's interpreter.
+    ``session_restarted``: the session's earlier definitions are gone.
     """
 
     status: Status
@@ -73,12 +75,12 @@ class ExecResult:
 
     @property
     def ok(self) -> bool:
-        """True when the code ran to its end and returned 0."""
+        """Whether the code finished with exit code 0."""
         return self.status == "finished" and self.return_code == 0
 
     @property
     def text(self) -> str:
-        """What the model sees: stdout, then stderr or traceback, then a note on an abnormal end."""
+        """Text shown to the model: stdout, stderr or traceback, then a note on an abnormal end."""
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), self._ending()]
         return "\n".join(part for part in parts if part)
 
@@ -99,13 +101,14 @@ class ExecResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecRequest:
-    """One validated request.
+    """A validated request to execute code.
 
-    ``notebook`` runs the code as a notebook cell, which echoes the value of a last expression;
-    without it the code is a plain script, as SandboxFusion's clients expect.
+    With ``notebook``, the code runs as a notebook cell, which echoes the value of a trailing
+    expression. Without it, the code runs as a plain script, as SandboxFusion's clients expect.
 
-    Raises ConfigError naming the value and the rule. Limits above the maximum are clamped to it
-    (600 s, 65536 MB); zero, negative or non-finite ones are errors, since no caller can mean them.
+    Limits above the maximum (600 s, 65536 MB) are lowered to it, and memory limits below 16 MB are
+    raised to 16 MB. Raises ConfigError, naming the value and the rule, for zero, negative or
+    non-finite limits and for other invalid fields.
     """
 
     code: str
@@ -118,7 +121,7 @@ class ExecRequest:
     notebook: bool = True
 
     def __post_init__(self) -> None:
-        code = cast("object", self.code)  # callers pass on what a model or a client wrote
+        code = cast("object", self.code)  # unchecked input of a model or a client
         if not isinstance(code, str):
             raise ConfigError(f"code is a {type(code).__name__}, not a string. Pass Python source as str.")
         if not (math.isfinite(self.run_timeout_s) and self.run_timeout_s > 0):
@@ -143,7 +146,8 @@ class ExecRequest:
 class Sandbox(ABC):
     """Runs untrusted Python.
 
-    Hundreds of calls may be in flight; a bounded number executes, in order of arrival.
+    Hundreds of calls may be in flight. A bounded number of them execute at a time, first come,
+    first served.
     """
 
     async def execute(
@@ -158,15 +162,15 @@ class Sandbox(ABC):
         session: str | None = None,
         notebook: bool = True,
     ) -> ExecResult:
-        """Run ``code`` as a notebook cell (the value of a last expression is echoed) or a script.
+        """Run ``code`` as a notebook cell (echoes the value of a trailing expression) or a script.
 
-        The time limit counts from the start of execution, not from the call. ``files`` are written
-        into the working directory first; ``fetch_files`` are read from it at the end. ``session``
-        names a trajectory whose definitions survive between calls, if the sandbox was opened with
+        ``run_timeout_s`` is wall time from the start of execution, not from the call. The sandbox
+        writes ``files`` into the working directory first and reads ``fetch_files`` from it at the
+        end. Calls with the same ``session`` share definitions, if the sandbox was opened with
         sessions.
 
-        Raises ConfigError for a request that cannot be run at all, SandboxUnavailable when the
-        sandbox itself still fails after retries. Never raises for what the code does.
+        Raises ConfigError for an invalid request, and SandboxUnavailable when the sandbox itself
+        still fails after retries. Never raises for anything the code does.
         """
         request = ExecRequest(
             code=code,
@@ -182,22 +186,22 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def run(self, request: ExecRequest) -> ExecResult:
-        """What ``execute`` does, for a request that is validated already."""
+        """Execute a validated request. Raises as ``execute`` does."""
 
     @abstractmethod
     async def end_session(self, session: str) -> None:
-        """Forget a session's definitions now. Unknown names are ignored."""
+        """Discard a session and its definitions. Unknown names are ignored."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Start what executes, or reach it. The first request opens the sandbox otherwise.
+        """Start the local processes, or contact the servers. Otherwise the first request does so.
 
-        Raises SandboxUnavailable or ConfigError when it cannot be had at the level asked for.
+        Raises SandboxUnavailable or ConfigError when ``min_level`` cannot be met.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill what runs, remove what was made. Calls in flight raise SandboxUnavailable."""
+        """Kill all executions and clean up. Calls in flight raise SandboxUnavailable."""
 
     async def __aenter__(self) -> Self:
         await self.open()

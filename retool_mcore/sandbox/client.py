@@ -1,8 +1,9 @@
-"""The sandbox behind one or several SandboxFusion-compatible URLs.
+"""Client of one or several SandboxFusion-compatible servers.
 
-Each call goes to the server with the fewest calls in flight, and to another one when that fails.
-Code may thus run twice, which no caller can see, because executions share nothing. The calls of a
-session do, so they have one try, at the server that holds the session.
+Each call goes to the server with the fewest calls in flight; if that server fails, the client
+retries on another. The code may then run twice, but executions share no state, so callers cannot
+notice. Calls of a session do share state: the client sends each of them once, to the server that
+hosts the session.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from retool_mcore.transport import ConcurrentTransport
 
 logger = logging.getLogger(__name__)
 
-_KEEP_ALIVE_S = 4.0  # below the 5 s after which uvicorn, SandboxFusion's server, closes an idle connection
+_KEEP_ALIVE_S = 4.0  # uvicorn, which SandboxFusion runs on, closes idle connections after 5 s
 _CONNECT_TIMEOUT_S = 5.0
-# How much longer than the run timeout an answer may take: the wait in the server's queue and the
-# start of the code.
+# Added to the run timeout when waiting for an answer: covers the server's queue and the start of
+# the code.
 _QUEUE_ALLOWANCE_S = 120.0
 _BUSY_PAUSE_S = (0.75, 1.25)
 _LONGEST_REST_S = 30.0
 
 
 class RemoteServer:
-    """One server: its connections, its calls in flight, and its circuit breaker."""
+    """One server: connection pool, count of calls in flight, and circuit breaker."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -57,28 +58,25 @@ class RemoteServer:
             headers={} if token is None else {"authorization": f"Bearer {token}"},
         )
         self.in_flight = 0
-        self.checked = False  # its level is known, and no call has failed since
+        self.checked = False  # True: the level is verified, and no call has failed since
         self.rests_until = 0.0
         self._failures = 0
 
     def worked(self) -> None:
-        """A call came back with a result, or was refused for what it asked."""
+        """Reset the circuit breaker: the server returned a result or rejected a bad request."""
         self._failures, self.rests_until = 0, 0.0
 
     def failed(self, error: SandboxUnavailable) -> None:
-        """Let the server rest, longer after each failure in a row, and then check it again."""
+        """Back off from the server, longer after each consecutive failure; then check it again."""
         self.checked = False
-        if self.rests_until < time.monotonic():  # else a call that began before the server failed
+        if self.rests_until < time.monotonic():  # otherwise the call began before the last failure
             rest_s = min(2.0**self._failures, _LONGEST_REST_S)
             self._failures, self.rests_until = self._failures + 1, time.monotonic() + rest_s
             logger.warning("sandbox %s gets no calls for %.0f s: %s", self.url, rest_s, error)
 
 
 class RemoteSandbox(Sandbox):
-    """Runs model code on other machines (or in another process).
-
-    See ``base.Sandbox`` and ``open_sandbox``.
-    """
+    """Runs model code on sandbox servers. See ``base.Sandbox`` and ``open_sandbox``."""
 
     def __init__(
         self,
@@ -89,21 +87,25 @@ class RemoteSandbox(Sandbox):
         sessions: bool = False,
         attempts: int = 5,
     ) -> None:
-        """``workers_per_url`` times the servers bounds the calls in flight."""
+        """At most ``workers_per_url`` times the number of servers calls are in flight.
+
+        ``attempts`` counts the tries of a call without a session.
+        """
         self._servers = [RemoteServer(url.rstrip("/")) for url in urls]
         self._min_level, self._sessions, self._attempts = min_level, sessions, attempts
         self._places = asyncio.Semaphore(workers_per_url * len(self._servers))
         self._opening = asyncio.Lock()
         self._opened = self._closed = False
-        self._answered = set[str]()  # sessions of which a result was seen, until they are ended
+        self._answered = set[str]()  # sessions that returned a result and have not been ended
 
     # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Ask every server for its level.
+        """Query every server's isolation level.
 
-        Raises ConfigError when one reports a level below min_level, SandboxUnavailable when fewer
-        than half of them answer. Servers that are missing are asked again when calls go to them.
+        Raises ConfigError when a server reports a level below ``min_level``, and SandboxUnavailable
+        when fewer than half of the servers answer. The others are queried again before their first
+        call.
         """
         async with self._opening:
             if self._closed:
@@ -135,7 +137,7 @@ class RemoteSandbox(Sandbox):
             logger.warning("opened without %d of %d sandboxes: %s", len(errors), len(self._servers), errors[0])
 
     async def _check(self, server: RemoteServer) -> None:
-        """Ask a server for its level. Raises SandboxUnavailable, ConfigError."""
+        """Query a server's level. Raises SandboxUnavailable if it fails, ConfigError if too low."""
         try:
             answer = await server.http.get("/v1/ping", timeout=_CONNECT_TIMEOUT_S)
             answer.raise_for_status()
@@ -165,14 +167,14 @@ class RemoteSandbox(Sandbox):
         session = request.session
         if session is not None and not self._sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
-        # ASCII: a lone surrogate in the code travels as an escape.
+        # json.dumps writes ASCII, so a lone surrogate in the code becomes an escape.
         body = json.dumps(RunCodeRequest.of(request).model_dump(mode="json")).encode()
         await self.open()
         async with self._places:
             if session is None:
                 return await self._call(body, request.run_timeout_s)
             result = await self._try(self._holder(session), body, request.run_timeout_s)
-        # A server that was restarted does not know what it has lost.
+        # A restarted server does not know which sessions it lost.
         lost = result.session_started and session in self._answered
         self._answered.add(session)
         return replace(result, session_restarted=True) if lost else result
@@ -187,13 +189,13 @@ class RemoteSandbox(Sandbox):
         raise AssertionError("tenacity neither returned nor raised")
 
     def _choose(self, tried: Set[RemoteServer]) -> RemoteServer:
-        """The least busy server that neither rests nor failed this call, if there is one."""
+        """Choose the least busy server; prefer those not backing off and not yet tried."""
         now = time.monotonic()
-        # Ties by lot: the processes of a run must not all begin with the first URL.
+        # Break ties at random, so that the processes of a run do not all start with the first URL.
         return min(self._servers, key=lambda s: (s.rests_until > now, s in tried, s.in_flight, random.random()))
 
     async def _try(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> ExecResult:
-        """One request, and what its outcome says of the server."""
+        """Send one request, and update the server's circuit breaker by the outcome."""
         server.in_flight += 1
         try:
             if not server.checked:
@@ -208,12 +210,12 @@ class RemoteSandbox(Sandbox):
         finally:
             server.in_flight -= 1
         server.worked()
-        if result is None:  # no other server would run it
+        if result is None:  # any other server would reject it too
             raise ConfigError(f"the sandbox at {server.url} refused the request: {answer.text[:2000]}")
         return result
 
     async def _post(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> tuple[httpx.Response, float]:
-        """The answer, and the seconds that it took. A server that is too busy is asked again."""
+        """Return the answer and the round trip in seconds. Retries while the server is busy."""
         asked = time.monotonic()
         timeout = httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S)
         headers = {"content-type": "application/json"}
@@ -225,7 +227,7 @@ class RemoteSandbox(Sandbox):
             await asyncio.sleep(random.uniform(*_BUSY_PAUSE_S))
 
     def _holder(self, session: str) -> RemoteServer:
-        """The server that a session's definitions live on."""
+        """Return the server that hosts a session, chosen by a hash of its name."""
         return self._servers[zlib.crc32(session.encode("utf-8", "replace")) % len(self._servers)]
 
     async def end_session(self, session: str) -> None:
@@ -247,7 +249,7 @@ class RemoteSandbox(Sandbox):
 
 
 def unavailable(url: str, what: str, error: Exception) -> SandboxUnavailable:
-    """The error for a server that did not answer."""
+    """Build the error for a server that did not answer."""
     reason = str(error) or type(error).__name__
     return SandboxUnavailable(
         f"the sandbox at {url} did not answer {what}: {reason[:500]}. "
@@ -256,10 +258,7 @@ def unavailable(url: str, what: str, error: Exception) -> SandboxUnavailable:
 
 
 def _read(server: RemoteServer, answer: httpx.Response, round_trip_s: float) -> ExecResult:
-    """Read the server's answer.
-
-    Raises SandboxUnavailable or ValueError when the server itself failed.
-    """
+    """Parse the server's answer. Raises SandboxUnavailable or ValueError when the server failed."""
     if answer.status_code != 200:
         raise SandboxUnavailable(f"the sandbox at {server.url} answered {answer.status_code}: {answer.text[:500]}")
     response = RunCodeResponse.model_validate_json(answer.content)

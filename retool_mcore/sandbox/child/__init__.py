@@ -1,1 +1,1 @@
-"""What runs inside a confined process, after the fork: the notebook cell and what it needs."""
+"""Code that runs inside the confined process: the cell runner and its helpers."""

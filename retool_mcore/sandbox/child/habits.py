@@ -1,7 +1,7 @@
-"""Notebook habits in code that Python refused: prompts, indents, ``%`` and ``!``, typography.
+"""Repairs cells that do not parse: prompts, indentation, ``%`` and ``!`` lines, typographic quotes.
 
-Only code that does not parse comes here, so what valid code means cannot change. Line for line is
-rewritten, so that the line numbers of a traceback stay true. Runs confined, with the code.
+Only code that Python rejects is rewritten, so valid code never changes meaning. Rewriting replaces
+single lines, so line numbers in tracebacks stay correct. Runs in the confined process.
 """
 
 import ast
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from retool_mcore.sandbox.child.programs import NOT_RUN
 
-# What a program may want to install and may find.
+# Packages that code often tries to install; the note lists those that are present.
 _PACKAGES = "numpy scipy sympy mpmath pandas matplotlib sklearn networkx gmpy2 shapely ortools z3"
 _SILENT = ("%matplotlib", "%load_ext", "%reload_ext", "%autoreload", "%config", "%%time", "%%timeit", "%%capture")
 _COMMAND = re.compile(r"([ \t]*)((?:%%?|!)[ \t]*(.*))")
 _INSTALLER = re.compile(r"(?:\S*python[\d.]*\s+-m\s+)?(?:pip3?|conda|mamba|uv|apt|apt-get)\b")
 _PROMPT = re.compile(r"[ \t]*(>>>|\.\.\.)(?: |$)")
-# What a word processor or a web page makes of quotes and spaces.
+# Quotes and spaces as word processors and web pages write them.
 _TYPOGRAPHY = str.maketrans(
     {"\u00a0": " ", "\u200b": None, "\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"},
 )
@@ -28,7 +28,7 @@ _MAX_REWRITES = 30  # each is followed by one more attempt to parse
 
 
 class Cell(NamedTuple):
-    """A cell that parses: as it was written, or as it was read, and what the caller should say."""
+    """A parsed cell: syntax tree, source (possibly repaired), and a note to print on stderr."""
 
     tree: ast.Module
     text: str
@@ -36,9 +36,9 @@ class Cell(NamedTuple):
 
 
 def parse_cell(source: str, filename: str, *, notebook: bool) -> Cell:
-    """Parse a script, or a cell and, if Python refuses that, what it may have meant.
+    """Parse ``source``; in a notebook, retry with repairs after a SyntaxError.
 
-    Raises what ``ast.parse`` raises for ``source`` itself.
+    Raises what ``ast.parse`` raises for the unmodified ``source``.
     """
     try:
         return Cell(ast.parse(source, filename), source)
@@ -49,7 +49,7 @@ def parse_cell(source: str, filename: str, *, notebook: bool) -> Cell:
 
 
 def _read_again(source: str, filename: str) -> Cell | None:
-    """Rewrite the line that Python refuses until it refuses none, or one that is no known habit."""
+    """Rewrite each line that Python rejects until all parse. None if a line cannot be repaired."""
     lines, notes = _without_prompts(textwrap.dedent(source.replace("\r\n", "\n")).split("\n"))
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     indent = first[: len(first) - len(first.lstrip())]
@@ -77,7 +77,7 @@ def _read_again(source: str, filename: str) -> Cell | None:
 
 
 def _without_prompts(lines: list[str]) -> tuple[list[str], list[str]]:
-    """Strip the prompts of an interpreter's transcript; its other lines are output, not code."""
+    """Strip the prompts of an interpreter transcript, and blank its other lines, the output."""
     if not next((line for line in lines if line.strip()), "").lstrip().startswith(">>>"):
         return lines, []
     prompts = [_PROMPT.match(line) for line in lines]
@@ -95,9 +95,9 @@ def _why_not(command: str) -> str:
 
 
 def compile_cell(tree: ast.Module, filename: str, *, notebook: bool) -> list[types.CodeType]:
-    """The code; in a notebook with top-level await, and apart from it that of a last expression.
+    """Compile a script, or a notebook cell with top-level await. Raises SyntaxError.
 
-    Raises SyntaxError.
+    A trailing expression of a cell becomes a second code object, which echoes its value.
     """
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if notebook else 0
     if not (notebook and tree.body and isinstance(tree.body[-1], ast.Expr)):
@@ -110,6 +110,6 @@ def compile_cell(tree: ast.Module, filename: str, *, notebook: bool) -> list[typ
 
 
 def display(*values: object, **_: object) -> None:
-    """Print each value as a notebook's text form shows it."""
+    """Print the ``repr`` of each value, as a notebook does in text form."""
     for value in values:
         sys.stdout.write(f"{value!r}\n")

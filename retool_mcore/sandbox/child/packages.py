@@ -1,7 +1,7 @@
-"""Which packages the warm images hold, and how they get there.
+"""Imports packages into the warm images.
 
-The light image has the standard library. The full one has what mathematics needs, too, and what
-``sandbox.preload`` names. Runs in the zygote, on the interpreter that the model's code gets.
+The light image imports part of the standard library. The full image adds the mathematics packages
+and the modules in ``sandbox.preload``. Runs in the zygote, in the interpreter that runs model code.
 """
 
 import importlib
@@ -20,20 +20,20 @@ numpy numpy.linalg numpy.random mpmath sympy sympy.core.random sympy.ntheory sym
 scipy.special scipy.optimize scipy.integrate scipy.interpolate scipy.linalg
 """
 _HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
-_SHORT_LIVED_S = 1.0  # a thread that ends within this was the import's own
+_SHORT_LIVED_S = 1.0  # an import may use threads that end within this time
 
 
 class PreloadError(Exception):
-    """A package of ``sandbox.preload`` cannot be in the warm image; the user must change that."""
+    """A module in ``sandbox.preload`` cannot be part of the warm image: a configuration error."""
 
 
 def heavy_packages(preload: Iterable[str]) -> frozenset[str]:
-    """Code that names one of these is run in the full image."""
+    """Return the packages whose mention in the code selects the full image."""
     return frozenset(_HEAVY.split()) | {name.partition(".")[0] for name in preload}
 
 
 def import_defaults(*, light: bool) -> list[str]:
-    """Import what an image always holds and warm up; return the packages that are not installed."""
+    """Import the default packages and warm them up; return those that are not installed."""
     missing: set[str] = set()
     for name in (_LIGHT if light else _LIGHT + _FULL).split():
         try:
@@ -46,10 +46,10 @@ def import_defaults(*, light: bool) -> list[str]:
 
 
 def import_preload(names: Sequence[str], count_threads: Callable[[], int]) -> None:
-    """Import the modules that the user wants in the full image.
+    """Import the modules in ``sandbox.preload`` into the full image.
 
-    Raises PreloadError for one that cannot be imported, or that leaves a thread running: a fork has
-    none of its parent's threads, and what waits for one would wait for ever.
+    Raises PreloadError for a module that cannot be imported or that leaves a thread running. A fork
+    does not copy the parent's other threads, so code that waits for one would hang.
     """
     for name in names:
         try:
@@ -68,14 +68,11 @@ def import_preload(names: Sequence[str], count_threads: Callable[[], int]) -> No
                 )
             time.sleep(0.01)
     if tempfile := sys.modules.get("tempfile"):
-        tempfile.__dict__["tempdir"] = None  # an import may have asked for it: each execution has its own
+        tempfile.__dict__["tempdir"] = None  # drop a cached value: each execution has its own directory
 
 
 def _warm_up(numpy: Any, sympy: Any) -> None:
-    """Do once what model code often does, to fill lazy imports and caches before the fork.
-
-    Otherwise every child would fill them again.
-    """
+    """Call common functions once, so that children inherit filled caches and lazy imports."""
     str(numpy.linalg.solve(numpy.eye(3) + 1, numpy.arange(3.0)))
     x, y, n = sympy.symbols("x y n")
     for value in (

@@ -1,8 +1,9 @@
-"""At landlock, redirect the names /tmp and /dev/shm to the execution's working directory.
+"""At level landlock, redirect /tmp and /dev/shm to the execution's working directory.
 
-With a mount namespace two links do this. Here Python's own functions that take a path do it; C code
-that opens files by itself (sqlite3) is not redirected and gets PermissionError. This is a
-convenience and protects nothing: Landlock refuses the real directories either way.
+At level namespaces, two symbolic links in the mount namespace do this. At level landlock, this
+module wraps Python's path functions instead. C code that opens files directly (sqlite3) bypasses
+the wrappers and gets PermissionError. This is a convenience, not a protection: Landlock denies
+access to the real directories either way.
 """
 
 import builtins
@@ -21,15 +22,16 @@ _ONE_PATH = (
 _TWO_PATHS = ("link", "rename", "replace", "symlink")
 _KEYWORDS = ("path", "file", "src", "dst")
 _SUPPORT = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
-_RAW = ("posix", "_io", "_frozen_importlib", "_frozen_importlib_external")  # what imports use
+_RAW = ("posix", "_io", "_frozen_importlib", "_frozen_importlib_external")  # used by imports: left alone
 
-box = "."  # the execution's working directory; the zygote's child sets it
+box = "."  # the execution's working directory, set in the zygote's child
 
 
 def redirect_shared_dirs(kept: Sequence[str]) -> None:
-    """Replace the path functions in every loaded module, for the code and all later imports.
+    """Wrap the path functions in every loaded module, for model code and for later imports.
 
-    Paths that begin with one of ``kept`` stay as they are: Python's own, where it lies under /tmp.
+    Paths that start with one of ``kept`` are not redirected: Python itself may be installed under
+    /tmp.
     """
     exempt = tuple(path for path in kept if path.startswith(tuple(f"{shared}/" for shared in SHARED)))
     redirected = {name: _redirecting(getattr(os, name), 1, exempt) for name in _ONE_PATH}
@@ -46,11 +48,11 @@ def redirect_shared_dirs(kept: Sequence[str]) -> None:
 
 
 def _redirecting(function: Any, num_paths: int, exempt: tuple[str, ...]) -> Callable[..., Any]:
-    """``function`` with its first ``num_paths`` arguments, which are paths, redirected."""
+    """Wrap ``function`` to redirect its first ``num_paths`` arguments, which are paths."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        asked: dict[Any, Any] = {}  # redirected path -> the path that the code named
+        asked: dict[Any, Any] = {}  # redirected path -> path that the code passed
         paths = [_redirect(path, exempt, asked) for path in args[:num_paths]]
         for name in _KEYWORDS:
             if name in kwargs:
