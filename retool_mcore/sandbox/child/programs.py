@@ -1,6 +1,6 @@
-"""One clear line where model code asks for a program, which the filter lets nobody start.
+"""Gives a clear error message when model code tries to run a program.
 
-It protects nothing: without it the kernel refuses the same in words that say less.
+This is not a protection. The seccomp filter denies execve anyway, with a less helpful message.
 """
 
 import _posixsubprocess
@@ -13,10 +13,13 @@ NOT_RUN = "programs cannot be run here; use Python"
 
 
 def say_that_none_run() -> None:
-    """Have os.system and subprocess say so, and multiprocessing fork. Called in the warm image."""
+    """Make os.system and subprocess fail with NOT_RUN, and multiprocessing use fork.
+
+    Runs in the zygote.
+    """
     os.system = _system
-    _posixsubprocess.fork_exec = _fork_exec  # what subprocess and multiprocessing start programs with
-    if sys.version_info >= (3, 14):  # before, it is the default
+    _posixsubprocess.fork_exec = _fork_exec  # subprocess and multiprocessing start programs with it
+    if sys.version_info >= (3, 14):  # before 3.14, fork is the default
         import multiprocessing
 
         multiprocessing.set_start_method("fork")
@@ -27,6 +30,6 @@ def _fork_exec(*_: object) -> NoReturn:
 
 
 def _system(command: Any) -> int:
-    """``os.system``: the status of a shell that could not run the command, and a line on stderr."""
+    """Stand in for ``os.system``: write a line on stderr, return status 127 (command not found)."""
     sys.stderr.write(f"[os.system({os.fsdecode(command)[:100]!r}) was not run: {NOT_RUN}]\n")
     return 127 << 8

@@ -1,7 +1,7 @@
-"""Inside a confined process: run the model's code as a notebook cell and report to the supervisor.
+"""Runs model code as a cell or script inside a confined process and reports to the supervisor.
 
-Runs in the child of a zygote, after confinement. It trusts nothing that happens after the code
-starts; whatever it then writes on the control socket is untrusted data to the supervisor.
+Runs in a child of the zygote, after confinement. Once model code has started, nothing in this
+process can be trusted: the supervisor treats everything on the control socket as untrusted data.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from retool_mcore.sandbox.child import habits, tracebacks
 
 if TYPE_CHECKING:
-    import asyncio  # in the sandbox only for code that awaits
+    import asyncio  # imported at run time only for code that awaits
 
-# Kept free above the code's own limit so that a MemoryError can still be reported.
+# Headroom above the code's memory limit for reporting a MemoryError.
 _REPORT_BYTES = 64 << 20
 
 READY, SETUP_ERROR, FILE, DONE = b"R", b"E", b"N", b"D"
 _MAX_FETCHED_BYTES = 64 << 20
 _MAX_CORES = 8
 _CO_COROUTINE = 0x80  # as in inspect, which is slow to import
-_leave = os._exit  # the code may replace it
-CELL_END = struct.Struct("=ii")  # of DONE: return code, the number of the cell
-FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
+_leave = os._exit  # a copy, because model code may replace os._exit
+CELL_END = struct.Struct("=ii")  # payload of DONE: return code, number of the cell
+FRAME = struct.Struct("=cI")  # kind, length in bytes of the payload that follows
 
 
 def send_frame(control: socket.socket, kind: bytes, payload: bytes = b"") -> None:
@@ -61,16 +61,19 @@ def _read_exactly(control: socket.socket, count: int) -> bytes:
 
 
 def read_request(control: socket.socket) -> dict[str, Any]:
-    """Read the next request, as ``process.py`` packs it. The supervisor is trusted with marshal."""
+    """Read the next request from the supervisor: a 4-byte length, then a marshalled dict.
+
+    marshal is unsafe for untrusted input; the supervisor is trusted.
+    """
     (length,) = struct.unpack("=I", _read_exactly(control, 4))
     return marshal.loads(_read_exactly(control, length))
 
 
 class CellRunner:
-    """One ``__main__`` namespace; a session runs several cells in it."""
+    """Runs cells in one ``__main__`` namespace: one cell, or all cells of a session."""
 
     def __init__(self, control: socket.socket, mapped_bytes: int) -> None:
-        """``mapped_bytes``: the warm image's address space, to which the memory limit is added."""
+        """``mapped_bytes``: the warm image's address space, which the memory limit adds to."""
         self._control = control
         self._mapped_bytes = mapped_bytes
         self._cells = 0
@@ -79,7 +82,7 @@ class CellRunner:
         self._module.__dict__["__builtins__"] = builtins
 
     def serve(self) -> NoReturn:
-        """Run the request that waits on the control socket; in a session, all later ones too."""
+        """Run one request from the control socket; in a session, run requests until it ends."""
         self._become_main()
         for number in itertools.count(1):
             request = read_request(self._control)
@@ -113,9 +116,9 @@ class CellRunner:
         reseed()
 
     def _limit(self, memory_limit_mb: int, run_timeout_s: float) -> None:
-        """Limit the address space (the image's mapped bytes plus the limit) and the CPU seconds.
+        """Set RLIMIT_AS (bytes mapped by the warm image plus the limit) and RLIMIT_CPU.
 
-        The limit on CPU seconds is a backstop to the wall clock.
+        RLIMIT_CPU is a backstop: the supervisor enforces the wall-clock limit.
         """
         if self._cells == 0:
             soft = self._mapped_bytes + (memory_limit_mb << 20)
@@ -142,10 +145,10 @@ class CellRunner:
 
     @staticmethod
     def _lay_files(files: dict[str, bytes]) -> int:
-        """Write the request's files; return 0.
+        """Write the request's files. Returns an exit code.
 
-        Returns 1, with a line on stderr, when a file cannot be written (``a`` and ``a/b``, no
-        space).
+        0, or 1 with a line on stderr when a file cannot be written (``a`` next to ``a/b``, or no
+        space left).
         """
         for name, content in files.items():
             try:
@@ -158,7 +161,7 @@ class CellRunner:
         return 0
 
     def _send_files(self, names: Sequence[str]) -> None:
-        """Send the named files that can be read, no devices. The supervisor bounds the total."""
+        """Send the named files that are regular and readable. The supervisor bounds the total."""
         for index, name in enumerate(names):
             with contextlib.suppress(OSError, ValueError, MemoryError):
                 fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
@@ -168,15 +171,15 @@ class CellRunner:
                         send_frame(self._control, FILE, struct.pack("=I", index) + content)
 
     def _become_script(self, source: str, filename: str) -> None:
-        """Give a plain script a file, as it has elsewhere."""
+        """Write the script to a file and set ``__file__``, as for a script run from disk."""
         path = self._module.__dict__["__file__"] = os.path.join(os.getcwd(), filename)
         with contextlib.suppress(OSError, UnicodeEncodeError), open(path, "x", encoding="utf-8") as file:
             file.write(source)
 
     def run_cell(self, source: str, filename: str, *, echo: bool) -> int:
-        """Execute one cell, print a traceback. Returns the exit code.
+        """Execute one cell and return its exit code. Prints the traceback of an exception.
 
-        With ``echo``, a last expression's value is printed.
+        With ``echo``, prints the value of a trailing expression.
         """
         self._cells += 1
         _show_lines(filename, source)
@@ -202,7 +205,7 @@ class CellRunner:
         return 0
 
     def _run_in_loop(self, codes: Sequence[types.CodeType]) -> None:
-        """Run a cell with top-level await. A session has one loop, in which its tasks live on."""
+        """Run a cell with top-level await. A session keeps one loop, so its tasks stay alive."""
         import asyncio
 
         async def run() -> None:
@@ -216,7 +219,7 @@ class CellRunner:
         self._loop.run_until_complete(run())
 
     def _print_traceback(self, error: BaseException) -> None:
-        """Print a traceback as Python would; ``tracebacks`` leaves out what is not the model's."""
+        """Print a traceback as Python would, without the frames that ``tracebacks`` hides."""
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         error.__traceback__ = tracebacks.own_part(error.__traceback__)
@@ -226,31 +229,32 @@ class CellRunner:
 
     @staticmethod
     def _shut_down(return_code: int) -> int:
-        """What a normal interpreter does at its end: wait for threads, run exit handlers, flush."""
+        """Finish like a normal interpreter: join threads, run exit handlers, flush."""
         try:
             threading._shutdown()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
             atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
             _flush()
-        except BaseException:  # noqa: BLE001  a failing exit handler of the model's is its failure
+        except BaseException:  # noqa: BLE001  the model's own exit handler may fail
             return return_code or 1
         return return_code
 
 
 def _show_lines(filename: str, text: str) -> None:
-    """Have tracebacks find the code's lines, which lie in no file."""
+    """Register the code's lines with ``linecache``, so that tracebacks can quote them."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 def cores_told() -> int:
-    """The number of cores that the code is told.
+    """Return the value of ``os.cpu_count()`` inside the sandbox: at most 8.
 
-    Pools start as many workers unasked: on a large node more than an execution may have.
+    Pools start one worker per core by default. On a large node that would exceed the limit on
+    processes.
     """
     return min(_MAX_CORES, os.cpu_count() or 1)
 
 
 def _set_limit(name: int, soft: int, hard: int) -> None:
-    """Set a limit, but not above the hard limit that this process already has."""
+    """Set a resource limit, capped at the hard limit already in force."""
     _, ceiling = resource.getrlimit(name)
     if ceiling != resource.RLIM_INFINITY:
         hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
@@ -259,7 +263,7 @@ def _set_limit(name: int, soft: int, hard: int) -> None:
 
 
 class _WholeWrites(io.FileIO):
-    """A file that writes all it is given: a signal can cut a write to a pipe short."""
+    """A raw file whose ``write`` retries short writes: a signal can interrupt a write to a pipe."""
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -270,7 +274,7 @@ class _WholeWrites(io.FileIO):
 
 
 def _text_writer(fd: int) -> io.TextIOWrapper:
-    """Without a buffer, so that what was printed before a time limit is kept."""
+    """Open ``fd`` unbuffered, so that output printed before a time limit is not lost."""
     raw: Any = _WholeWrites(fd, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
@@ -293,9 +297,9 @@ def _exit_code(code: object) -> int:
 
 
 def reseed() -> None:
-    """Give each execution new random state: the fork copied the generators with everything else.
+    """Reseed numpy and sympy, whose generators the fork copied from the zygote.
 
-    ``random`` reseeds itself at a fork. A seed of 32 bits spares numpy a SeedSequence (half a ms).
+    ``random`` reseeds itself after a fork. A 32-bit seed spares numpy a SeedSequence (0.5 ms).
     """
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))

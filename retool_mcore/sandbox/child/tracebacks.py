@@ -1,7 +1,8 @@
-"""Tracebacks of the model's code show its own lines and the error: nothing of ours or the host's.
+"""Limits tracebacks to the model's own frames and hides those of the sandbox and the libraries.
 
-This holds for every traceback that Python's ``traceback`` writes: of the cell, of its threads and
-processes, of asyncio and logging, of destructors. A convenience: code may take it back.
+This covers every traceback written by Python's ``traceback`` module: of the cell, its threads and
+processes, asyncio, logging and destructors. It is a convenience, not a protection: model code can
+undo it.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ _hidden = ["<frozen ", "/proc/self/fd/"]
 
 
 def hide(prefixes: Sequence[str]) -> None:
-    """Leave out frames of files whose path begins with one of ``prefixes``. Called once."""
+    """Hide frames of files whose path starts with one of ``prefixes``. Call this once."""
     _hidden.extend(prefixes)
     extract = traceback.TracebackException.__init__
 
@@ -24,14 +25,14 @@ def hide(prefixes: Sequence[str]) -> None:
         extract(self, *args, **kwargs)
         self.stack = traceback.StackSummary.from_list([frame for frame in self.stack if not _is_hidden(frame.filename)])
 
-    traceback.TracebackException.__init__ = extract_own  # its causes, contexts and groups are made by it too
+    traceback.TracebackException.__init__ = extract_own  # also builds causes, contexts and groups
     threading.excepthook = _thread_failed
     sys.unraisablehook = _unraisable
     sys.excepthook = _uncaught
 
 
 def own_part(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without the hidden frames at its beginning."""
+    """Return ``trace`` without its leading hidden frames."""
     while trace is not None and _is_hidden(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
@@ -48,7 +49,7 @@ def _thread_failed(failed: Any) -> None:
 
 
 def _unraisable(failed: Any) -> None:
-    with contextlib.suppress(Exception):  # its repr is the code's
+    with contextlib.suppress(Exception):  # its repr is model code
         head = f"{failed.err_msg or 'Exception ignored in'}: {failed.object!r}\n"
         _write(head, failed.exc_type, failed.exc_value, failed.exc_traceback)
 
@@ -60,5 +61,5 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: types.Trac
 def _write(
     head: str, kind: type[BaseException], error: BaseException | None, trace: types.TracebackType | None
 ) -> None:
-    with contextlib.suppress(Exception):  # the code may have closed its streams
+    with contextlib.suppress(Exception):  # model code may have closed its streams
         sys.stderr.write(head + "".join(traceback.format_exception(kind, error, trace)))

@@ -1,1 +1,1 @@
-"""SandboxFusion's HTTP protocol: the sandbox as a service of a node."""
+"""Sandbox server: SandboxFusion's HTTP protocol on top of the local sandbox."""

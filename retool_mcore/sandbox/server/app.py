@@ -1,9 +1,10 @@
-"""The sandbox over HTTP, in SandboxFusion's protocol.
+"""FastAPI application that serves a local sandbox in SandboxFusion's HTTP protocol.
 
-It serves POST /run_code, GET /v1/ping, GET /health, and GET /metrics for Prometheus. A refusal has
-the protocol's own form, too: 422 for a request that cannot be run, 413 for one too large, 408 for
-one that comes too slowly. Code that fails is answered with 200. uvicorn answers 503 when it has too
-many connections.
+Routes: POST /run_code, DELETE /v1/sessions/NAME, GET /v1/ping, GET /health, and GET /metrics for
+Prometheus. Failing code gets status 200. Rejected requests get a SandboxFusion response body and
+one of: 401 (token missing or wrong), 403 (request from a web page), 408 (body too slow), 413 (body
+too large), 415 (not JSON), 422 (invalid request). uvicorn answers 503 when it has too many
+connections.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 MAX_BODY_BYTES = 48 << 20
 BODY_TIMEOUT_S = 30.0
-METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"  # set where several processes share an address
-_FAILURES_IN_A_ROW = 3  # after which the server is not healthy
+METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"  # set when several processes share an address
+_FAILURES_IN_A_ROW = 3  # from this number on, /health reports failure
 _PROBE_TIMEOUT_S = 5.0
 _HANG_UP_LOOK_S = 0.5
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics:
-    """What GET /metrics reports. One registry per server, so that tests can open several."""
+    """Prometheus metrics. Each server has its own registry, so that tests can open several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -65,7 +66,7 @@ class Metrics:
         return Histogram(f"retool_sandbox_{name}", text, buckets=_SECONDS, registry=self.registry)
 
     def text(self) -> bytes:
-        """The page: of this process, or of all that share an address."""
+        """Render the metrics of this process, or of all processes that share the address."""
         if METRICS_ENV not in os.environ:
             return generate_latest(self.registry)
         together = CollectorRegistry()
@@ -73,7 +74,7 @@ class Metrics:
         return generate_latest(together)
 
     def observe(self, result: ExecResult) -> None:
-        """Count one execution."""
+        """Record one execution."""
         self.executions.labels(status=result.status).inc()
         self.run_s.observe(result.run_s)
         self.queue_s.observe(result.queue_s)
@@ -83,14 +84,15 @@ class Metrics:
 def create_app(
     sandbox: LocalSandbox, *, token: str | None = None, only_local: bool = False, opens: bool = False
 ) -> FastAPI:
-    """The ASGI application around ``sandbox``.
+    """Create the ASGI application that serves ``sandbox``.
 
-    With ``token`` every request must bear it. ``only_local``: only this machine reaches the server,
-    under an address of loopback or as localhost. ``opens``: the application opens and closes the
-    sandbox; else the caller does.
+    ``token``: bearer token that every request except /health must send.
+    ``only_local``: the server listens on loopback, so reject a Host header other than loopback or
+    localhost (protection against DNS rebinding).
+    ``opens``: the application opens and closes the sandbox; otherwise the caller does.
     """
     metrics = Metrics()
-    failures: list[str] = []  # reasons why executions could not be had, since one could
+    failures: list[str] = []  # errors of the sandbox since the last successful execution
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -131,7 +133,7 @@ def create_app(
         return JSONResponse("pong", headers={name: str(value) for name, value in facts.items()})
 
     async def health() -> JSONResponse:
-        """Once calls fail, nobody may send any more: so it is tried here whether they still do."""
+        """Report health. When unhealthy, probe: clients may have stopped sending requests."""
         if len(failures) >= _FAILURES_IN_A_ROW:
             try:
                 async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -157,13 +159,17 @@ def create_app(
 
 
 def worker_app(sandbox_of: Callable[[], LocalSandbox], token: str | None, only_local: bool) -> FastAPI:
-    """The application of one of several processes, which ends with the process that started it."""
+    """Create the application of one uvicorn worker process, which dies with its parent."""
     die_with_parent(signal.SIGTERM)
     return create_app(sandbox_of(), token=token, only_local=only_local, opens=True)
 
 
 def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPException | None:
-    """Why a request is refused before its body is read: no token, or a web page sends it."""
+    """Check a request's headers before its body is read. Returns the error, or None to admit it.
+
+    Rejects DNS rebinding (Host), requests of web pages (Origin), a missing or wrong token, and
+    content types that a browser sends without a CORS preflight.
+    """
     host = request.headers.get("host", "localhost")
     if only_local and not is_loopback(urlsplit(f"//{host}").hostname or ""):
         return HTTPException(403, f"the Host {host!r} is not localhost: a web page may have made its name lead here.")
@@ -175,17 +181,17 @@ def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPEx
             reason = f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
             return HTTPException(401, reason, headers={"www-authenticate": "Bearer"})
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if request.method == "POST" and kind != "application/json":  # others a web page may send without asking
+    if request.method == "POST" and kind != "application/json":  # browsers may send others without a preflight
         return HTTPException(415, f"content-type {kind!r}: send application/json.")
     return None
 
 
 async def _read_body(request: Request) -> bytes:
-    """The whole body, bounded in size and in time."""
+    """Read the whole body, bounded in size (48 MiB) and time (30 s). Raises HTTPException."""
     body, too_large = bytearray(), False
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():  # to its end: a client that still sends would miss the answer
+            async for chunk in request.stream():  # read to the end: a client still sending would miss the answer
                 body += chunk
                 if too_large := too_large or len(body) > MAX_BODY_BYTES:
                     body.clear()
@@ -199,10 +205,10 @@ async def _read_body(request: Request) -> bytes:
 
 
 def _parse(body: bytes) -> ExecRequest:
-    """Parse a body, or name every field that is wrong, and why. Raises ConfigError."""
+    """Parse a request body. Raises ConfigError that names every invalid field and the reason."""
     try:
-        # json.loads, not pydantic's parser: a lone surrogate in the code is the model's mistake,
-        # not a bad request.
+        # Use json.loads instead of pydantic's parser, which rejects lone surrogates: those are the
+        # model's mistake, not a malformed request.
         return RunCodeRequest.model_validate(json.loads(body)).checked()
     except ValidationError as error:
         fields = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_url=False))
@@ -214,7 +220,7 @@ def _parse(body: bytes) -> ExecRequest:
 
 
 async def _execute_while_connected(sandbox: LocalSandbox, asked: ExecRequest, request: Request) -> ExecResult:
-    """Execute, and stop executing when the client hangs up."""
+    """Execute a request, and cancel the execution when the client disconnects."""
     execution = asyncio.ensure_future(sandbox.run(asked))
     try:
         while not (await asyncio.wait((execution,), timeout=_HANG_UP_LOOK_S))[0]:

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 
-# Longer than the clients' own keep-alive, so that the server, which cannot retry, is not the side
-# that closes an idle connection.
+# Longer than the clients' keep-alive, so that clients close idle connections first: they can retry,
+# the server cannot.
 _KEEP_ALIVE_S = 75
 _MAX_CONNECTIONS = 4096
 
@@ -53,7 +53,7 @@ def serve(
     processes: Annotated[int, typer.Option(min=1, help="share the workers; each is replaced when it is lost")] = 1,
 ) -> None:
     """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health, /metrics, until stopped."""
-    # Here and not above: `retool` imports this file for every command, and these import FastAPI.
+    # Imported here because every `retool` command imports this file, and these import FastAPI.
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
@@ -94,9 +94,9 @@ def serve(
             server = uvicorn.Server(config_of(create_app(sandbox, token=token, only_local=only_local)))
             asyncio.run(_run(sandbox, url, lambda: server.serve(sockets=[listener])))
             return
-        asyncio.run(_run(sandbox, url))  # what refuses the sandbox is said once, and not by each process
+        asyncio.run(_run(sandbox, url))  # open once here, so that an error is reported once
         with tempfile.TemporaryDirectory(prefix=PREFIX) as metrics:
-            lock_directory(Path(metrics))  # else the next sandbox removes it
+            lock_directory(Path(metrics))  # otherwise the next sandbox removes it as stale
             os.environ[METRICS_ENV] = metrics
             config = config_of(partial(worker_app, sandbox_of, token, only_local), factory=True, workers=processes)
             Multiprocess(config, [listener]).run()
@@ -131,7 +131,7 @@ async def _ping(url: str, min_level: Level) -> str:
 
 
 async def _run(sandbox: LocalSandbox, url: str, serve: Callable[[], Awaitable[None]] | None = None) -> None:
-    """Open the sandbox, tell the URL, and serve."""
+    """Open the sandbox, print the URL, and serve."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
     async with sandbox:
@@ -141,10 +141,10 @@ async def _run(sandbox: LocalSandbox, url: str, serve: Callable[[], Awaitable[No
 
 
 def _connection_limit(executions: int) -> int:
-    """How many connections this process may have, after raising its limit of open files.
+    """Raise RLIMIT_NOFILE to its hard limit; return the maximum number of connections.
 
-    An execution takes up to 16 descriptors: two pipes, a socket pair, a pidfd, a directory, and as
-    many again while it starts.
+    An execution uses up to 16 descriptors: two pipes, a socket pair, a pidfd and a directory, plus
+    the same number again while it starts.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -158,11 +158,11 @@ def _stop(number: int, _: object) -> None:
 
 
 def _listen(host: str, port: int, path: Path | None) -> tuple[socket.socket, str]:
-    """Bind a socket; return it and the URL for clients. ConfigError when the address is taken."""
+    """Bind and listen; return the socket and its URL. Raises ConfigError if that fails."""
     if path is None:
         try:
-            # Only when the protocol is given does asyncio set TCP_NODELAY; without TCP_NODELAY
-            # every answer waits 40 ms for an ACK.
+            # asyncio sets TCP_NODELAY only on sockets created with an explicit protocol. Without
+            # TCP_NODELAY, every answer waits 40 ms for an ACK.
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))

@@ -1,7 +1,7 @@
-"""SandboxFusion's HTTP messages, for our server and our client.
+"""SandboxFusion's HTTP messages, as used by our server and our client.
 
-The field names are SandboxFusion's. `retool` is our addition: SandboxFusion's clients ignore it,
-and it says what their fields cannot.
+The field names are SandboxFusion's. We add the field `retool` for results that SandboxFusion's
+fields cannot express; its clients ignore that field.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _MIN_TOKEN_CHARS = 16
 
 
 def read_token(path: Path | None) -> str | None:
-    """The token in ``path``, else in the environment (RETOOL_SANDBOX_TOKEN); None without either.
+    """Read the token from ``path``, or else from RETOOL_SANDBOX_TOKEN; None if neither is set.
 
-    Raises ConfigError for a file that cannot be read and for a token that could be guessed.
+    Raises ConfigError for an unreadable file and for a token shorter than 16 characters, with a
+    space, or with characters other than printable ASCII.
     """
     where, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE)
     if path is not None:
@@ -49,7 +50,7 @@ def read_token(path: Path | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on ``host``."""
+    """Whether only this machine can reach a server listening on ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,15 +65,16 @@ def _encode(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-# The content of a file, which is base64 in JSON.
+# Content of a file: bytes, base64 in JSON.
 _Content = Annotated[bytes, BeforeValidator(_decode), PlainSerializer(_encode, when_used="json")]
 
 
 class RunCodeRequest(BaseModel):
-    """POST /run_code. ``memory_limit_MB`` -1, SandboxFusion's "no limit", is the default limit.
+    """Body of POST /run_code. ``notebook`` and ``session`` are our additions.
 
-    ``notebook`` and ``session`` are our additions. Without ``notebook`` a client gets what
-    SandboxFusion gives: a plain script, whose standard output a grader may compare.
+    ``memory_limit_MB`` of -1, SandboxFusion's "no limit", means our default limit (1024 MB).
+    Without ``notebook``, the code runs as a plain script, as in SandboxFusion, so that a grader can
+    compare its standard output.
     """
 
     code: str
@@ -88,7 +90,7 @@ class RunCodeRequest(BaseModel):
 
     @classmethod
     def of(cls, request: ExecRequest) -> RunCodeRequest:
-        """What a client sends for ``request``, which is validated already."""
+        """Build the message for a validated ``request``."""
         return cls.model_construct(
             code=request.code,
             language="python",
@@ -102,11 +104,11 @@ class RunCodeRequest(BaseModel):
         )
 
     def checked(self) -> ExecRequest:
-        """Convert to the request that back ends take. Raises ConfigError."""
+        """Convert to a validated ``ExecRequest``. Raises ConfigError."""
         return ExecRequest(
             code=self.code,
             stdin=self.stdin,
-            # SandboxFusion's clients send null for a file that is not given.
+            # SandboxFusion's clients send null for an absent file.
             files={name: content for name, content in self.files.items() if content is not None},
             run_timeout_s=self.run_timeout,
             memory_limit_mb=DEFAULT_MEMORY_LIMIT_MB if self.memory_limit_MB == -1 else self.memory_limit_MB,
@@ -127,7 +129,7 @@ class CommandRunResult(BaseModel):
 
 
 class Extras(BaseModel):
-    """The fields of ``ExecResult`` that only our server reports."""
+    """Fields of ``ExecResult`` that SandboxFusion's response lacks."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -142,7 +144,7 @@ class Extras(BaseModel):
 
 
 class RunCodeResponse(BaseModel):
-    """Answer to POST /run_code."""
+    """Response to POST /run_code."""
 
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
@@ -154,7 +156,7 @@ class RunCodeResponse(BaseModel):
 
     @classmethod
     def of(cls, result: ExecResult) -> RunCodeResponse:
-        """Convert to SandboxFusion's form, where a memory limit is a process killed by signal 9."""
+        """Convert to SandboxFusion's form, which reports a memory limit as return code -9."""
         killed = result.status == "memory_limit"
         return cls(
             status="Success" if result.ok else "Failed",
@@ -171,7 +173,10 @@ class RunCodeResponse(BaseModel):
         )
 
     def result(self, *, round_trip_s: float) -> ExecResult:
-        """Convert to the result that callers get. Raises ValueError when the answer holds none."""
+        """Convert to an ``ExecResult``. Raises ValueError when the response contains no result.
+
+        ``round_trip_s`` replaces the execution time, in seconds, that a server did not report.
+        """
         run = self.run_result or self.compile_result
         if run is None:
             raise ValueError(f"status {self.status!r} without a run_result")

@@ -1,1 +1,1 @@
-"""What starts, confines, feeds and ends executions."""
+"""The trusted part of the sandbox: starts, confines, feeds and ends executions."""
