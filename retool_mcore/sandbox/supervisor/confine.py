@@ -1,6 +1,6 @@
-"""Confines an ordinary process: each level's steps, in the order that the kernel requires.
+"""Confines a process: the steps of each isolation level, in the order that the kernel requires.
 
-Runs in the zygote (once) and in each of its children (one per execution), before any of the model's
+Runs once in the zygote and once in each child (one child per execution), always before any model
 code.
 """
 
@@ -19,18 +19,18 @@ from typing import Any
 from retool_mcore.sandbox.supervisor import kernel
 from retool_mcore.sandbox.supervisor.seccomp import for_process
 
-# The C functions behind the ``signal`` module. They do not turn their results into enums, which
-# would write to pages that the kernel then copies after the fork.
+# The C functions behind the ``signal`` module. The Python wrappers convert results to enums, which
+# writes to memory pages that the kernel must then copy after the fork.
 _signal: Any = sys.modules["_signal"]
 
 NOBODY = 65534
-# Executions of root; above the uids that distributions hand out.
+# Uids of executions when the sandbox runs as root; above the range that distributions assign.
 FIRST_UID, NUM_UIDS = 61_000, 4_480
 MAX_PROCESSES = 64
-MAX_OPEN_FILES = 256  # a pool of 32 workers takes two for each
+MAX_OPEN_FILES = 256  # a pool of 32 workers uses two per worker
 MAX_FILE_BYTES = 64 << 20
-MAX_PENDING_SIGNALS = 256  # queued ones and timers
-BOX = "/box"  # the working directory with its own mount namespace
+MAX_PENDING_SIGNALS = 256  # queued signals and timers
+BOX = "/box"  # the working directory at level namespaces
 _TMPFS = "size=128m,nr_inodes=1024,mode=1777"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM_LIBRARIES = (
@@ -40,9 +40,9 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1
 
 
 def python_paths() -> list[str]:
-    """The directories of ``sys.path`` that are Python's own: standard library and site-packages.
+    """Return the standard library and site-packages directories on ``sys.path``.
 
-    An editable install puts its source tree on the path; a sandbox must not show it.
+    An editable install adds its source tree to ``sys.path``; executions must not see it.
     """
     library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     kept: list[str] = []
@@ -55,7 +55,7 @@ def python_paths() -> list[str]:
 
 
 def visible_paths() -> list[str]:
-    """The paths that an execution may read; none lies beneath another."""
+    """Return the paths that an execution may read. No path is below another one."""
     library_dir = sysconfig.get_config_var("LIBDIR")
     candidates = [*_SYSTEM_LIBRARIES, *python_paths(), *([library_dir] if library_dir else [])]
     paths = {path for path in candidates if os.path.exists(path)}
@@ -64,13 +64,16 @@ def visible_paths() -> list[str]:
 
 
 def library_prefixes() -> list[str]:
-    """The libraries' directories under every name they have. Tracebacks leave out their frames."""
+    """Return the Python library directories, with and without symlinks resolved.
+
+    Tracebacks hide frames from these directories.
+    """
     paths = [*python_paths(), sysconfig.get_path("stdlib")]
     return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})
 
 
 def path_under_tmp() -> str | None:
-    """A directory of Python's under /tmp, where executions have a directory of their own."""
+    """Return a Python directory under /tmp, or None. /tmp is then not writable for model code."""
     return next((path for path in visible_paths() if path.startswith("/tmp/")), None)
 
 
@@ -78,7 +81,7 @@ def path_under_tmp() -> str | None:
 
 
 def _may_map(first: int, count: int) -> bool:
-    """Whether this process is root in a user namespace that has these ids."""
+    """Whether this process is root in a user namespace that maps uids ``first`` and following."""
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as uid_map:
@@ -89,17 +92,18 @@ def _may_map(first: int, count: int) -> bool:
 def enter_namespaces() -> tuple[bool, bool]:
     """Unshare the user, mount, pid, network, IPC and UTS namespaces.
 
-    The next child becomes pid 1 of the new pid namespace. Returns whether uid 0 is mapped too
-    (``become_nobody`` must then drop it later), and whether the uids of executions are.
+    The next child becomes pid 1 of the new pid namespace. Returns two flags: whether uid 0 is
+    mapped (the caller must then call ``become_nobody`` later), and whether the uids of executions
+    are mapped. Raises OSError with the kernel's errno.
     """
-    as_root = _may_map(NOBODY, 1)  # to which uid 0 can be given up
+    as_root = _may_map(NOBODY, 1)  # the uid that replaces 0 later
     own_uids = as_root and _may_map(FIRST_UID, NUM_UIDS)
     uid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.geteuid()} 1"
     uid_map += f"\n{FIRST_UID} {FIRST_UID} {NUM_UIDS}" if own_uids else ""
     gid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.getegid()} 1"
     read_end, write_end = os.pipe()
     parent = os.getpid()
-    helper = os.fork()  # writes the maps from outside: only a process there may map two ids
+    helper = os.fork()  # writes the maps from the parent namespace: only there may a process map two ids
     if helper == 0:
         os.close(write_end)
         if os.read(read_end, 1) != b"u":
@@ -128,10 +132,10 @@ def enter_namespaces() -> tuple[bool, bool]:
 
 
 def build_root(root: str) -> None:
-    """Make ``root`` the root directory.
+    """Build a minimal root file system at ``root`` and pivot into it.
 
-    It becomes a read-only tmpfs with Python, the system libraries, four devices and /box. There is
-    no /proc: mountinfo, cmdline and environ would show paths of the host.
+    It is a read-only tmpfs with Python, the system libraries, four devices and /box. There is no
+    /proc, because mountinfo, cmdline and environ would reveal host paths.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -143,10 +147,10 @@ def build_root(root: str) -> None:
         else:
             _bind(path, root, hardened | kernel.MOUNT_ATTR_NODEV)
     for device in _DEVICES:
-        _bind(device, root, hardened)  # read-only holds for mode and times of the node, which is the host's
+        _bind(device, root, hardened)  # read-only protects mode and times of the host's device node
     os.mkdir(root + BOX)
     os.symlink(BOX, root + "/dev/shm")
-    if not os.path.exists(root + "/tmp"):  # it exists when Python itself lies there
+    if not os.path.exists(root + "/tmp"):  # exists if Python is installed under /tmp
         os.symlink(BOX, root + "/tmp")
     os.chdir(root)
     kernel.pivot_root_here()
@@ -166,7 +170,10 @@ def _bind(path: str, root: str, attributes: int) -> None:
 
 
 def become_nobody() -> None:
-    """Give up uid 0 inside the namespaces; keep the capabilities over them, which children drop."""
+    """Change from uid 0 to nobody, but keep all capabilities in the namespaces.
+
+    The zygote needs them to set up its children; each child drops them.
+    """
     os.setgroups([])
     kernel.keep_capabilities_over_setuid()
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -175,18 +182,19 @@ def become_nobody() -> None:
 
 
 def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
-    """Confine a child: its own /box and user namespace, no capabilities, limits, seccomp.
+    """Confine a child: private /box, private user namespace, limits, no capabilities, seccomp.
 
-    Descriptors in flight are counted by ``uid``, which therefore no other execution has at the time
-    (as an ordinary user there is only one).
+    The kernel counts in-flight descriptors (SCM_RIGHTS) per uid, so each execution has a ``uid``
+    that no other uses at the same time. If the sandbox does not run as root, ``uid`` is None and
+    all executions share one uid.
     """
     if uid is not None:
         os.setresuid(uid, uid, uid)
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("tmpfs", BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
     os.chdir(BOX)
-    # In a user namespace of its own the child has no power over the mounts just made, and
-    # RLIMIT_NPROC and RLIMIT_SIGPENDING count only what the child's own processes have.
+    # In a new user namespace, the child has no privileges over the mounts just made, and
+    # RLIMIT_NPROC and RLIMIT_SIGPENDING count only the child's own processes and signals.
     kernel.unshare(kernel.CLONE_NEWUSER)
     set_limits(MAX_PROCESSES, counted_alone=True)
     kernel.drop_all_capabilities()
@@ -200,7 +208,10 @@ def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
 
 @dataclass(frozen=True)
 class SharedPaths:
-    """Fds of the paths that an execution may use, opened while the zygote may still open them."""
+    """O_PATH fds of the paths that an execution may use.
+
+    The zygote opens them, because a child under another uid may not be able to.
+    """
 
     readable: tuple[int, ...]
     devices: tuple[int, ...]
@@ -215,9 +226,9 @@ class SharedPaths:
 
 
 def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
-    """Confine a child without namespaces: its own uid (if root), Landlock, limits, seccomp.
+    """Confine a child at level landlock: limits, its own uid (if root), Landlock, seccomp.
 
-    The working directory already belongs to this execution alone.
+    The working directory must already be private to this execution.
     """
     _drop_to(uid, processes)
     abi = paths.landlock_abi
@@ -234,7 +245,7 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
 
 
 def copy_contents_only() -> None:
-    """Have shutil copy files without modes and times, which the system-call filter keeps."""
+    """Make shutil copy no modes and times, because the seccomp filter denies changing them."""
 
     def keep(src: object, dst: object, *, follow_symlinks: bool = True) -> None: ...
 
@@ -242,7 +253,7 @@ def copy_contents_only() -> None:
 
 
 def confine_by_limits(seccomp_program: bytes, *, uid: int | None, processes: int) -> None:
-    """Confine a child at the weakest level: resource limits, its own uid (if root), seccomp."""
+    """Confine a child at level rlimits: resource limits, its own uid (if root), seccomp."""
     _drop_to(uid, processes)
     kernel.install_seccomp(seccomp_program)
 
@@ -253,16 +264,17 @@ def _drop_to(uid: int | None, processes: int) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    kernel.die_with_parent(signal.SIGKILL)  # after the uid changes, which clears this setting
+    kernel.die_with_parent(signal.SIGKILL)  # after setresuid, which clears this setting
     kernel.drop_all_capabilities()
     kernel.set_dumpable(True)
     kernel.forbid_new_privileges()
 
 
 def set_limits(processes: int, *, counted_alone: bool) -> None:
-    """Set the limits that are the same for every request.
+    """Set the resource limits that are the same for every request.
 
-    ``counted_alone``: the kernel counts this execution's signals apart from its user's others.
+    ``processes`` is RLIMIT_NPROC. ``counted_alone``: the execution has its own uid or user
+    namespace, so RLIMIT_SIGPENDING counts only its own signals and is set too.
     """
     for name, wanted in (
         (resource.RLIMIT_CORE, 0),
@@ -279,7 +291,7 @@ def set_limits(processes: int, *, counted_alone: bool) -> None:
 
 
 def reset_signals() -> None:
-    """Restore the default handlers and block nothing: the zygote's signal set-up ends here."""
+    """Undo the zygote's signal setup: default handlers, no wake-up fd, nothing blocked."""
     _signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         _signal.signal(number, _signal.SIG_DFL)

@@ -1,7 +1,8 @@
-"""Stops a session's processes between its cells, and tells what they have used.
+"""Stops a session's processes between cells and measures their CPU time.
 
-The code can end its cell early: runner and code are one process, so no frame can carry a secret.
-Whatever ran after that would not be charged, so nothing of a session may run between its cells.
+Model code can forge the frame that ends its cell: it shares a process with the runner, so the
+runner cannot keep a secret from it. Whatever runs after a forged end would not be charged.
+Therefore no process of a session may run between cells.
 """
 
 import asyncio
@@ -14,13 +15,14 @@ from retool_mcore.sandbox.supervisor import guardian
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STOP_TIMEOUT_S = 1.0
-_PAUSE_S = (0.0002, 0.02)  # between two looks: first, longest
+_PAUSE_S = (0.0002, 0.02)  # between two checks: first, longest
 
 
 async def stop(root: int, *, with_root: bool) -> bool:
-    """Stop the tree below ``root`` (and itself, ``with_root``). False: it withstands.
+    """Stop all processes below ``root``, and ``root`` too with ``with_root``. False on timeout.
 
-    Processes can wake each other by SIGCONT, so each is looked at again until all are stopped.
+    Processes can wake each other with SIGCONT, so this repeats until all are stopped at once, for
+    at most 1 s.
     """
     give_up_at, pause_s = time.monotonic() + _STOP_TIMEOUT_S, _PAUSE_S[0]
     while found := awake(root, with_root=with_root):
@@ -34,18 +36,18 @@ async def stop(root: int, *, with_root: bool) -> bool:
 
 
 def awake(root: int, *, with_root: bool) -> list[int]:
-    """The processes of the tree that have a thread which is not stopped."""
+    """Return the pids in the tree that have a thread which is not stopped."""
     return [pid for pid in _tree(root, with_root=with_root) if _is_awake(pid)]
 
 
 def go_on(root: int, *, with_root: bool) -> None:
-    """Let a stopped tree run again."""
+    """Resume a stopped tree."""
     for pid in _tree(root, with_root=with_root):
         _send(pid, signal.SIGCONT)
 
 
 def used_s(root: int, *, with_root: bool) -> float:
-    """CPU seconds of the tree's processes and of the children that they have reaped."""
+    """Return the CPU seconds of the tree's processes and of the children they have reaped."""
     ticks = 0
     for pid in _tree(root, with_root=with_root):
         with contextlib.suppress(OSError):
@@ -54,7 +56,7 @@ def used_s(root: int, *, with_root: bool) -> float:
 
 
 def pid_of(pidfd: int) -> int:
-    """The pid behind ``pidfd``; 0 when the process is gone."""
+    """Return the pid of ``pidfd``, or 0 when the process is gone."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
         for line in info:
             if line.startswith("Pid:"):
@@ -76,7 +78,7 @@ def _is_awake(pid: int) -> bool:
 
 
 def _fields(path: str) -> list[bytes]:
-    """The fields of a stat file from the state on."""
+    """Return the fields of a /proc stat file from ``state`` (the third) on."""
     with open(path, "rb") as stat:
         return stat.read().rpartition(b")")[2].split()
 

@@ -1,8 +1,9 @@
-"""The guardian: where there is no pid namespace, it outlives the execution and kills what is left.
+"""Guardian process: without a pid namespace, it outlives the execution and kills its leftovers.
 
-It adopts the orphans of its tree (``kernel.adopt_orphans``), so no double fork escapes it. At level
-rlimits an ordinary user's code can kill it first: its tree then falls to the zygote
-(``end_strays``). Nobody ends what the code leaves after it has killed the zygote too.
+It is the subreaper of its tree (``kernel.adopt_orphans``), so a double fork does not escape it. At
+level rlimits, if the sandbox does not run as root, model code can kill its guardian. The zygote
+then adopts the tree and kills it (``end_strays``). If the code kills the zygote as well, its
+remaining processes survive: nothing kills them.
 """
 
 import contextlib
@@ -17,15 +18,15 @@ _WAITED = {signal.SIGTERM, signal.SIGCHLD}
 
 
 def block_signals() -> None:
-    """Block the signals that ``outlive`` waits for.
+    """Block SIGTERM and SIGCHLD, which ``outlive`` waits for.
 
-    Call this before the execution is forked, so that it cannot end between fork and wait.
+    Call this before forking the execution; otherwise its exit could be missed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
 
 
 def outlive(child: int) -> NoReturn:
-    """Wait for ``child``, kill everything it left, and end the way it ended.
+    """Wait for ``child``, kill its remaining descendants, and exit with its status or signal.
 
     On SIGTERM, kill ``child`` first.
     """
@@ -45,7 +46,7 @@ def outlive(child: int) -> NoReturn:
 
 
 def _reap_until_none(child: int) -> int | None:
-    """Reap all that ended; return the wait status of ``child`` if it was among them."""
+    """Reap all exited children; return the wait status of ``child`` if it was among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -57,9 +58,9 @@ def _reap_until_none(child: int) -> int | None:
 def kill_descendants() -> None:
     """SIGKILL every descendant until none is left.
 
-    Needs ``kernel.adopt_orphans``, which makes orphans children of this process. A fork bomb goes
-    on forking while it is being killed: so every process found is first forbidden to fork
-    (RLIMIT_NPROC 0, which its children inherit), and only then are they killed.
+    Requires ``kernel.adopt_orphans``, which makes orphans children of this process. A fork bomb
+    keeps forking while it is killed, so each round first sets RLIMIT_NPROC to 0 for every process
+    found (their children inherit it) and only then kills them.
     """
     while True:
         try:
@@ -72,11 +73,10 @@ def kill_descendants() -> None:
 
 
 def end_strays(guardians: Container[int]) -> list[tuple[int, int, float]]:
-    """Kill every child of this process that is not of ``guardians``, with all below it.
+    """Kill every child of this process that is not in ``guardians``, with its descendants.
 
-    A process that forks guardians only, and adopts orphans, has no other children but the trees of
-    guardians that were killed. What ends meanwhile is reaped here: returns the (pid, wait status,
-    CPU seconds) of each.
+    The zygote forks only guardians and adopts orphans, so any other child belonged to a guardian
+    that was killed. Returns (pid, wait status, CPU seconds) of every child reaped meanwhile.
     """
     ended: list[tuple[int, int, float]] = []
     while strays := [pid for pid in _children_of()(os.getpid()) if pid not in guardians]:
@@ -89,7 +89,7 @@ def end_strays(guardians: Container[int]) -> list[tuple[int, int, float]]:
 
 
 def end(pids: Sequence[int]) -> None:
-    """Keep ``pids`` from forking, then SIGKILL them. Those that are gone are skipped."""
+    """Prevent ``pids`` from forking, then SIGKILL them. Processes that are gone are skipped."""
     for pid in pids:
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
@@ -99,7 +99,7 @@ def end(pids: Sequence[int]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Pids of the tree below ``root``."""
+    """Return the pids of all descendants of ``root``."""
     children_of = _children_of()
     found: list[int] = []
     waiting = [root]
@@ -111,7 +111,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _children_of() -> Callable[[int], list[int]]:
-    # A kernel may be built without this file (CONFIG_PROC_CHILDREN).
+    # This file exists only in kernels built with CONFIG_PROC_CHILDREN.
     return children_listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else children_scanned
 
 
@@ -125,7 +125,7 @@ def children_listed(pid: int) -> list[int]:
 
 
 def children_scanned(pid: int) -> list[int]:
-    """Find the children of ``pid`` by looking at every process: slow, but right on any kernel."""
+    """Find the children of ``pid`` by scanning all of /proc: slow, but works on any kernel."""
     children: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,4 +1,4 @@
-"""The supervisor's side of a zygote: start it, ask it for children, learn how they ended."""
+"""Supervisor side of the zygote protocol: start a zygote, request forks, receive exits."""
 
 import array
 import asyncio
@@ -23,9 +23,10 @@ from retool_mcore.sandbox.supervisor.seccomp import compile_filter, without_sock
 
 logger = logging.getLogger(__name__)
 
-# A third of the weight of a process at 0. Not less: rollouts wait for the executions.
+# One third of the CPU weight of a process at nice 0. Not lower, because rollouts wait for
+# executions.
 _NICE = 5
-_OOM_SCORE_ADJ = 1000  # the first to be killed when the machine's memory is full
+_OOM_SCORE_ADJ = 1000  # the OOM killer picks these processes first
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.supervisor.zygote import main; main({fd})"
@@ -36,15 +37,15 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",  # each thread's arena reserves 64 MiB or more of the limited address space
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of pyarrow, which pandas imports: no fork has the thread
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow, which pandas imports: a fork would lose the thread
     "MPLBACKEND": "Agg",
-    "PYTHONHASHSEED": "0",  # the order of a printed set does not depend on which zygote ran the code
+    "PYTHONHASHSEED": "0",  # a printed set has the same order in every zygote
 }
 
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a child: its ``os.wait`` status, and CPU seconds of it and its reaped children."""
+    """Exit of a child: ``os.wait`` status, and CPU seconds including its reaped children."""
 
     status: int
     cpu_s: float
@@ -54,7 +55,7 @@ class Exit:
 class Child:
     """A started child. The caller must close ``pidfd``.
 
-    ``exit`` raises SandboxUnavailable if the zygote died.
+    Awaiting ``exit`` raises SandboxUnavailable if the zygote died.
     """
 
     pidfd: int
@@ -73,13 +74,13 @@ class WarmImage:
         interpreter: Interpreter,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_death`` is called whenever the zygote ended unasked."""
+        """``on_death`` is called whenever the zygote dies unexpectedly."""
         self._on_death = on_death
         self.level = level
         self._light = light
         self._state_dir = state_dir
         self._interpreter = interpreter
-        self.facts: dict[str, Any] = {}  # what the zygote reported when it had started
+        self.facts: dict[str, Any] = {}  # reported by the zygote after its start
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
@@ -90,21 +91,22 @@ class WarmImage:
 
     @property
     def child_is_init(self) -> bool:
-        """Whether a child is the code itself, pid 1 of its namespace, rather than its guardian."""
+        """Whether the child is the execution itself (pid 1 of its namespace), not a guardian."""
         return self.level == Level.NAMESPACES
 
     @property
     def num_running(self) -> int:
-        """Children that have not ended."""
+        """Number of children that have not exited."""
         return len(self._exits)
 
     async def start(self) -> None:
-        """Start the zygote unless it runs.
+        """Start the zygote unless it is running.
 
-        Raises SandboxUnavailable that names the refusal, ConfigError for ``sandbox.preload``.
+        Raises SandboxUnavailable with the kernel's refusal, ConfigError if a ``sandbox.preload``
+        module cannot be in the image.
         """
         async with self._starting:
-            if self._closed:  # a call that is still under way must not bring the zygote back
+            if self._closed:  # a call still in progress must not restart the zygote
                 raise SandboxUnavailable("the sandbox was closed.")
             if self._channel is None:
                 await self._start()
@@ -163,11 +165,13 @@ class WarmImage:
         }
 
     def _filter(self) -> tuple[bytes, bool]:
-        """The seccomp program, and whether it lets programs run.
+        """Return the seccomp program, and whether it allows execve.
 
-        Namespaces keep signals in and host files out. Landlock keeps signals in from ABI 6 on, and
-        lengths from ABI 3 on; below that the filter does. No Landlock keeps modes and times: root's
-        executions have other uids than the files' owners, an ordinary user's do not.
+        At level namespaces, the namespaces already confine signals and hide host files. Landlock
+        confines signals from ABI 6 on and protects file lengths from ABI 3 on; below those versions
+        the filter does. No Landlock version protects modes and times. When the sandbox runs as
+        root, executions have other uids than the files' owners, so file permissions protect them;
+        otherwise the filter must.
         """
         if self.level == Level.LANDLOCK:
             abi = kernel.landlock_abi()
@@ -185,7 +189,7 @@ class WarmImage:
             return without_sockets(), True
 
     async def spawn(self, fds: list[int], *, uid: int | None, has_cgroup: bool) -> Child:
-        """Fork a child that holds ``fds`` (see ``zygote.SPAWN``). Raises SandboxUnavailable."""
+        """Fork a child that receives ``fds`` (see ``zygote.SPAWN``). Raises SandboxUnavailable."""
         await self.start()
         assert self._channel is not None, "start() returned without a channel"
         loop = asyncio.get_running_loop()
@@ -208,7 +212,7 @@ class WarmImage:
             self._died(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
             raise SandboxUnavailable(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s") from None
         except asyncio.CancelledError:
-            started.add_done_callback(self._kill_unwanted)  # at once where the child has started by now
+            started.add_done_callback(self._kill_unwanted)  # runs at once if the child has started
             raise
 
     def _on_message(self) -> None:
@@ -248,7 +252,7 @@ class WarmImage:
         return ""
 
     def _lost(self, reason: str) -> None:
-        """Fail everyone who waits: the zygote is gone, and with it every child.
+        """Fail all waiting calls: the zygote is gone, and with it every child.
 
         The next spawn starts a new zygote.
         """
@@ -269,10 +273,10 @@ class WarmImage:
             self._process = None
 
     def kill(self, pidfd: int) -> None:
-        """End a child and all it started.
+        """Kill a child and all its descendants.
 
-        At level namespaces the child is pid 1, and SIGKILL ends its namespace. At the other levels
-        SIGTERM makes the guardian clean up before it ends.
+        At level namespaces, the child is pid 1, and SIGKILL takes its whole pid namespace down. At
+        the other levels, SIGTERM makes the guardian kill the tree before it exits.
         """
         with contextlib.suppress(ProcessLookupError):
             is_init = self.level == Level.NAMESPACES
@@ -284,7 +288,7 @@ class WarmImage:
             os.close(started.result())
 
     async def close(self) -> None:
-        """End the zygote and all its children, and wait for that."""
+        """Stop the zygote with all its children, and wait until it has exited."""
         async with self._starting:
             self._closed = True
             process, self._process = self._process, None
@@ -299,20 +303,20 @@ class WarmImage:
 
 
 def _retrieve(future: asyncio.Future[Exit] | asyncio.Future[int]) -> None:
-    """Mark an exception as seen: whoever waited may have been cancelled meanwhile."""
+    """Mark the exception as retrieved, since its waiter may have been cancelled."""
     if not future.cancelled():
         future.exception()
 
 
 def _lower_priority(pid: int) -> None:
-    """Lower the priority of ``pid`` and of all it will start.
+    """Lower the CPU priority of ``pid`` and raise its OOM score; its children inherit both.
 
-    Nothing of this needs a privilege. It is set from outside, by number, so that ``pid`` need not
-    have run yet. With CAP_SYS_RESOURCE the process cannot take the score back.
+    This needs no privileges. It is set from outside, so it takes effect before ``pid`` runs. If
+    this process has CAP_SYS_RESOURCE, the unprivileged child cannot lower the score again.
     """
-    with contextlib.suppress(OSError):  # it may have ended already
+    with contextlib.suppress(OSError):  # it may have exited already
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
-    # Where the kernel groups processes by session (sched_autogroup), the group's value counts.
+    # With sched_autogroup, the kernel schedules by session, and the group's nice value counts.
     for name, value in (("oom_score_adj", _OOM_SCORE_ADJ), ("autogroup", _NICE)):
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/{name}").write_text(str(value))

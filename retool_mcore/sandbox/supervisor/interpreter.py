@@ -1,4 +1,4 @@
-"""The Python that runs the model's code: the trainer's own, or one with packages of its own."""
+"""The Python interpreter that runs model code: the trainer's, or one with separate packages."""
 
 import asyncio
 import os
@@ -13,13 +13,13 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.child.packages import heavy_packages
 
 _MARK = "retool-sandbox-python:"
-# The zygote is started with -P, which 3.11 brought.
+# The zygote is started with -P, which requires Python 3.11.
 _ASK = f"import sys; print('{_MARK}', sys.implementation.name == 'cpython' and sys.version_info >= (3, 11))"
 _ASK_TIMEOUT_S = 30.0
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-# What a zygote imports of ours. It needs the standard library alone: another interpreter has no
-# other package of the trainer's.
+# Modules of ours that a zygote imports. They may use only the standard library, because another
+# interpreter does not have the trainer's packages.
 _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
@@ -32,9 +32,9 @@ _MODULES = (
 
 @dataclass(frozen=True)
 class Interpreter:
-    """``sandbox.python`` and ``sandbox.preload``: see config/sampling.py.
+    """The settings ``sandbox.python`` and ``sandbox.preload``; see config/sampling.py.
 
-    Raises ConfigError for a path that is not absolute and for what is no module's name.
+    Raises ConfigError for a path that is not absolute and for an invalid module name.
     """
 
     python: str = ""
@@ -52,21 +52,21 @@ class Interpreter:
 
     @property
     def executable(self) -> str:
-        """The program that is started."""
+        """Path of the Python executable to start."""
         return self.python or sys.executable
 
     @property
     def heavy(self) -> frozenset[str]:
-        """The packages that only the full image has."""
+        """Names of packages that only the full image imports."""
         return heavy_packages(self.preload)
 
     @property
     def library_path(self) -> str | None:
-        """LD_LIBRARY_PATH, for our own Python only: the trainer's libraries are not another's."""
+        """LD_LIBRARY_PATH for our own Python; None for another: our libraries may not fit it."""
         return None if self.python else os.environ.get("LD_LIBRARY_PATH")
 
     async def check(self) -> None:
-        """Ask another interpreter what it is. Raises ConfigError unless it can run the sandbox."""
+        """Query the version of a configured interpreter. Raises ConfigError if it is unsuitable."""
         if self.python:
             await asyncio.to_thread(self._check)
 
@@ -92,10 +92,11 @@ class Interpreter:
         )
 
     def package_root(self, directory: Path) -> Path:
-        """The directory that ``retool_mcore`` is imported from: ours, or copies in ``directory``.
+        """Return the directory to import ``retool_mcore`` from.
 
-        Ours may lie in the trainer's site-packages, which another interpreter must not have on its
-        path.
+        For our own interpreter, that is our installation. For another one, copy the modules to
+        ``directory``: our installation may be in the trainer's site-packages, which must not be on
+        the other interpreter's path.
         """
         if not self.python:
             return PACKAGE_ROOT

@@ -1,7 +1,7 @@
-"""The system calls that Python does not offer, by ctypes.
+"""ctypes wrappers of system calls that Python does not provide.
 
-There is no policy here: other modules decide who calls what, and when. Every function raises
-OSError with the kernel's errno and the call's name, so that the user can be told what was refused.
+This module contains no policy: other modules decide when to call what. Every function raises
+OSError with the kernel's errno and the name of the call, so that errors can name what was refused.
 """
 
 import ctypes
@@ -26,7 +26,8 @@ _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS
 _SECCOMP_MODE_FILTER = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _OPEN_TREE_CLONE = 1
-# Numbers above 423 are the same on every architecture; pivot_root and capset are libc functions.
+# Numbers above 423 are the same on every architecture. capset is a libc function; pivot_root is
+# not.
 _SYS_OPEN_TREE, _SYS_MOUNT_SETATTR = 428, 442
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -42,12 +43,12 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces in ``flags`` (CLONE_NEW*) for new ones."""
+    """unshare(2): create and enter new namespaces of the types in ``flags`` (CLONE_NEW*)."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
 def enter_namespace(fd: int, kind: int) -> None:
-    """setns: join the namespace behind ``fd``, of type ``kind`` (CLONE_NEW*)."""
+    """setns(2): join the namespace that ``fd`` refers to, of type ``kind`` (CLONE_NEW*)."""
     _check(_libc.setns(fd, kind), f"setns({kind:#x})")
 
 
@@ -59,7 +60,7 @@ def mount(source: str | None, target: str, filesystem: str | None, flags: int, o
 
 
 def set_mount_attributes(target: str, attributes: int) -> None:
-    """Add ``attributes`` (MOUNT_ATTR_*) to ``target`` and all mounts below it. Linux 5.12 on."""
+    """Set ``attributes`` (MOUNT_ATTR_*) on ``target`` and all mounts below it. Linux >= 5.12."""
     request = struct.pack("QQQQ", attributes, 0, 0, 0)
     result = _libc.syscall(
         _SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, request, ctypes.c_size_t(len(request))
@@ -68,21 +69,21 @@ def set_mount_attributes(target: str, attributes: int) -> None:
 
 
 def open_tree(path: str) -> int:
-    """A new descriptor of ``path`` as the root of a mount of its own: nothing lies above it.
+    """open_tree(2): clone ``path`` as a detached mount and return an fd of its root.
 
-    It is closed on exec. Needs CAP_SYS_ADMIN.
+    `..` at that root does not lead out. The fd is close-on-exec. Requires CAP_SYS_ADMIN.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), f"open_tree({path})")
 
 
 def unmount(target: str) -> None:
-    """umount2(2), also while something below ``target`` is open."""
+    """umount2(2) with MNT_DETACH: works even while files below ``target`` are open."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount({target})")
 
 
 def pivot_root_here() -> None:
-    """Make the working directory the root and detach the old one."""
+    """Make the working directory the root directory and detach the old root."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, b".", b"."), "pivot_root")
     unmount(".")  # the old root
@@ -94,27 +95,27 @@ def _prctl(option: int, value: int, what: str) -> None:
 
 
 def die_with_parent(signal: int) -> None:
-    """Have the kernel send ``signal`` to this process when its parent ends."""
+    """Make the kernel send ``signal`` to this process when its parent dies (PR_SET_PDEATHSIG)."""
     _prctl(_PR_SET_PDEATHSIG, signal, "prctl(PR_SET_PDEATHSIG)")
 
 
 def set_dumpable(value: bool) -> None:
-    """Set whether processes of the same user may look into this one (/proc, ptrace)."""
+    """Set whether processes of the same user may inspect this one (/proc, ptrace)."""
     _prctl(_PR_SET_DUMPABLE, int(value), "prctl(PR_SET_DUMPABLE)")
 
 
 def keep_capabilities_over_setuid() -> None:
-    """Keep the permitted capabilities through the next change of uid."""
+    """Keep the permitted capabilities across the next setuid (PR_SET_KEEPCAPS)."""
     _prctl(_PR_SET_KEEPCAPS, 1, "prctl(PR_SET_KEEPCAPS)")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends."""
+    """Become the subreaper: adopt descendants whose parent exits (PR_SET_CHILD_SUBREAPER)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def forbid_new_privileges() -> None:
-    """Make every later exec grant no privileges (setuid, file capabilities)."""
+    """Set no_new_privs: execve no longer grants privileges (setuid bits, file capabilities)."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
@@ -138,17 +139,17 @@ LAST_CAPABILITY = _last_capability()
 def raise_all_capabilities() -> None:
     """Make every capability effective.
 
-    They must be permitted, as they are for the owner of a user namespace.
+    All must be in the permitted set, as they are for the creator of a user namespace.
     """
     everything = (1 << (LAST_CAPABILITY + 1)) - 1
     _capset(everything, everything)
 
 
 def drop_all_capabilities() -> None:
-    """Give up every capability, for this process and whatever it executes.
+    """Drop every capability from all sets, for this process and everything it executes.
 
-    The bounding set can be lowered only by a process that has CAP_SETPCAP; without it there is
-    nothing to lower.
+    Only a process with CAP_SETPCAP can lower the bounding set. Without CAP_SETPCAP, this step is
+    skipped.
     """
     for capability in range(LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
@@ -157,7 +158,7 @@ def drop_all_capabilities() -> None:
 
 
 def install_seccomp(program: bytes) -> None:
-    """Install a classic BPF program (8 bytes an instruction) as this thread's seccomp filter."""
+    """Install a classic BPF program (8 bytes per instruction) as this thread's seccomp filter."""
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, fprog, 0, 0), "prctl(PR_SET_SECCOMP)")
@@ -168,11 +169,11 @@ _MADV_COLLAPSE = 25
 
 
 def collapse_into_huge_pages(maps: str) -> None:
-    """Move this process's anonymous memory into 2 MiB pages.
+    """Collapse this process's anonymous memory into 2 MiB pages (MADV_COLLAPSE).
 
-    ``maps`` is the text of /proc/self/maps. A fork copies page tables, one entry for each page:
-    with huge pages it costs half. Needs Linux 6.1 or newer; elsewhere, and where memory is too
-    fragmented, nothing changes but the speed.
+    ``maps`` is the text of /proc/self/maps. fork copies one page-table entry per page, so huge
+    pages halve its cost. Requires Linux 6.1; on older kernels, or with fragmented memory, forks are
+    only slower.
     """
     for line in maps.splitlines():
         fields = line.split()
@@ -186,7 +187,7 @@ def collapse_into_huge_pages(maps: str) -> None:
             address += _HUGE_PAGE_BYTES
 
 
-# Landlock access rights (linux/landlock.h), by the ABI that brought them.
+# Landlock access rights (linux/landlock.h), by the ABI version that introduced them.
 LANDLOCK_WRITE_FILE, LANDLOCK_READ_FILE, LANDLOCK_READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _LANDLOCK_ABI1 = (1 << 13) - 1
 _LANDLOCK_EXECUTE, _LANDLOCK_MAKE_CHAR, _LANDLOCK_MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 11
@@ -195,16 +196,16 @@ LANDLOCK_ABI_WITH_TRUNCATE, LANDLOCK_ABI_WITH_SIGNAL_SCOPE = 3, 6
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version.
+    """Return the kernel's Landlock ABI version.
 
-    Raises OSError where the kernel has no Landlock (ENOSYS) or has it switched off (EOPNOTSUPP).
+    Raises OSError if the kernel has no Landlock (ENOSYS) or has it disabled (EOPNOTSUPP).
     """
     version = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return _check(version, "landlock_create_ruleset")
 
 
 def landlock_rights(abi: int) -> int:
-    """Every file-system right that this ABI can withhold."""
+    """Return all file-system access rights that ABI version ``abi`` can restrict."""
     rights = _LANDLOCK_ABI1
     for since, right in ((2, _LANDLOCK_REFER), (3, _LANDLOCK_TRUNCATE), (5, _LANDLOCK_IOCTL_DEV)):
         if abi >= since:
@@ -213,15 +214,15 @@ def landlock_rights(abi: int) -> int:
 
 
 def landlock_directory_rights(abi: int) -> int:
-    """The rights inside a directory of one's own: everything but executing and making devices."""
+    """Return the rights in a private directory: all except execute and creating device nodes."""
     return landlock_rights(abi) & ~(_LANDLOCK_EXECUTE | _LANDLOCK_MAKE_CHAR | _LANDLOCK_MAKE_BLOCK)
 
 
 def landlock(abi: int, rules: Sequence[tuple[int, int]]) -> None:
-    """Restrict this thread to ``rules``: (fd of a file or directory, rights beneath it).
+    """Restrict this thread to ``rules``: pairs of an fd (file or directory) and rights beneath it.
 
-    From ABI 4 on TCP is refused too; from ABI 6 on, also signals to processes outside the Landlock
-    domain and abstract Unix sockets that lead out of it.
+    From ABI 4 on, this also denies TCP bind and connect. From ABI 6 on, it also denies signals to
+    processes outside the Landlock domain, and connections to abstract Unix sockets outside it.
     """
     attributes = struct.pack("Q", landlock_rights(abi))
     if abi >= 4:

@@ -1,7 +1,7 @@
-"""Finds which isolation this machine gives: starts a zygote at a level, then attacks it once.
+"""Tests whether this machine supports an isolation level: starts a zygote, then attacks it.
 
-Never steps down silently: every refusal is kept, and a caller who asked for a stronger level gets
-all of them.
+A lower level is never chosen silently. Every refusal is recorded, and if ``min_level`` cannot be
+met, the error lists all of them.
 """
 
 import os
@@ -24,8 +24,8 @@ _HINTS = {
     Level.RLIMITS: "Linux on x86-64 or arm64 with a readable Python",
 }
 
-# What each level must refuse. The probe tries the lines inside the sandbox, and fails at the first
-# one that is not refused.
+# What each level must deny. The probe runs these lines inside the sandbox and fails at the first
+# one that is not denied.
 _ATTACKS = {
     Level.NAMESPACES: """
         refused("open", lambda: open("/etc/passwd"))
@@ -64,9 +64,9 @@ open("probe", "w").write("the working directory is writable")
 
 
 async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
-    """Start a light image and attack it once.
+    """Start ``image`` and run the probe of ``level`` in it once.
 
-    Raises SandboxUnavailable, with the image closed, when the start or the attack fails.
+    When either fails, closes the image and raises SandboxUnavailable.
     """
     try:
         await image.start()
@@ -91,10 +91,10 @@ async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
 
 
 def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str]:
-    """What a user must know who runs at ``level``.
+    """Return the warnings for running at ``level``.
 
-    ``path_under_tmp``: a path of Python's under /tmp. ``led_out``: one that leads model code into a
-    directory closed to it (``reach.py``).
+    ``path_under_tmp``: a Python directory under /tmp, or None. ``led_out``: a Python directory
+    through whose fd model code can reach a closed directory (see ``reach.py``), or "".
     """
     found: list[str] = []
     if level == Level.RLIMITS and led_out:
@@ -116,7 +116,7 @@ def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str
 
 
 def refusal(min_level: Level, reasons: dict[Level, str]) -> SandboxUnavailable:
-    """The error for a caller who asked for more than the machine gives."""
+    """Build the error for a ``min_level`` that this machine does not support."""
     lines = [f"this machine does not give the sandbox level {str(min_level)!r} that was asked for (min_level)."]
     for level, reason in reasons.items():
         lines.append(f"  {level}: {reason}")
