@@ -1,6 +1,6 @@
-"""The sandbox in this process: warm images, bounded executions, one confined fork for each.
+"""The local sandbox: warm images, a bounded number of executions, one confined fork per execution.
 
-A rollout worker opens it, or ``retool sandbox serve`` does. All state belongs to one asyncio loop.
+Rollout workers and ``retool sandbox serve`` open it. All state belongs to one asyncio event loop.
 """
 
 import asyncio
@@ -25,9 +25,10 @@ from retool_mcore.sandbox.supervisor.slots import StateDirectory, WorkerSlot
 
 logger = logging.getLogger(__name__)
 
-# One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
+# A zygote forks serially and needs a few milliseconds per fork, so each group of this many workers
+# gets another zygote.
 _WORKERS_PER_ZYGOTE = 16
-_MAX_SEARCHED_CHARS = 32_000  # longer code is run in the full image, which runs any
+_MAX_SEARCHED_CHARS = 32_000  # longer code goes to the full image without a search
 
 
 class LocalSandbox(Sandbox):
@@ -44,13 +45,16 @@ class LocalSandbox(Sandbox):
         attempts: int = 3,
         interpreter: Interpreter | None = None,
     ) -> None:
-        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution;
-        ``session_wait_s`` bounds how long a new session waits while all are kept.
+        """Check the arguments; ``open`` starts processes.
 
-        ``interpreter``: the Python that runs the code, and what its full image holds; None: ours.
+        ``max_level`` caps the level (for tests). ``attempts`` is the number of tries per execution.
+        ``session_wait_s`` is the longest wait in seconds of a new session while all interpreters
+        are in use. ``interpreter`` is the Python that runs the code (default: this one). Raises
+        ConfigError when ``sessions`` is positive but below ``workers``.
         """
         self._interpreter = interpreter or Interpreter()
-        # A guess of the faster image: either runs any code, and hostile code is not parsed here.
+        # A heuristic for the faster image: both images can run any code. Untrusted code is searched
+        # but never parsed in this process.
         self._names_heavy = re.compile(rf"\b(?:{'|'.join(sorted(self._interpreter.heavy))})\b").search
         self._min_level, self._max_level = min_level, max_level
         self.workers = workers or len(os.sched_getaffinity(0))
@@ -78,22 +82,23 @@ class LocalSandbox(Sandbox):
 
     @property
     def state_dir(self) -> Path:
-        """Where slots and images have their files. Raises SandboxUnavailable before it is open."""
+        """Directory of the slots' and images' files. Raises SandboxUnavailable before ``open``."""
         if self._state is None:
             raise SandboxUnavailable("the sandbox is not open, so it has no files.")
         return self._state.path
 
     @property
     def memory_is_bounded_per_execution(self) -> bool:
-        """Whether a cgroup bounds an execution's processes together, rather than each by itself."""
+        """Whether a cgroup limits the memory of an execution as a whole, not of each process."""
         return self._state is not None and self._state.cgroups is not None
 
     # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Start images at the strongest level.
+        """Start the images at the strongest level that this machine supports.
 
-        Raises SandboxUnavailable below ``min_level``, ConfigError for the interpreter.
+        Raises SandboxUnavailable when that is below ``min_level``, ConfigError when the interpreter
+        or a ``preload`` module is unusable.
         """
         async with self._opening:
             if self._closed:
@@ -175,7 +180,7 @@ class LocalSandbox(Sandbox):
         session = request.session
         if session is not None and not self.num_sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
-        if request.code.startswith("\ufeff"):  # a byte order mark, which Python skips in files too
+        if request.code.startswith("\ufeff"):  # byte order mark; Python skips it in files too
             request = replace(request, code=request.code[1:])
         asked = time.monotonic()
         await self.open()
@@ -188,7 +193,7 @@ class LocalSandbox(Sandbox):
             with attempt:
                 try:
                     return await self._execute_once(request, asked)
-                except OSError as error:  # no descriptor, process or disk space left just now
+                except OSError as error:  # temporarily out of descriptors, processes or disk space
                     raise SandboxUnavailable(f"this machine refused what an execution takes: {error}") from error
         raise AssertionError("tenacity neither returned nor raised")
 
@@ -208,7 +213,7 @@ class LocalSandbox(Sandbox):
         return replace(result, queue_s=queue_s)
 
     async def _run_stateless(self, request: ExecRequest, images: list[WarmImage], slot: WorkerSlot) -> ExecResult:
-        """Run in a fresh child."""
+        """Run in a fresh child, then clean the slot."""
         image = min(images, key=lambda image: image.num_running)
         kills_before = slot.oom_kills()
         try:
@@ -225,10 +230,10 @@ class LocalSandbox(Sandbox):
         return result
 
     async def _run_in_session(self, request: ExecRequest, name: str, asked: float) -> ExecResult:
-        """Run in the session's own child.
+        """Run in the session's interpreter; start it for the first cell.
 
-        The place is taken before the slot: a newcomer that waits must not keep those at work from
-        running, whose end it waits for.
+        Acquire the session before a worker: a new session that waits for a free interpreter must
+        not block the sessions it waits for.
         """
         assert self._sessions is not None, "run() checked that sessions are on"
         async with self._sessions.turn(name) as entry, self._running:

@@ -1,7 +1,7 @@
-"""A stream of any length in bounded memory: its head, its tail, and how much lay between."""
+"""Captures an output stream in bounded memory: its head, its tail and the size of the gap."""
 
-MAX_STREAM_BYTES = 64 << 10  # of a notebook cell, whose output a model reads
-MAX_SCRIPT_STREAM_BYTES = 1 << 20  # of a plain script, whose output a grader compares
+MAX_STREAM_BYTES = 64 << 10  # notebook cell: a model reads the output
+MAX_SCRIPT_STREAM_BYTES = 1 << 20  # plain script: a grader compares the output
 
 
 class BoundedOutput:
@@ -24,11 +24,11 @@ class BoundedOutput:
 
     @property
     def overflowed(self) -> bool:
-        """Whether something has been dropped."""
+        """Whether bytes have been dropped."""
         return self._total_bytes > 2 * self._half
 
     def text(self) -> tuple[str, int]:
-        """The stream as text, and the number of bytes dropped.
+        """Return the stream as text, and the number of bytes dropped.
 
         Bytes that are not UTF-8 are escaped (``\\xff``).
         """
@@ -41,9 +41,9 @@ class BoundedOutput:
 
 
 def as_on_a_terminal(text: str) -> str:
-    """``text`` without what carriage returns let be overwritten: the states of a progress bar.
+    """Remove text that a terminal would overwrite after a carriage return (progress bars).
 
-    A carriage return at the end of a line belongs to the line's end, and stays.
+    A carriage return at the end of a line (CRLF) is kept.
     """
     return "\n".join(line[:-1].rpartition("\r")[2] + line[-1:] for line in text.split("\n")) if "\r" in text else text
 
@@ -53,7 +53,7 @@ def _decode(data: bytes) -> str:
 
 
 def _without_cut_end(data: bytes) -> bytes:
-    """Drop the bytes (at most 3) of a character that the cut has split."""
+    """Drop the bytes (at most 3) of an incomplete UTF-8 character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

@@ -1,7 +1,7 @@
-"""One confined child as the supervisor sees it: its request, streams, control frames and end.
+"""Supervisor side of one confined child: sends requests, reads streams and control frames.
 
-Everything that the child sends after its code started is untrusted: sizes are bounded, unknown
-frames are ignored.
+Everything that the child sends after its code has started is untrusted: sizes are bounded, and
+unknown frames are ignored.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 10.0
-_LOOK_S = 2.0  # how often the processes of an idle session are looked at
+_LOOK_S = 2.0  # interval between checks that an idle session is still stopped
 _READ_BYTES = 64 << 10
-# A child's control frames other than files fit into this; more is an attack and is cut off.
+# Control frames other than files fit into this many bytes. More is an attack, so the supervisor
+# shuts the control socket down.
 _CONTROL_BYTES = 4 << 10
-_MAX_FRAMES = 64  # besides one for each file: more is an attack too
-_READS_AT_ONCE = 16  # of one child, before the event loop turns to the others
-# Once a stream is over its cap, each read is followed by this pause: the writer then waits on its
-# full pipe, instead of keeping this process busy.
+_MAX_FRAMES = 64  # not counting one per requested file; more is an attack too
+_READS_AT_ONCE = 16  # from one child, before the event loop serves others
+# After each read from a stream that exceeds its cap, pause for this time. The writer then blocks on
+# a full pipe instead of keeping this process busy.
 _OVERFLOW_PAUSE_S = 0.002
 
 
 @dataclass
 class _Frames:
-    """Control frames of one turn, put together from a byte stream."""
+    """Parser state of one turn: control frames received from the child's byte stream."""
 
     buffer: bytearray = field(default_factory=bytearray)
     files: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    wanted: set[int] = field(default_factory=set[int])  # numbers of files asked for and not received
+    wanted: set[int] = field(default_factory=set[int])  # indices of requested files not yet received
     num_more: int = _MAX_FRAMES
     received_bytes: int = 0
     limit_bytes: int = _CONTROL_BYTES
 
 
 class ChildProcess:
-    """A live child. ``run`` requests in it, and always ``close`` it."""
+    """A live child. ``run`` executes a request in it. Callers must always ``close`` it."""
 
     def __init__(self, image: WarmImage, child: Child, control: socket.socket, stdout: int, stderr: int) -> None:
         self.image = image
@@ -65,10 +66,10 @@ class ChildProcess:
         self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
         self._streams = (stdout, stderr)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._turn: asyncio.Future[bool] = self._loop.create_future()  # True: a session's child lives on
+        self._turn: asyncio.Future[bool] = self._loop.create_future()  # True: a session's cell ended
         self._return_code: int | None = None
         self._cell = 0
-        self._frozen, self._used_s = 0, 0.0  # the root of a stopped tree, and what it had used by then
+        self._frozen, self._used_s = 0, 0.0  # root pid of the stopped tree, its CPU seconds so far
         self._look: asyncio.TimerHandle | None = None
         self._frames = _Frames()
         self._in_session = False
@@ -116,10 +117,11 @@ class ChildProcess:
     async def run(self, request: ExecRequest, *, session: bool) -> ExecResult:
         """Run one request.
 
-        After a time limit, and without ``session`` in any case, the child is dead on return.
+        On return, the child is dead if it hit the time limit or if ``session`` is False. Otherwise
+        its processes are stopped.
 
-        Raises SandboxUnavailable when the kernel refused the confinement or the zygote died. If the
-        call is cancelled, the child is killed before the cancellation propagates.
+        Raises SandboxUnavailable when the kernel refused the confinement or the zygote died. When
+        the call is cancelled, the child is killed before the cancellation propagates.
         """
         self._begin_turn(request, session=session)
         self._thaw()
@@ -154,10 +156,10 @@ class ChildProcess:
         )
 
     async def _freeze(self) -> float:
-        """Stop a session's processes until its next cell. Returns the CPU seconds of this one.
+        """Stop a session's processes until its next cell. Returns the CPU seconds of this cell.
 
-        What ran between the frame that ended the cell and the stop is among them. Processes that
-        withstand are killed: then the session is lost.
+        They include the time between the frame that ended the cell and the stop. If the processes
+        do not stop, they are killed, and the session is lost.
         """
         if not (root := freeze.pid_of(self.child.pidfd)):
             return 0.0
@@ -173,7 +175,7 @@ class ChildProcess:
         return cpu_s
 
     def _look_again(self) -> None:
-        """A timer can send SIGCONT to a stopped process: kill a session that wakes like this."""
+        """Kill the session if a process woke up: a timer can send SIGCONT to stopped processes."""
         if freeze.awake(self._frozen, with_root=self.image.child_is_init):
             self.image.kill(self.child.pidfd)
         elif self.alive:
@@ -216,7 +218,7 @@ class ChildProcess:
                 "notebook": request.notebook,
             }
         )
-        with contextlib.suppress(OSError):  # the child ended already; its exit tells how
+        with contextlib.suppress(OSError):  # the child has exited; its status says how
             await self._loop.sock_sendall(self._control, struct.pack("=I", len(packed)) + packed)
 
     def _result(
@@ -250,7 +252,7 @@ class ChildProcess:
     def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
         failure = None if exit_.cancelled() else exit_.exception()
         if self._control.fileno() in self._open:
-            self._read_control(at_once=2 * MAX_FILE_BYTES // _READ_BYTES)  # a frame may have come just before the end
+            self._read_control(at_once=2 * MAX_FILE_BYTES // _READ_BYTES)  # frames may arrive just before the exit
         if not self._ready.done():
             self._drain()
             words = "".join(self._outputs[fd].text()[0] for fd in self._streams).strip()[-2000:]
@@ -279,9 +281,9 @@ class ChildProcess:
             self._loop.add_reader(fd, self._read_stream, fd)
 
     def _drain(self) -> None:
-        """Take what lies in the pipes and the control socket.
+        """Read what is left in the pipes and the control socket.
 
-        The amount is bounded: each holds at most what a pipe holds.
+        The amount is bounded by the number of reads per descriptor.
         """
         for fd in self._streams:
             for _ in range(64):
@@ -344,7 +346,7 @@ class ChildProcess:
             self._frames.files.append((number, payload[4:]))
         elif kind == runner.DONE and self._in_session and not self._turn.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
-            if cell == self._cell:  # else an earlier cell's, whose end was forged before it ended
+            if cell == self._cell:  # otherwise the real DONE of an earlier cell whose end was forged
                 self._return_code = return_code
                 self._turn.set_result(True)
 
@@ -356,7 +358,10 @@ class ChildProcess:
     # ------------------------------------------------------------------ end
 
     async def _end(self, *, kill: bool) -> Exit:
-        """Wait for the end of the child and of everything it started, after killing it if asked."""
+        """Wait until the child and its descendants are gone; with ``kill``, kill them first.
+
+        Raises SandboxUnavailable when a killed child does not exit within 10 s.
+        """
         if kill and self.alive:
             self.image.kill(self.child.pidfd)
         try:
@@ -371,7 +376,7 @@ class ChildProcess:
             await self._end(kill=True)
 
     async def close(self) -> None:
-        """Kill the child if it lives, wait for it, release every fd."""
+        """Kill the child if it is alive, wait for its exit, and close every fd."""
         try:
             if self.alive:
                 await asyncio.shield(self._kill_and_wait())

@@ -1,7 +1,8 @@
-"""How an ordinary uid reaches root's Python in a directory that is closed to others (/root).
+"""Lets executions under an unprivileged uid import from a Python in a closed directory (/root).
 
-An execution at the weaker levels runs under an ordinary uid and still has to import what is not
-preloaded: so it inherits descriptors of Python's directories.
+When root runs the sandbox at level landlock or rlimits, executions run under an unprivileged uid
+but must still import modules that are not preloaded. They inherit file descriptors of Python's
+directories for this.
 """
 
 import os
@@ -12,11 +13,11 @@ from retool_mcore.sandbox.supervisor import confine, kernel
 
 
 def by_descriptors(first: int) -> tuple[int, str]:
-    """Open Python's closed directories as descriptors from ``first`` on, and import from there.
+    """Open Python's closed directories as fds from ``first`` on, and import through these.
 
-    Each is the root of a mount of its own, above which nothing lies. Without CAP_SYS_ADMIN there is
-    no such mount, and `..` leads into the closed directory. Returns how many numbers were taken,
-    and a directory that leads out like this, or "".
+    Each fd is the root of a detached mount, so `..` does not lead out of it. Without CAP_SYS_ADMIN
+    it is a plain O_PATH fd, and `..` leads into the closed directory. Returns how many fd numbers
+    are reserved, and a directory whose fd leads out in this way (or "").
     """
     taken, led_out = 0, ""
     for index, library in enumerate(confine.visible_paths()):
@@ -38,7 +39,7 @@ def by_descriptors(first: int) -> tuple[int, str]:
 
 
 def _import_from(path: str, other: str) -> None:
-    """Have ``other`` searched where ``path`` was, by the packages that are loaded too."""
+    """Replace ``path`` by ``other`` in ``sys.path`` and in ``__path__`` of loaded packages."""
     sys.path[sys.path.index(path)] = other
     for module in list(sys.modules.values()):
         search = getattr(module, "__path__", None)

@@ -1,9 +1,10 @@
-"""Deletes what an execution left: trees of any depth, with any permissions, of any size.
+"""Deletes the files an execution left behind: trees of any depth, permissions and size.
 
-What lies there was made by hostile code, so nothing of it may decide more than how long its own
-removal takes. No path is walked: every step is one name in an open directory, and no symbolic link
-is followed. There is no recursion and no descriptor per level: a directory inside a directory is
-moved to the top first, and emptied there. Nothing here raises for what was found.
+Hostile code made these trees. They may influence nothing but how long their own removal takes.
+Every operation takes a single name relative to an open directory fd: no paths are resolved, and no
+symbolic links are followed. The depth of a tree costs neither recursion nor fds, because nested
+directories are first moved to the top directory and emptied there. No content of the tree makes
+these functions raise.
 """
 
 import contextlib
@@ -16,18 +17,18 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 512  # names read before they are deleted: memory does not grow with the directory
+_BATCH = 512  # names read at a time, so that memory use does not depend on the directory's size
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_directory(path: Path, *, max_entries: int | None = None) -> bool:
-    """Delete the tree ``path``; a missing one is fine. Returns whether it is gone.
+    """Delete the tree at ``path``, if it exists. Returns whether it is gone.
 
-    With ``max_entries``, stop after about so many entries: a bound on the time that it takes. What
-    cannot be deleted for another reason is logged and left.
+    With ``max_entries``, stop after about that many entries, to bound the time. Entries that cannot
+    be deleted for other reasons are logged and left in place.
     """
     try:
-        os.rmdir(path)  # most executions leave nothing
+        os.rmdir(path)  # most executions leave no files
     except FileNotFoundError:
         return True
     except OSError:
@@ -36,9 +37,9 @@ def remove_directory(path: Path, *, max_entries: int | None = None) -> bool:
 
 
 def move_aside(path: Path) -> Path:
-    """Free the name ``path``: rename the tree beside it, to a name that nobody knows.
+    """Rename the tree at ``path`` to an unguessable name in the same directory; return that name.
 
-    Raises OSError when the directory that holds it cannot be written.
+    Raises OSError when the parent directory is not writable.
     """
     aside = path.with_name(f"left-{secrets.token_hex(8)}")
     with contextlib.suppress(FileNotFoundError):
@@ -66,7 +67,7 @@ def _remove_full(path: Path, max_entries: int | None) -> bool:
         return emptied
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(path.name, dir_fd=parent)  # a file or a link in place of the directory
+            os.unlink(path.name, dir_fd=parent)  # a file or link replaced the directory
             return True
         logger.warning("%s could not be removed: %s", path, error)
         return False
@@ -75,9 +76,10 @@ def _remove_full(path: Path, max_entries: int | None) -> bool:
 
 
 def _open_own(name: str, parent: int) -> int:
-    """Open a directory for reading, after making it ours to change: by descriptor, not by name.
+    """Open a directory for reading, after granting ourselves rwx on it through its fd.
 
-    An O_PATH descriptor needs no permission on the directory itself, and pins what is changed.
+    An O_PATH fd needs no permission on the directory, and pins it: the chmod cannot hit another
+    file.
     """
     pinned = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=parent)
     try:
@@ -89,7 +91,7 @@ def _open_own(name: str, parent: int) -> int:
 
 
 def _empty(top: int, budget: Iterator[None]) -> bool:
-    """Delete all that lies in ``top``. Returns False when the budget is spent or nothing yields."""
+    """Delete the contents of ``top``. Returns False when the budget is spent or nothing works."""
     fresh_names = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
     while names := _some_names(top):
         num_gone = 0
@@ -103,9 +105,9 @@ def _empty(top: int, budget: Iterator[None]) -> bool:
 
 
 def _remove_entry(top: int, name: str, fresh_names: Iterator[str], budget: Iterator[None]) -> bool:
-    """Delete one entry of ``top``, whose subdirectories move up into ``top``. Never raises.
+    """Delete one entry of ``top``; move its subdirectories up into ``top``. Never raises OSError.
 
-    Returns whether anything has changed for the better.
+    Returns whether any progress was made.
     """
     if _unlink(name, top):
         return True
@@ -124,7 +126,7 @@ def _remove_entry(top: int, name: str, fresh_names: Iterator[str], budget: Itera
                     num_gone += 1
                     continue
                 with contextlib.suppress(OSError):
-                    os.close(_open_own(child, directory))  # to move a directory takes the right to write in it
+                    os.close(_open_own(child, directory))  # moving a directory needs write access to it
                     os.rename(child, next(fresh_names), src_dir_fd=directory, dst_dir_fd=top)
                     num_gone += 1
             if num_gone == num_before:
@@ -137,7 +139,7 @@ def _remove_entry(top: int, name: str, fresh_names: Iterator[str], budget: Itera
 
 
 def _unlink(name: str, directory: int) -> bool:
-    """Delete a file, a link or an empty directory."""
+    """Delete a file, link or empty directory. Returns whether it is gone."""
     for delete in (os.unlink, os.rmdir):
         try:
             delete(name, dir_fd=directory)

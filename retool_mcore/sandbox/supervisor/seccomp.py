@@ -1,11 +1,11 @@
-"""The system calls that an execution may make: an allow-list, compiled once by libseccomp.
+"""Seccomp filters: an allow-list of system calls, compiled once by libseccomp.
 
-Level rlimits runs without libseccomp, too. ``without_sockets`` is its filter then.
+Level rlimits also works without libseccomp; its filter is then ``without_sockets``.
 
-A call that no list here names gets ENOSYS, as on an old kernel, so that libraries fall back. A call
-that an attacker or a curious model would try gets EPERM, which reads better in a traceback.
-libseccomp uses the call numbers of the machine's own architecture and refuses all other
-architectures.
+``_ALLOWED`` calls are allowed, some of them only with certain arguments. ``_REFUSED`` lists calls
+that an attacker or a curious model would try; they fail with EPERM, which reads better in a
+traceback. All other calls fail with ENOSYS, as on an old kernel, so that libraries fall back.
+libseccomp resolves call numbers for the native architecture and denies all other architectures.
 """
 
 import errno
@@ -16,7 +16,7 @@ import termios
 from collections.abc import Callable
 from functools import cache
 
-# A placeholder: `for_process` replaces it by the pid of the process that installs the program.
+# Placeholder that `for_process` replaces with the pid of the process that installs the program.
 _OWN_PID = 0x7A3D_51E9
 
 _ALLOWED = """
@@ -56,13 +56,13 @@ lsetxattr fsetxattr statfs fstatfs sysinfo
 _MODES_AND_TIMES = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
 )  # fmt: skip
-# As on a file system without extended attributes, which shutil's copying understands.
+# These fail with EOPNOTSUPP, as on a file system without extended attributes; shutil handles that.
 _UNSUPPORTED = ("listxattr", "llistxattr", "flistxattr", "getxattr", "lgetxattr", "fgetxattr")
 _OPENING = ("open", "openat", "openat2")
-_CLONE_NEW_ANYTHING = 0x7E02_0080  # every CLONE_NEW* flag, time namespaces too
+_CLONE_NEW_ANYTHING = 0x7E02_0080  # all CLONE_NEW* flags, including CLONE_NEWTIME
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE = 15, 16, 23, 3
-# Duplicate, flags, locks, pipe size.
+# Commands that duplicate fds, get and set flags, lock, and get and set the pipe size.
 _FCNTL_COMMANDS = (*range(8), 36, 37, 38, fcntl.F_DUPFD_CLOEXEC, fcntl.F_SETPIPE_SZ, fcntl.F_GETPIPE_SZ)
 _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
 
@@ -71,12 +71,14 @@ _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
 def compile_filter(*, only_own_signals: bool, keep_modes: bool = False, keep_lengths: bool = False) -> bytes:
     """Compile the filter to a BPF program; pass it through ``for_process`` before installing it.
 
-    ``only_own_signals`` refuses kill and tgkill for every other process: needed where neither a pid
-    namespace nor Landlock (ABI 6) keeps signals in. ``keep_modes`` refuses to change the mode and
-    times of any file, by name or by descriptor: needed where the code has the trainer's uid and its
-    files are in sight. ``keep_lengths`` refuses to truncate by name, and to empty a file by opening
-    it for reading: needed where Landlock does not know truncation (before ABI 3). Raises OSError or
-    RuntimeError where libseccomp is not installed.
+    ``only_own_signals`` denies kill and tgkill for all other processes and tkill altogether. Needed
+    where neither a pid namespace nor Landlock (ABI 6) confines signals.
+    ``keep_modes`` denies changing mode and times of any file, by path or by fd. Needed where the
+    code has the trainer's uid and can reach its files.
+    ``keep_lengths`` denies truncate by path, openat2, and open with O_RDONLY|O_TRUNC. Needed where
+    Landlock does not handle truncation (before ABI 3).
+
+    Raises ImportError, OSError or RuntimeError if libseccomp or its Python bindings are missing.
     """
     import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
 
@@ -86,7 +88,7 @@ def compile_filter(*, only_own_signals: bool, keep_modes: bool = False, keep_len
         try:
             number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
         except (OSError, ValueError):
-            return  # this libseccomp does not know the call, which so gets ENOSYS like any unnamed one
+            return  # unknown to this libseccomp: gets ENOSYS like any other unlisted call
         if number >= 0:
             filter_.add_rule(action, number, *conditions)
 
@@ -103,15 +105,15 @@ def compile_filter(*, only_own_signals: bool, keep_modes: bool = False, keep_len
         add(pyseccomp.ERRNO(errno.EOPNOTSUPP), name)
     is_value = pyseccomp.EQ
     add(pyseccomp.ALLOW, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_NEW_ANYTHING, 0))
-    # socketpair is how asyncio wakes itself; a stream pair can reach nothing but its other end.
+    # asyncio wakes itself through a socketpair. A stream pair can reach only its other end.
     stream = pyseccomp.Arg(1, pyseccomp.MASKED_EQ, _SOCK_TYPE_MASK, _SOCK_STREAM)
     add(pyseccomp.ALLOW, "socketpair", pyseccomp.Arg(0, is_value, _AF_UNIX), stream)
     for option in (_PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE):
         add(pyseccomp.ALLOW, "prctl", pyseccomp.Arg(0, is_value, option))
     for command in (termios.TCGETS, _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX):
         add(pyseccomp.ALLOW, "ioctl", pyseccomp.Arg(1, is_value, command))
-    # A process may change only its own limits, and may not use F_SETOWN or F_SETSIG: at level
-    # landlock, when an ordinary user runs it, the trainer has the same uid.
+    # A process may change only its own limits and may not use F_SETOWN or F_SETSIG. At level
+    # landlock, unless root runs the sandbox, the trainer has the same uid and would be a target.
     add(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, is_value, 0))
     add(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
     for command in _FCNTL_COMMANDS:
@@ -131,10 +133,10 @@ def compile_filter(*, only_own_signals: bool, keep_modes: bool = False, keep_len
 
 
 def _refuse_emptying(add: Callable[..., None], refuse: int) -> None:
-    """Allow the calls that open files, but O_TRUNC only for files that are opened for writing.
+    """Allow open and openat, but O_TRUNC only together with O_WRONLY or O_RDWR.
 
-    Landlock before ABI 3 looks at O_RDONLY|O_TRUNC as at reading. openat2 is left unknown: its
-    flags lie where no filter can read them.
+    Landlock before ABI 3 treats O_RDONLY|O_TRUNC as a read. openat2 gets no rule and so fails with
+    ENOSYS: its flags are behind a pointer, which a filter cannot follow.
     """
     import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
 
@@ -148,24 +150,26 @@ def _refuse_emptying(add: Callable[..., None], refuse: int) -> None:
             add(pyseccomp.ALLOW if writes else refuse, name, flags(position, mode | os.O_TRUNC))
 
 
-# Architecture (linux/audit.h), and the numbers of socket and socketpair.
+# AUDIT_ARCH (linux/audit.h), and the call numbers of socket and socketpair.
 _SOCKET_CALLS = {"x86_64": (0xC000_003E, 41, 53), "aarch64": (0xC000_00B7, 198, 199)}
-_IO_URING_SETUP, _FIRST_X32_CALL = 425, 0x4000_0000  # a ring opens sockets without the call; x32 numbers differ
-_ALLOW, _REFUSE, _KILL = 0x7FFF_0000, 0x0005_0000 | errno.EPERM, 0x8000_0000  # what a filter returns
-_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # the operations of classic BPF
-_CALL, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24  # where struct seccomp_data has them; arguments as little-endian
+_IO_URING_SETUP, _FIRST_X32_CALL = 425, 0x4000_0000  # io_uring opens sockets without socket(2)
+_ALLOW, _REFUSE, _KILL = 0x7FFF_0000, 0x0005_0000 | errno.EPERM, 0x8000_0000  # return values of a filter
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # classic BPF opcodes
+_CALL, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24  # offsets in struct seccomp_data (little-endian arguments)
 
 
 def without_sockets() -> bytes:
-    """A filter that opens no socket but a pair of connected streams, and allows all other calls.
+    """Build a filter that allows every call except those that create sockets.
 
-    Raises OSError on other machines than x86-64 and arm64, whose call numbers are not known here.
+    It denies socket and io_uring_setup with EPERM, as well as every x32 call, because x32 numbers
+    differ. socketpair may create only connected streams. A call of another architecture kills the
+    process. Raises OSError on machines other than x86-64 and arm64.
     """
     machine = os.uname().machine
     if machine not in _SOCKET_CALLS:
         raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
     architecture, socket, socketpair = _SOCKET_CALLS[machine]
-    program = (  # operation, instructions to skip if true, if false, operand
+    program = (  # opcode, instructions to skip if true, if false, operand
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 0, 10, architecture),  # else kill
         (_LOAD, 0, 0, _CALL),
@@ -184,5 +188,5 @@ def without_sockets() -> bytes:
 
 
 def for_process(program: bytes, pid: int) -> bytes:
-    """``program`` with the placeholder of ``only_own_signals`` replaced by ``pid``."""
+    """Return ``program`` with the placeholder of ``only_own_signals`` replaced by ``pid``."""
     return program.replace(struct.pack("=I", _OWN_PID), struct.pack("=I", pid))

@@ -1,6 +1,6 @@
-"""Interpreters that live on between a trajectory's calls, bounded in number and in idle time.
+"""Interpreters kept alive between a trajectory's calls, bounded in number and idle time.
 
-A trajectory at work keeps its interpreter. A newcomer waits for a place, for a bounded time.
+An active trajectory keeps its interpreter. A new one waits for a free place, for a bounded time.
 """
 
 import asyncio
@@ -14,9 +14,10 @@ from retool_mcore.sandbox.supervisor.process import ChildProcess
 from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 IDLE_S = 600.0
-WAIT_S = 600.0  # for a place; a server has less (command.py), since its clients wait for an answer
-SERVER_WAIT_S = 90.0
-# Names without an interpreter that are remembered, to tell their trajectory that it was restarted.
+WAIT_S = 600.0  # longest wait for a place
+SERVER_WAIT_S = 90.0  # the same in a server (command.py): its clients wait for an HTTP response
+# Sessions without an interpreter that are remembered, so that their next call can report the
+# restart.
 _MAX_REMEMBERED = 16_384
 
 logger = logging.getLogger(__name__)
@@ -24,21 +25,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Session:
-    """One trajectory's interpreter. ``lost``: an earlier one is gone, with its definitions."""
+    """One trajectory's interpreter. ``lost``: an earlier one died, and its definitions are gone."""
 
     process: ChildProcess | None = None
     slot: WorkerSlot | None = None
     lost: bool = False
-    has_place: bool = False  # whether it counts among the live ones
+    has_place: bool = False  # whether it counts towards the limit of live interpreters
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     expiry: asyncio.TimerHandle | None = None
 
 
 class Sessions:
-    """At most ``limit`` live interpreters. A name is remembered until its session is ended."""
+    """At most ``limit`` live interpreters. A session is remembered by name until it is ended."""
 
     def __init__(self, limit: int, give_back: Callable[[WorkerSlot], None], *, wait_s: float = WAIT_S) -> None:
-        """``wait_s`` bounds how long a new session waits for a place."""
+        """``wait_s`` is the longest time in seconds that a new session waits for a place.
+
+        ``give_back`` receives the slot of an ended interpreter.
+        """
         self._limit, self._wait_s, self._give_back = limit, wait_s, give_back
         self._places = asyncio.Semaphore(limit)
         self._sessions: dict[str, Session] = {}  # in order of last use
@@ -46,10 +50,10 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[Session]:
-        """Hold the session, with a place for its interpreter, for one call at a time.
+        """Reserve the session and a place for its interpreter; one call at a time.
 
-        A child that is dead afterwards is cleaned up, and the session is marked lost. Raises
-        SandboxUnavailable when no place was free for ``wait_s``.
+        If the interpreter is dead afterwards, clean up after it and mark the session lost. Raises
+        SandboxUnavailable when no place becomes free within ``wait_s``.
         """
         session = self._sessions.setdefault(name, Session())
         async with session.busy:
@@ -86,7 +90,7 @@ class Sessions:
             ) from None
 
     def _forget_oldest(self) -> None:
-        """Bound what is remembered of sessions whose client never ended them."""
+        """Forget the oldest session without an interpreter once too many are remembered."""
         if len(self._sessions) <= _MAX_REMEMBERED + self._limit:
             return
         oldest = next((name for name, each in self._sessions.items() if not each.has_place), None)
@@ -104,7 +108,7 @@ class Sessions:
             await self._release(session)
 
     async def _release(self, session: Session) -> None:
-        """Kill the interpreter, give back the slot and then the place, cancelled or not."""
+        """Kill the interpreter and release its slot and place, even if the caller is cancelled."""
         process, session.process = session.process, None
         slot, session.slot = session.slot, None
         had_place, session.has_place = session.has_place, False
@@ -119,11 +123,11 @@ class Sessions:
             if slot is not None:
                 await slot.clean()
                 self._give_back(slot)
-            if had_place:  # after the slot: whoever gets the place finds one
+            if had_place:  # after the slot, so that the next holder of the place finds a free slot
                 self._places.release()
 
     async def end(self, name: str) -> None:
-        """Forget a session; unknown names are ignored."""
+        """End and forget a session. Unknown names are ignored."""
         session = self._sessions.pop(name, None)
         if session is not None:
             if session.expiry is not None:

@@ -1,7 +1,7 @@
-"""Where executions run: the sandbox's directory, and worker slots with uid, directory and cgroup.
+"""Resources of executions: the state directory, and worker slots with uid, directory and cgroup.
 
-A worker slot is used by one execution at a time. Its memory cgroup bounds an execution that forks
-many processes, which RLIMIT_AS does not. Where no cgroup is writable, the sandbox runs without.
+One execution at a time uses a worker slot. RLIMIT_AS limits each process; the slot's memory cgroup
+also limits an execution that forks many. If no cgroup is writable, the sandbox runs without one.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
 # ------------------------------------------------------------------- memory cgroups
 
 _MOUNT = Path("/sys/fs/cgroup")
-# Memory that the kernel charges in addition to the code's own: page tables, pipes, and the private
-# copy of the warm image.
+# Memory charged to the cgroup in addition to the code's own: page tables, pipes, and copied pages
+# of the warm image.
 OVERHEAD_MB = 160
-_CPU_WEIGHT = 10  # a tenth of what a cgroup has by default
+_CPU_WEIGHT = 10  # one tenth of the default weight
 
 
 @dataclass(frozen=True)
 class MemoryCgroup:
-    """One directory of the memory controller, used for one execution at a time."""
+    """A memory cgroup (v1 or v2) for one execution at a time."""
 
     directory: Path
     version: int
 
     def limit(self, memory_mb: int) -> None:
-        """Bound the execution to come. Raises OSError when the kernel refuses."""
+        """Set the memory limit of the next execution. Raises OSError when the kernel refuses."""
         limit_bytes = str((memory_mb + OVERHEAD_MB) << 20)
         if self.version == 2:
             (self.directory / "memory.max").write_text(limit_bytes)
-            with contextlib.suppress(OSError):  # no swap controller, no swap to bound
+            with contextlib.suppress(OSError):  # the file is missing without swap accounting
                 (self.directory / "memory.swap.max").write_text("0")
         else:
             (self.directory / "memory.limit_in_bytes").write_text(limit_bytes)
 
     def open(self) -> int:
-        """An fd on cgroup.procs: a process that writes "0" to it joins the cgroup."""
+        """Open cgroup.procs. A process joins the cgroup by writing "0" to the fd."""
         return os.open(self.directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has ever killed in this cgroup for memory."""
+        """Return how many processes the OOM killer has killed in this cgroup so far."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for line in (self.directory / name).read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -63,13 +63,13 @@ class MemoryCgroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the (empty) cgroup; one that is still busy is left for ``remove_tree``."""
+        """Remove the empty cgroup. A busy one is left for ``remove_tree``."""
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
 
 class CgroupTree:
-    """The directory under which the slots' cgroups lie; ``open`` finds a place for it."""
+    """The parent cgroup of all slots' cgroups; ``open`` finds a place for it."""
 
     def __init__(self, directory: Path, version: int) -> None:
         self.directory = directory
@@ -77,7 +77,7 @@ class CgroupTree:
 
     @classmethod
     def open(cls, name: str) -> CgroupTree | None:
-        """Make a tree called ``name``, or None where no memory controller is writable."""
+        """Create a tree called ``name``; None if no memory controller is writable."""
         for parent, version in _candidates():
             directory = parent / name
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class CgroupTree:
         try:
             if self._version == 2:
                 (self.directory / "cgroup.subtree_control").write_text("+memory")
-                if (self.directory / "cpu.weight").exists():  # all executions together, beside the trainer
+                if (self.directory / "cpu.weight").exists():  # of all executions together, against the trainer
                     (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
             probe = self.slot(-1)
             try:
@@ -106,14 +106,14 @@ class CgroupTree:
         return True
 
     def slot(self, number: int) -> MemoryCgroup:
-        """Make the cgroup of one slot. Raises OSError when the kernel refuses."""
+        """Create the cgroup of one slot. Raises OSError when the kernel refuses."""
         directory = self.directory / f"slot{number}"
         directory.mkdir(exist_ok=True)
         return MemoryCgroup(directory, self._version)
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a tree of empty cgroups; one that is still busy, or gone already, is left as it is."""
+    """Remove a tree of empty cgroups. Busy or missing ones are skipped."""
     with contextlib.suppress(OSError):
         for child in directory.iterdir():
             if child.is_dir():
@@ -123,7 +123,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def _candidates() -> list[tuple[Path, int]]:
-    """Where a tree may go: beneath this process's cgroup, else beneath the hierarchy's root."""
+    """Return candidates (directory, cgroup version): this process's cgroup, then the root."""
     found: list[tuple[Path, int]] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -141,7 +141,7 @@ def _candidates() -> list[tuple[Path, int]]:
 
 
 def _has_memory(directory: Path) -> bool:
-    """Version 2: whether children of this cgroup get the memory controller."""
+    """Whether children of this v2 cgroup get the memory controller."""
     try:
         return "memory" in (directory / "cgroup.subtree_control").read_text().split()
     except OSError:
@@ -154,11 +154,12 @@ _BLOCK = 16
 
 
 class Uids:
-    """The uids of one sandbox: a number always has the same one. ``close`` gives them back.
+    """Assigns uids to the slots of one sandbox, so that no two sandboxes share a uid.
 
-    They are claimed in blocks. A claim is the lock on a file in a directory that only root can
-    enter. The kernel gives it to one process alone, and takes it back when that ends, however it
-    ends. Sandboxes with another ``name`` are not heeded.
+    A slot number always gets the same uid. Uids are claimed in blocks of 16. A claim is an
+    exclusive flock on a file in a directory that only root can enter; the kernel releases it when
+    the process ends, however it ends. ``close`` releases all claims. Sandboxes with another
+    ``name`` do not take part.
     """
 
     def __init__(self, name: str = "retool-sandbox-uids") -> None:
@@ -168,7 +169,7 @@ class Uids:
         self._starts: list[int] = []
 
     def of(self, number: int) -> int:
-        """The uid of slot ``number``, from -1 on. Raises SandboxUnavailable where none is left."""
+        """Return the uid of slot ``number`` (>= -1). Raises SandboxUnavailable if none is free."""
         block, place = divmod(number + 1, _BLOCK)
         while len(self._starts) <= block:
             self._claim()
@@ -196,7 +197,7 @@ class Uids:
         )
 
     def close(self) -> None:
-        """Give all uids back."""
+        """Release all uids."""
         for claim in self._claims:
             os.close(claim)
         self._claims.clear()
@@ -204,7 +205,7 @@ class Uids:
 
 
 def _own_directory(name: str) -> str:
-    """A directory of this user's that others cannot enter. Raises SandboxUnavailable."""
+    """Find or create a directory that only this user can enter. Raises SandboxUnavailable."""
     for parent in ("/run", "/var/lib", tempfile.gettempdir()):
         path = os.path.join(parent, name)
         with contextlib.suppress(OSError):
@@ -219,15 +220,16 @@ def _own_directory(name: str) -> str:
 # ------------------------------------------------------------- the state directory
 
 PREFIX = "retool-sandbox-"
-_CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup
-_YOUNG_S = 60.0  # a directory just made is not locked yet
+_CGROUP = "cgroup"  # this file records the tree's path: whoever cleans up may be in another cgroup
+_YOUNG_S = 60.0  # a directory just created may not be locked yet
 
 
 class StateDirectory:
-    """The zygotes' mount points and logs, the working directories (weaker levels), the cgroup tree.
+    """Files of one sandbox: zygote mount points and logs, working directories, the cgroup tree.
 
-    The owner holds a lock for as long as it lives. A rollout worker is often killed without
-    warning: the next sandbox on this machine removes the directories that it finds unlocked.
+    Working directories are here only at levels landlock and rlimits. The owner keeps the directory
+    locked while it is alive. Rollout workers are often killed without warning, so each new sandbox
+    removes the unlocked directories on this machine.
     """
 
     def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
@@ -238,13 +240,13 @@ class StateDirectory:
 
     @classmethod
     def create(cls) -> Self:
-        """Make one, after removing what killed owners left.
+        """Remove what killed owners left, then create and lock a new directory.
 
         Raises OSError when the temporary directory is full.
         """
         remove_stale(Path(tempfile.gettempdir()))
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        path.chmod(0o711)  # executions under their own uid pass through it
+        path.chmod(0o711)  # executions under other uids must be able to traverse it
         lock_fd = lock_directory(path)
         assert lock_fd is not None, "nobody else knows a directory just made"
         cgroups = CgroupTree.open(path.name)
@@ -253,21 +255,21 @@ class StateDirectory:
         return cls(path, lock_fd, cgroups)
 
     def remove(self) -> None:
-        """Delete directory and cgroups, give the uids back."""
+        """Delete the directory and the cgroups, and release the uids."""
         self.uids.close()
         if self.cgroups is not None:
             remove_tree(self.cgroups.directory)
-        for _ in range(3):  # a thread may still be deleting there what an execution left
+        for _ in range(3):  # a thread may still be deleting an execution's files there
             if remove_directory(self.path):
                 break
         os.close(self._lock_fd)
 
 
 def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
-    """Remove state directories whose owner is gone, with their cgroups.
+    """Remove state directories in ``parent`` whose owner is gone, with their cgroups.
 
-    Other users' directories are left alone, and those made within ``young_s``.
-    Returns whether none is left.
+    Skips directories of other users and those created less than ``young_s`` seconds ago.
+    Returns whether no state directory is left.
     """
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -285,7 +287,7 @@ def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
 
 
 def lock_directory(path: Path) -> int | None:
-    """Lock a directory for as long as this process lives; None where another one has locked it."""
+    """Lock a directory until the returned fd is closed; None if another process has locked it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -297,19 +299,20 @@ def lock_directory(path: Path) -> int | None:
 
 # --------------------------------------------------------------------------- slots
 
-# Entries that are deleted at once; a larger tree is deleted by a thread, so that code which leaves
-# many files delays nobody else.
+# The event loop deletes this many entries itself. A thread deletes larger trees, so that code that
+# leaves many files does not delay other executions.
 _MAX_ENTRIES_AT_ONCE = 100
-_MAX_ENTRIES = 10_000_000  # at rlimits a survivor could make new ones for ever
+_MAX_ENTRIES = 10_000_000  # a bound, because a process that survives at rlimits may keep adding files
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WorkerSlot:
-    """One place to execute at, used by one execution (or session) at a time.
+    """Resources of one execution (or session) at a time.
 
-    ``uid`` is set where this process is root; ``directory`` at every level but namespaces.
+    ``uid`` is set if this process is root, ``directory`` at every level except namespaces, and
+    ``cgroup`` if a memory cgroup is available.
     """
 
     uid: int | None = None
@@ -319,9 +322,9 @@ class WorkerSlot:
 
     @classmethod
     def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
-        """Slot ``number``.
+        """Create slot ``number`` (-1: the probe's).
 
-        Raises OSError when a cgroup cannot be made, SandboxUnavailable when no uid is left.
+        Raises OSError when its cgroup cannot be created, SandboxUnavailable when no uid is free.
         """
         cgroup = state.cgroups.slot(number) if state.cgroups else None
         cgroup_fd = cgroup.open() if cgroup else None
@@ -330,7 +333,7 @@ class WorkerSlot:
         return cls(uid=uid, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
-        """Set the limit, make the directory for the next execution. Raises SandboxUnavailable."""
+        """Set the memory limit and create an empty working directory. Raises SandboxUnavailable."""
         try:
             if self.cgroup is not None:
                 self.cgroup.limit(memory_limit_mb)
@@ -339,7 +342,7 @@ class WorkerSlot:
         try:
             if self.directory is not None:
                 if not remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
-                    move_aside(self.directory)  # left by a cancelled start, or withstands removal
+                    move_aside(self.directory)  # left by a cancelled start, or cannot be removed
                 self.directory.mkdir(mode=0o700)
                 if self.uid is not None:
                     os.chown(self.directory, self.uid, self.uid)
@@ -347,26 +350,26 @@ class WorkerSlot:
             raise SandboxUnavailable(f"a slot could not be prepared: {error}") from error
 
     async def clean(self) -> None:
-        """Delete what the execution left in its directory. Never raises for what that is.
+        """Delete the files the execution left in its directory, whatever they are.
 
-        Many entries are deleted by a thread, under a name that nobody knows: when the call is
-        cancelled meanwhile, the slot can be used at once.
+        A thread deletes large trees, after renaming them to an unguessable name. The slot can
+        therefore be reused at once, even if this call is cancelled meanwhile.
         """
         if self.directory is None or remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
             return
         try:
             aside = move_aside(self.directory)
-        except OSError as error:  # the next execution here finds out whether the slot can be used
+        except OSError as error:  # the next ``prepare`` finds out whether the slot is usable
             logger.warning("what an execution left in %s stays there: %s", self.directory, error)
             return
         await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
 
     def oom_kills(self) -> int:
-        """Processes killed at this slot for memory so far; 0 without a cgroup."""
+        """Return how many processes the OOM killer killed in this slot; 0 without a cgroup."""
         return self.cgroup.oom_kills() if self.cgroup else 0
 
     def remove(self) -> None:
-        """Give everything back to the kernel."""
+        """Delete the slot's directory and cgroup."""
         if self.directory is not None:
             remove_directory(self.directory)
         if self.cgroup_fd is not None:

@@ -1,13 +1,15 @@
-"""The warm process: imports once, then forks one confined child per execution.
+"""Zygote (fork server): imports packages once, then forks one confined child per execution.
 
-It is single-threaded, starts with a clean environment, and never sees request data, because every
-child can read what it holds in memory. Code reaches the child on a control socket, which the zygote
-only passes on.
+It is single-threaded and starts with a clean environment. It never sees request data, because every
+child can read the memory it inherits. Code reaches the child through a control socket; the zygote
+only hands that socket on.
 
-Supervisor to zygote: `SPAWN` with the fds [control, stdout, stderr, cgroup.procs (where there is a
-cgroup), working directory (weaker levels)]. Zygote to supervisor: READY (JSON facts), FAILED
-(text) or MISCONFIGURED (text for the user) once; then per job STARTED (with a pidfd), EXITED, or
-FAILED. One message is one SEQPACKET datagram.
+Protocol, one message per SEQPACKET datagram:
+
+- Supervisor to zygote: SPAWN with the fds [control, stdout, stderr, cgroup.procs (if there is a
+  cgroup), working directory (levels landlock and rlimits)].
+- Zygote to supervisor, once: READY (JSON facts), FAILED (text) or MISCONFIGURED (text for the
+  user). Then per job: STARTED (with a pidfd) and later EXITED, or FAILED.
 """
 
 import array
@@ -30,13 +32,13 @@ from typing import Any, NoReturn
 from retool_mcore.sandbox.child import packages, paths, programs, runner, tracebacks
 from retool_mcore.sandbox.supervisor import confine, guardian, kernel, reach
 
-SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
+SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup fd is included
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
 STARTED_BODY = struct.Struct("=Q")
 EXITED_BODY = struct.Struct("=Qid")  # job, wait status, CPU seconds
 
 _CONTROL_FD = 3
-_LIBRARY_FD_BASE = 200  # above every fd of the zygote; children keep the fds of an unreadable Python open
+_LIBRARY_FD_BASE = 200  # above all other fds of the zygote; see reach.py
 _TASKS_CACHE_S = 10.0
 
 
@@ -54,9 +56,9 @@ class Zygote:
         self._preload: list[str] = config["preload"]
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
-        self._own_uids = False  # whether the namespaces have a uid for each execution
+        self._own_uids = False  # whether the user namespace maps a uid for each execution
         self._num_library_fds = 0
-        self._led_out = ""  # a directory of Python's whose fd leads into a closed one
+        self._led_out = ""  # a Python directory whose fd leads into a closed directory; see reach.py
         self._shared: confine.SharedPaths | None = None
         self._tasks = (0.0, 0)
         self._task_fd = self._statm_fd = self._maps_fd = -1
@@ -65,13 +67,13 @@ class Zygote:
         self.hidden = (os.path.join(room, ""), *confine.library_prefixes())
 
     def set_up(self) -> None:
-        """Confine the zygote, import the image, tell the supervisor.
+        """Confine the zygote, import packages, and send READY to the supervisor.
 
-        Raises OSError if refused, PreloadError for what ``sandbox.preload`` names.
+        Raises OSError if the kernel refuses a step, PreloadError for a bad ``sandbox.preload``.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.path[:] = confine.python_paths()
-        # An editable install may add a finder for its sources: keep only Python's own three
+        # An editable install may add a finder for its source tree: keep only Python's three
         # finders.
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
         self._path_under_tmp = confine.path_under_tmp()
@@ -92,7 +94,7 @@ class Zygote:
             paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
-            del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
+            del sys.modules[name]  # hide our modules from model code; this file keeps its references
         if (threads := self._count_threads()) != 1:
             raise OSError(0, f"the warm image runs {threads} threads; a fork would lose all but one")
         if self._preload and not self._light:
@@ -131,9 +133,10 @@ class Zygote:
 
     @contextlib.contextmanager
     def _scratch(self) -> Generator[None]:
-        """A directory for what imports write (matplotlib's font cache), gone before the first fork.
+        """Provide HOME for files that imports write, such as matplotlib's font cache.
 
-        At the weaker levels it goes with the sandbox's own files.
+        At level namespaces, it is a tmpfs, unmounted before the first fork. At the other levels, it
+        is part of the state directory and is removed with it.
         """
         folder = confine.BOX if self._level == "namespaces" else self._root
         if self._level == "namespaces":
@@ -150,18 +153,18 @@ class Zygote:
         return len(os.listdir(self._task_fd))
 
     def _open_own_proc(self) -> None:
-        """Open what is read about this process later, when /proc may be gone."""
+        """Open the /proc files of this process now; /proc may not be mounted later."""
         self._task_fd = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)
         self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY)
         self._maps_fd = os.open("/proc/self/maps", os.O_RDONLY)
 
     def serve(self) -> NoReturn:
-        """Fork on demand and report exits, until the supervisor goes away."""
+        """Fork children on request and report exits until the supervisor closes the channel."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, _wake)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a mask is inherited; a blocked SIGCHLD would never be heard
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the inherited mask might block SIGCHLD
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -200,8 +203,8 @@ class Zygote:
     def _fork(self, fds: list[int], uid: int | None, has_cgroup: bool) -> int:
         cgroup = fds[3] if has_cgroup else None
         if self._level == "namespaces":
-            # A process can call unshare(CLONE_NEWPID) once; to call it again, it must first go back
-            # to its own namespace.
+            # The kernel rejects a second unshare(CLONE_NEWPID) unless the process first returns to
+            # its own pid namespace.
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
             return _fork_into(lambda: self._run_in_namespaces(fds, cgroup, uid if self._own_uids else None))
@@ -217,7 +220,7 @@ class Zygote:
         self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, uid=uid))
 
     def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
-        """At weaker levels: fork the execution again, outlive it, and kill whatever it leaves."""
+        """At levels landlock and rlimits: fork the execution, outlive it, kill its leftovers."""
         _join(cgroup)
         self._channel.close()
         confine.reset_signals()
@@ -261,7 +264,7 @@ class Zygote:
         with contextlib.suppress(ChildProcessError):
             while (found := os.wait4(-1, os.WNOHANG))[0]:
                 ended.append((found[0], found[1], found[2].ru_utime + found[2].ru_stime))
-        if ended and self._level == "rlimits":  # the code may have killed its guardian
+        if ended and self._level == "rlimits":  # model code may have killed its guardian
             ended += guardian.end_strays(self._jobs)
         for pid, status, cpu_s in ended:
             job = self._jobs.pop(pid, None)
@@ -269,9 +272,10 @@ class Zygote:
                 self._channel.send(EXITED + EXITED_BODY.pack(job, status, cpu_s))
 
     def _end_all(self) -> NoReturn:
-        """End all children: the supervisor is gone.
+        """Kill all children and exit, because the supervisor is gone.
 
-        Pid 1 takes its namespace along; at the other levels the guardians end their trees.
+        At level namespaces, this process is pid 1, so the kernel kills its namespace when it exits.
+        At the other levels, the guardians kill their trees.
         """
         if self._level != "namespaces":
             for pid in self._jobs:
@@ -284,7 +288,7 @@ class Zygote:
         os._exit(0)
 
     def _other_tasks(self) -> int:
-        """Count this user's other tasks: without an own uid, RLIMIT_NPROC includes them."""
+        """Count this user's tasks: without a uid per execution, RLIMIT_NPROC counts them too."""
         now = time.monotonic()
         if now - self._tasks[0] > _TASKS_CACHE_S:
             self._tasks = (now, guardian.count_tasks(os.getuid()))
@@ -292,7 +296,7 @@ class Zygote:
 
 
 def _wake(*_: object) -> None:
-    """Do nothing; a handler must be set for a child's end to reach the wake-up fd."""
+    """Do nothing. Python writes SIGCHLD to the wake-up fd only if a handler is installed."""
 
 
 def _fork_into(body: Callable[[], None]) -> int:
@@ -309,7 +313,7 @@ def _fork_into(body: Callable[[], None]) -> int:
 
 def _join(cgroup: int | None) -> None:
     if cgroup is not None:
-        os.write(cgroup, b"0")  # 0: the writer itself; the supervisor's right to do so came with the fd
+        os.write(cgroup, b"0")  # "0" means the writer; the fd carries the supervisor's permission
 
 
 def _take_fds(fds: Sequence[int]) -> socket.socket:
@@ -321,10 +325,10 @@ def _take_fds(fds: Sequence[int]) -> socket.socket:
 
 
 def main(fd: int) -> NoReturn:
-    """Entry point of the process that ``images.py`` starts."""
+    """Entry point of the process that ``images.py`` starts; ``fd`` is its end of the channel."""
     channel = socket.socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2 * _CONTROL_FD))
     os.close(fd)
-    os.dup2(0, _CONTROL_FD)  # keeps our own fds off the number where children put their control socket
+    os.dup2(0, _CONTROL_FD)  # reserve this number, which children use for their control socket
     zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
     tracebacks.hide(zygote.hidden)
     try:
