@@ -1,7 +1,7 @@
-"""Signs of life within a step: each of a run's processes touches one file when it has done a part.
+"""Heartbeat within a step: all processes of a run touch one file when they make progress.
 
-``<run>/alive`` is empty; its time of change is when a turn was sampled, a trajectory ended, a pass
-over a batch or an update was made. train/watchdog.py reads it.
+``<run>/alive`` is an empty file. Its mtime is the last time a process sampled a turn, finished a
+trajectory, made a pass over a batch or made an update. train/watchdog.py reads it.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "alive"
-EVERY_S = 1.0  # at most so often per process: the folder may be on a network
+EVERY_S = 1.0  # shortest interval per process: the folder may be on a network file system
 
 
 @dataclass
@@ -23,15 +23,15 @@ _process = _Process()
 
 
 def belong_to(run_dir: Path) -> None:
-    """From now on this process gives signs for the run in ``run_dir``."""
+    """Make this process send its heartbeats to the run in ``run_dir``."""
     _process.file, _process.touched_s = run_dir / FILE, -EVERY_S
 
 
 def sign() -> None:
-    """Something was done; without ``belong_to``, as in an evaluation, nobody is told."""
+    """Send a heartbeat. Does nothing without a prior ``belong_to``, as in an evaluation."""
     now_s = time.monotonic()
     if _process.file is None or now_s - _process.touched_s < EVERY_S:
         return
     _process.touched_s = now_s
-    with contextlib.suppress(OSError):  # a sign that cannot be given is none, and work itself goes on
+    with contextlib.suppress(OSError):  # a failed heartbeat must not stop the work
         _process.file.touch()

@@ -1,15 +1,16 @@
-"""Which step of a run is the best by best.metric, and whether the run waits for a better one.
+"""Tracks the best step of a run by best.metric, and early stopping by best.patience.
 
     <run>/best.json    the metric, its mode, the value of every validated step, the best step and
-                       its value, and how many validations in a row were no better ("waited")
+                       its value, and the number of consecutive validations without improvement
+                       ("waited")
 
-The values decide, and the rest is worked out from them: a run that resumes from a step drops the
-values after it, and its best step and its patience are those of that step. Every validated step is
-saved (a rule of the settings), so the best step always has a checkpoint, which checkpoint.keep does
-not delete. A value is on disk before anything follows from it.
+Only the values are state; everything else is computed from them. A run that resumes from a step
+drops the values after that step, so its best step and patience are again those of that step. The
+config checks enforce that every validated step is saved, so the best step always has a checkpoint;
+checkpoint.keep does not delete it. A value is written to disk before the run acts on it.
 
-The earliest of equal values is the best. The gain that best.patience names is for patience alone: a
-smaller one makes a new best checkpoint, and does not make the run wait longer.
+Among equal values, the earliest step is the best. The minimum gain in best.patience affects only
+patience: a smaller gain still makes a new best checkpoint, but does not reset the patience.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BEST_FILE = "best.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BestStep:
-    """The values of best.metric so far, by step in ascending order."""
+    """The settings of [best] and the values of best.metric so far, by step in ascending order."""
 
     metric: str
     mode: str
@@ -39,13 +40,13 @@ class BestStep:
     values: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def step(self, last: int | None = None) -> int | None:
-        """The best step, of those up to ``last`` if that is given; None before the first value."""
+        """Return the best step (up to ``last``, if given); None before the first value."""
         steps = [step for step in self.values if last is None or step <= last]
         return min(steps, key=lambda step: (self._cost(step), step), default=None)
 
     @property
     def waited(self) -> int:
-        """Validations since the last value that was better by more than min_delta."""
+        """Number of validations since the last improvement by more than ``min_delta``."""
         waited, reference = 0, math.inf
         for step in sorted(self.values):
             if self._cost(step) < reference - self.min_delta:
@@ -65,14 +66,14 @@ class BestStep:
         return replace(self, values={known: value for known, value in sorted(self.values.items()) if known <= step})
 
     def metrics(self) -> dict[str, float]:
-        """best/step, best/value and best/waited; empty before the first value."""
+        """Return best/step, best/value and best/waited; empty before the first value."""
         step = self.step()
         if step is None:
             return {}
         return {"best/step": float(step), "best/value": self.values[step], "best/waited": float(self.waited)}
 
     def words(self) -> str:
-        """One sentence for people."""
+        """Return a one-line summary for users."""
         step = self.step()
         if step is None:
             return f"{self.metric}: no value yet"
@@ -93,7 +94,7 @@ class BestStep:
 
 
 def read_best(run_dir: Path) -> BestStep | None:
-    """What ``<run>/best.json`` says; None where there is none. Raises CheckpointError."""
+    """Read ``<run>/best.json``; None if it does not exist. Raises CheckpointError if invalid."""
     path = run_dir / BEST_FILE
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -114,9 +115,9 @@ def read_best(run_dir: Path) -> BestStep | None:
 
 
 def best_so_far(config: RunConfig, step: int) -> BestStep | None:
-    """The record of a run that stands at ``step``, by its settings now; None without best.metric.
+    """Return the record up to ``step`` under the current settings; None without best.metric.
 
-    Raises CheckpointError when the values on disk are of another metric.
+    Raises CheckpointError when the values on disk belong to another metric.
     """
     wanted = config.best
     if not wanted.metric:
@@ -135,35 +136,35 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
 
 
 def lacks_value(config: RunConfig, step: int) -> bool:
-    """Whether a run with best.metric stands at a step of which a kill took the validation."""
+    """Whether the run was killed after saving ``step`` but before validating it."""
     best = best_so_far(config, step)
     return best is not None and _is_due(config, step) and step not in best.values
 
 
 def _is_due(config: RunConfig, step: int) -> bool:
-    """Whether the step is validated, and then also saved."""
+    """Whether the settings schedule a validation (and therefore a save) at ``step``."""
     _, every = config.validated
     return every > 0 < step and (step % every == 0 or step == config.num_steps)
 
 
 class BestKeeper:
-    """The record of a run while it goes on. One process of a run writes it (``writes``)."""
+    """Maintains best.json during a run. Only the process with ``writes`` writes the file."""
 
     def __init__(self, config: RunConfig, step: int, *, writes: bool = True) -> None:
-        """``step``: the step that the run continues from, 0 for a new one."""
+        """``step``: the step that the run resumes from; 0 for a new run."""
         self._config, self._path, self._writes = config, config.run.dir / BEST_FILE, writes
         self.best = best_so_far(config, step)
         if self.best is not None:
             self._write(self.best)
 
     def lacks(self, step: int) -> bool:
-        """Whether ``step`` was to be validated and has no value, as a kill took it."""
+        """Whether ``step`` should have been validated but has no value, because of a kill."""
         return lacks_value(self._config, step)
 
     def validated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take the value of a validation, if one is due at ``step``.
+        """Record the metric's value if a validation is due at ``step``.
 
-        Raises RunError when there is none that can be compared.
+        Raises RunError when the metric is missing or not finite.
         """
         if self.best is None or not _is_due(self._config, step):
             return

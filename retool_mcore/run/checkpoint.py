@@ -1,26 +1,27 @@
-"""Checkpoints of a run, and which of them it goes on from. Each is complete or does not count.
+"""Checkpoints of a run: their layout, and the choice of the one to resume from.
 
     <run>/checkpoints/global_step_50/
         actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge;
-                                   `retool export` copies them. With [lora] adapters in peft's form,
-                                   and hashes of the base that they belong to
+                                   `retool export` copies them. With [lora]: adapters in peft's
+                                   format and hashes of their base model
         actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by
                                    Megatron
-        actor/extra/dist_ckpt/     random states of every rank
-        data.pt                    RL only: where verl's data loader stands (SFT's position is the
-                                   step itself)
+        actor/extra/dist_ckpt/     RNG states of every rank
+        data.pt                    RL only: state of verl's data loader (SFT's position is the step
+                                   itself)
         state.json                 the step, the identity of the run, all of its settings, the
-                                   parallel layout it was saved on, sizes and checksums of all
-                                   files; written last, so its presence means complete
+                                   parallel layout of the save, sizes and checksums of all files;
+                                   written last, so its presence means that the checkpoint is
+                                   complete
 
-The folder layout is verl's, so verl's own tools can read our checkpoints. A folder without
-state.json is what a kill left behind: it is never resumed from, it is deleted when an SFT run
-resumes, and it is overwritten when an RL run reaches that step again. A kill at any moment leaves
-the previous checkpoint valid, even while an asynchronous save is being written. One whose files are
-not as they were written is damaged: a start moves it aside and goes on from the one before it.
+The folder layout is verl's, so verl's tools can read our checkpoints. A folder without state.json
+is an interrupted save. It is never resumed from; an SFT run deletes it when it resumes, and an RL
+run overwrites it when it reaches that step again. A kill at any moment leaves the previous
+checkpoint valid, even during an asynchronous save. A checkpoint whose files fail the checksums is
+damaged: the next start renames it and resumes from the one before it.
 
-verl, torch and Megatron unpickle parts of a checkpoint, so its files can run code. A run resumes
-only from files that nobody else could have written.
+verl, torch and Megatron unpickle parts of a checkpoint, so loading one can execute code. A run
+therefore resumes only from files that no other user (except root) owns or can write.
 """
 
 import json
@@ -42,14 +43,13 @@ from retool_mcore.run import checksums
 from retool_mcore.run.status import print_text
 from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
 
-VERSION = 2  # of state.json; a higher one was written by a newer release
+VERSION = 2  # of state.json; newer releases write higher versions
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
-# Keys of identity() that may change between a save and its resume. The new value applies from the
-# next step on.
+# Keys of identity() that may change between save and resume. New values apply from the next step.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
 UNSET = "(not set)"
-PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that say where a run is, not what
+PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that locate a run but do not define it
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,19 @@ class Saved:
     files: dict[str, Any]  # sizes and checksums
 
     def has_random_states_of(self, config: RunConfig) -> bool:
-        """Whether ``config`` has the tp and pp sizes that the random states were saved for.
+        """Whether ``config`` has the tp and pp sizes that the RNG states were saved for.
 
-        They are saved per pipeline and tensor parallel rank; data-parallel ranks have equal ones.
+        The states are saved per pipeline and tensor parallel rank. Data-parallel ranks share them.
         """
         now = layout(config)
         return all(self.layout[size] == now[size] for size in ("tp", "pp"))
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be equal at a save and its resume, so that the saved schedule and moments fit.
+    """Return the settings that must be equal at save and resume for schedule and moments to fit.
 
-    The keys in FREE are exceptions: the user may change them on purpose, as all settings that are
-    not here. The new value takes effect, and the run says so.
+    The keys in FREE are exceptions. Users may change these, and any setting not returned here; the
+    run prints a note and uses the new values.
     """
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
@@ -95,26 +95,26 @@ def identity(config: RunConfig) -> dict[str, Any]:
     keys |= {"mini_batch_prompts": None if constant else config.train.mini_batch_prompts}  # it counts updates
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
     roles["data"] = {"curriculum": "solve_rate" if config.data.curriculum < 1 else "off"}
-    if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
+    if config.algorithm.name == "ppo":  # a PPO run also saves a critic
         roles["critic"] = {"lr": config.critic.lr, "warmup_steps": None if constant else config.critic.warmup_steps}
     return shared | keys | roles | {"train_file": config.data.train_file}
 
 
 def layout(config: RunConfig) -> dict[str, int]:
-    """The parallel sizes, by which the run's processes share the model and the data."""
+    """Return the parallel sizes (tp, pp, vpp, cp, ep, etp, dp) of the run."""
     sizes = config.parallel.model_dump() | {"dp": config.dp}
     return {size: sizes[size] for size in LAYOUT}
 
 
 class Damaged(CheckpointError):
-    """A checkpoint is not as it was written."""
+    """A checkpoint's files differ from what was written."""
 
 
 def complete_checkpoints(folder: Path) -> list[Saved]:
-    """All complete checkpoints under a ``checkpoints`` folder, oldest first.
+    """Return all complete checkpoints in a ``checkpoints`` folder, oldest first.
 
-    A state that cannot be read does not count, nor does a copy under another step's name. Raises
-    CheckpointError for one of a newer release.
+    Skips those with an unreadable state.json, and copies under the name of another step. Raises
+    CheckpointError for a checkpoint of a newer release.
     """
     found: list[Saved] = []
     for step, path in step_folders(folder).items():
@@ -125,7 +125,7 @@ def complete_checkpoints(folder: Path) -> list[Saved]:
 
 
 def read_state(path: Path) -> Saved:
-    """The checkpoint in ``path``. Raises Damaged, or CheckpointError for one of a newer release."""
+    """Read state.json in ``path``. Raises Damaged, or CheckpointError if of a newer release."""
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         if int(state["version"]) > VERSION:
@@ -150,11 +150,11 @@ def read_state(path: Path) -> Saved:
 
 
 def require_whole(config: RunConfig) -> list[str]:
-    """Compare what the run is to resume from with what was written; returns notes for the user.
+    """Verify the checksums of the checkpoint to resume from; return notes for the user.
 
-    The caller holds the run (folder.lock_run). Damaged ones that are newer than the newest whole
-    one are moved aside. Raises CheckpointError when none is whole, or not the one that
-    ``checkpoint.resume`` names.
+    Renames damaged checkpoints that are newer than the newest intact one. The caller must hold the
+    run's lock (folder.lock_run). Raises CheckpointError when no checkpoint is intact, or when the
+    one that ``checkpoint.resume`` names is damaged.
     """
     choice, folder = config.checkpoint.resume, config.run.dir / "checkpoints"
     if choice not in ("auto", "never"):
@@ -188,9 +188,10 @@ def _damage(path: Path) -> str:
 
 
 def find_resume(config: RunConfig) -> Saved | None:
-    """Find the checkpoint that ``checkpoint.resume`` names and check that it belongs to this run.
+    """Find the checkpoint to resume from (``checkpoint.resume``); None to start from the beginning.
 
-    Raises CheckpointError when it is missing, incomplete or from another run.
+    Raises CheckpointError when it is missing, incomplete, of another run, saved on a layout that
+    cannot be converted, or writable by other users.
     """
     folder = config.run.dir / "checkpoints"
     choice = config.checkpoint.resume
@@ -247,14 +248,14 @@ def require_own(folder: Path) -> None:
 
 
 def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
-    """Why a run of ``before`` steps may not continue to another number of steps; "" if it may.
+    """Return why a run of ``before`` steps must not change its number of steps; "" if it may.
 
-    Its earlier rates must stay what they were. The steps after the end of a schedule have the rate
-    at which it ended.
+    The change must not alter the learning rates of past steps. Steps after the end of the schedule
+    use its final rate.
     """
     o, now = config.optim, config.num_steps
     if o.schedule == "constant":
-        idle = config.critic.warmup_steps if isinstance(config, RlConfig) else 0  # the actor's warm-up begins after it
+        idle = config.critic.warmup_steps if isinstance(config, RlConfig) else 0  # the actor's warm-up comes after it
         rising = idle + ceil(o.warmup_fraction * (max(before, now) - idle))
         if saved.step >= rising:
             return ""
@@ -282,12 +283,12 @@ def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
 
 
 def goes_on(saved: Saved) -> str:
-    """A note for the user of a run that does not start at its beginning."""
+    """Return the note for the user of a run that resumes."""
     return f"note: the run goes on after step {saved.step}, from {saved.path}"
 
 
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
-    """Print one line that names every setting that differs from the checkpoint's."""
+    """Print one line with every setting that differs from the checkpoint's."""
     before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
     keys = [
         key
@@ -314,7 +315,7 @@ def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _same(key: str, before: Any, now: Any) -> bool:
-    """Whether two values of a setting are equal; a file is the same by its absolute path."""
+    """Whether two values of a setting are equal; paths are compared as absolute paths."""
     if not key.endswith(("train_file", "files", "path")):
         return before == now
     return [os.path.abspath(str(each)) for each in _listed(before)] == [
@@ -327,7 +328,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _check_layout(saved: Saved, config: RunConfig) -> None:
-    """Raise CheckpointError when the checkpoint cannot be loaded on the run's parallel layout."""
+    """Raise CheckpointError when the checkpoint cannot be loaded with the run's parallel layout."""
     now = layout(config)
     changed = {size for size in LAYOUT if saved.layout[size] != now[size]}
     if not changed:

@@ -1,9 +1,9 @@
-"""Sizes and checksums of a checkpoint's files: taken when they are written, compared later.
+"""Sizes and checksums of a checkpoint's files: computed after writing, verified before loading.
 
-A file's checksum is the CRC-32 of the CRC-32s of its pieces, so that threads share a large file. It
-finds what disks and copies do to a file, four overwritten bytes as well; an attacker it does not
-stop. zlib reads 1.7 GB/s on a core. Every rank takes those of the files that it has written, which
-its node still has in memory, so the whole takes the time of one rank's part.
+A file's checksum is the CRC-32 of the CRC-32s of its 64 MiB pieces, so that threads can share a
+large file. It detects corruption by disks and copies, down to four overwritten bytes, but does not
+stop an attacker. zlib processes 1.7 GB/s per core. Every rank computes the checksums of its own
+files, which are still in its node's page cache, so the total time is that of one rank.
 """
 
 import json
@@ -24,8 +24,8 @@ from retool_mcore.run.step_folders import SUMS, files_of
 PIECE_BYTES = 64 * 2**20
 READ_BYTES = 2**20
 THREADS = 8
-TOLD = 3  # damaged files that an error names
-_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")  # as Megatron names a file after the rank that writes it
+TOLD = 3  # number of damaged files that an error names
+_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")  # Megatron names a file after the rank that wrote it
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Sum:
 
 
 def record(role: Path, rank: int) -> None:
-    """Take the checksums of what ``rank`` has written under ``role``, a checkpoint's ``actor``."""
+    """Record the checksums of the files that ``rank`` wrote under ``role`` (``.../actor``)."""
     folder = role.parent
     mine = [path for path in files_of(folder) if path.is_relative_to(role) and _writer(path, role) == rank]
     times = [path.stat().st_mtime_ns for path in mine]
@@ -45,16 +45,16 @@ def record(role: Path, rank: int) -> None:
 
 
 def _writer(path: Path, role: Path) -> int | None:
-    """Which rank has written a file; None: one of those that describe the others."""
+    """Return the rank that wrote a file; None for metadata files, which belong to no rank."""
     if found := _OF_RANK.fullmatch(path.name):
         return int(found[1])
     return 0 if path.is_relative_to(role / "model") else None
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Checksums of all files of a finished checkpoint, by their paths in ``folder``.
+    """Return the checksums of all files of a finished checkpoint, by path relative to ``folder``.
 
-    What no rank has recorded, or what was written again after that, is read here.
+    Reads the files that no rank recorded or that changed after recording.
     """
     recorded: dict[str, Any] = {}
     for path in (folder / SUMS).glob("*.json"):
@@ -73,13 +73,13 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, files: Mapping[str, Any], under: str = "") -> str:
-    """What of a checkpoint's ``files`` is not as it was written; "" if all is.
+    """Describe which of ``files`` differ from what was written; "" if none do.
 
-    ``under``: only files whose path begins with it.
+    ``under``: check only files whose relative path starts with this prefix.
     """
     wanted = {folder / name: Sum(**row) for name, row in files.items() if name.startswith(under)}
     wrong = [said for path, row in wanted.items() if (said := _wrong_size(path, row, folder))]
-    if not wrong:  # only whole files are worth reading
+    if not wrong:  # read the contents only if all sizes match
         read = zip(wanted.items(), take(wanted), strict=True)
         wrong = [f"{path.relative_to(folder)} has other bytes than were written" for (path, row), now in read
                  if now != row]  # fmt: skip
@@ -97,7 +97,7 @@ def _wrong_size(path: Path, wanted: Sum, folder: Path) -> str:
 
 
 def take(paths: Iterable[Path]) -> list[Sum]:
-    """The checksum of each file, by several threads: zlib holds no lock of Python's."""
+    """Compute the checksum of each file in up to 8 threads; zlib releases the GIL."""
     files = {path: path.stat().st_size for path in paths}
     pieces = [(path, start) for path, size in files.items() for start in range(0, max(size, 1), PIECE_BYTES)]
     crcs: dict[Path, int] = dict(zip(files, repeat(0)))

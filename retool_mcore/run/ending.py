@@ -1,9 +1,9 @@
-"""An end that was asked for: the first signal lets a run save, the second ends it at once.
+"""Signal handling: the first signal lets a run save and stop, the second stops it at once.
 
-SIGTERM comes from a scheduler, SIGUSR1 from Slurm before its limit, SIGINT from Ctrl-C, SIGHUP from
-a terminal that was closed. A process
-group's members hear a key once themselves and once from who started them, and timeout(1) sends its
-signal twice: what comes within SAME_S is one.
+SIGTERM comes from a scheduler, SIGUSR1 from Slurm before its time limit, SIGINT from Ctrl-C, and
+SIGHUP from a closed terminal. After Ctrl-C, a process gets the signal from the terminal and again
+from its parent; timeout(1) also sends its signal twice. Signals within SAME_S seconds therefore
+count as one.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 SAME_S = 1.0
-STUCK_S = 10.0  # for a main thread that is to leave
+STUCK_S = 10.0  # how long the main thread may take to leave before the process exits
 
 
 def ignore_signals() -> None:
-    """Ignore what asks a run to end, from here to the end of this process."""
+    """Ignore SIGNALS until this process exits."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
 
 
 def exit_code(number: int) -> int:
-    """143, 130 after Ctrl-C, 129 after a hang-up: to who waits, USR1 is an early SIGTERM."""
+    """Return 128 + signal: SIGTERM 143, SIGINT 130, SIGHUP 129; SIGUSR1 counts as SIGTERM."""
     return 128 + (signal.SIGTERM if number == signal.SIGUSR1 else number)
 
 
 class Ended(SystemExit):
-    """The run ends because it was asked to; ``words`` tell its user what is kept."""
+    """The run stops because of a signal; ``words`` say which checkpoint is kept."""
 
     def __init__(self, number: int, words: str) -> None:
         super().__init__(exit_code(number))
@@ -41,11 +41,11 @@ class Ended(SystemExit):
 
 
 class Ending:
-    """While it is entered, in the main thread: ``asked`` is the signal that asked, or 0.
+    """Context manager for the main thread. ``asked`` is the first signal received, or 0.
 
-    At a second signal, or ``grace_s`` seconds after the first, a thread calls ``at_once(signal)``
-    whatever the main thread waits for; without one, the main thread leaves through its ``finally``
-    blocks. What was to be ignored before is still ignored.
+    After a second signal, or ``grace_s`` seconds after the first, a thread calls
+    ``at_once(signal)``, even while the main thread is blocked. By default, ``at_once`` makes the
+    main thread exit through its ``finally`` blocks. Signals that were ignored before stay ignored.
     """
 
     def __init__(self, grace_s: float, at_once: Callable[[int], object] | None = None) -> None:
@@ -76,24 +76,25 @@ class Ending:
         self._hears.close()
 
     def _leave_main_thread(self, _: int) -> None:
-        """SystemExit in the main thread; if that does not heed it, this process ends."""
+        """Raise SystemExit in the main thread; if that does not work within STUCK_S, exit hard."""
         self._over = True
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._left.wait(STUCK_S):
             os._exit(exit_code(self.asked))
 
     def _hear(self, number: int, frame: object) -> None:
-        """The thread has read the number that Python wrote to the socket, if it still does.
+        """Handle a signal: make sure that the listening thread learns of it.
 
-        An event loop that ran in the main thread, as uvloop's, takes that away when it ends.
+        Normally Python has written the signal's number to the wake-up fd. An event loop in the main
+        thread, such as uvloop's, resets that fd when it ends; then send the number from here.
         """
         self._handled += 1
         if self._handled > self._woken:
-            self._handled += 1  # of the byte that this one sends
+            self._handled += 1  # for the byte sent here
             self._tells.send(bytes([number]))
             signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
         if self._over:
-            ignore_signals()  # what stops the rest must finish
+            ignore_signals()  # cleanup must be able to finish
             raise SystemExit(exit_code(self.asked))
 
     def _listen(self) -> None:

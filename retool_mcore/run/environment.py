@@ -1,6 +1,6 @@
-"""What a run ran on: ``<run>/environment.json``, and what must be the same on every node.
+"""Records versions and hardware of a run, and compares the nodes of a run.
 
-Versions and hardware in the file are those of the node that writes it, at the newest start.
+``<run>/environment.json`` describes the node that wrote it, at the latest start.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ NOT_INSTALLED = "not installed"
 
 
 def write_environment(run_dir: Path, platform: Platform) -> None:
-    """Write versions and hardware of this node into the run's folder."""
+    """Write the versions and hardware of this node to ``<run>/environment.json``."""
     installed = {name: version for name, version in _versions().items() if version != NOT_INSTALLED}
     found = {"versions": installed, "hardware": _hardware(platform)}
     write_whole(run_dir / ENVIRONMENT_FILE, json.dumps(found, indent=1) + "\n")
 
 
 def read_environment(run_dir: Path) -> dict[str, dict[str, str]]:
-    """``versions`` and ``hardware`` by name; empty where the run has not written them."""
+    """Read the tables ``versions`` and ``hardware``; empty if the file is missing or unreadable."""
     try:
         found: Any = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def read_environment(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 def _versions() -> dict[str, str]:
-    """Those of Python, this package and the engines, with "not installed" for what is not."""
+    """Return the versions of Python, this package and PACKAGES, or "not installed"."""
     versions = {"python": python_platform.python_version(), CODE: code_hash()}
     for package in ("retool_mcore", *PACKAGES):
         try:
@@ -63,7 +63,7 @@ def _hardware(platform: Platform) -> dict[str, str]:
     found = {"processor": _processor(), "cores": str(os.cpu_count()), "memory": f"{memory_gib:.0f} GiB"}
     try:
         return found | dict(platform.facts())
-    except (PlatformError, OSError, subprocess.SubprocessError) as error:  # no reason to end a run
+    except (PlatformError, OSError, subprocess.SubprocessError) as error:  # must not stop a run
         return found | {"devices": f"unknown: {error}"}
 
 
@@ -77,9 +77,9 @@ def _processor() -> str:
 
 
 def fingerprint(config: RunConfig) -> dict[str, str]:
-    """What must be the same on every node: versions, hashes of files, and settings.
+    """Return what must be equal on every node: versions, file hashes and settings.
 
-    It is cheap enough to take at every start.
+    It is cheap enough to compute at every start.
     """
     found = {"host": socket.gethostname(), **_versions()}
     for name, path in config.data_files:
@@ -92,7 +92,7 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
 
 
 def code_hash() -> str:
-    """Hash of all Python source files of this package."""
+    """Return the first 12 hex digits of the SHA-256 of this package's Python files."""
     folder = Path(retool_mcore.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -102,7 +102,7 @@ def code_hash() -> str:
 
 
 def differing(nodes: Sequence[Mapping[str, str]]) -> list[str]:
-    """One sentence per entry in which a node differs from the first; host names may differ."""
+    """Return one sentence per entry in which a node differs from the first, except the host."""
     first, *others = nodes
     return [
         f"{name} is {first.get(name, 'not set')} on {first['host']} and {other.get(name, 'not set')} on {other['host']}"

@@ -1,9 +1,9 @@
 """Export a run's checkpoint as a model directory that transformers and SGLang can load.
 
-The bridge writes Hugging Face weights into every checkpoint. An export finds them, checks that they
-are whole, and copies them to where the user wants them. It needs no process group and no second
-copy of the model in memory. A run with adapters has only these in its checkpoints; the export adds
-them to the base's weights, file by file. A run that ends exports its model and prints what it made.
+The bridge writes Hugging Face weights into every checkpoint. An export verifies their checksums and
+copies them to the target folder. It needs no process group and does not load the model into memory.
+Checkpoints of a LoRA run contain only adapters; the export merges these into the base model's
+weights, file by file. When a run finishes, it exports its model and prints a summary.
 """
 
 import json
@@ -32,9 +32,9 @@ _WEIGHTS = Path("actor", "model", "huggingface")
 def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = False) -> Path:
     """Copy a complete checkpoint's weights, configuration and tokenizer to ``to``.
 
-    Of a run with adapters it is the model that they and their base make, or with ``adapter`` the
-    adapters alone. ``which``: as in ``find_weights``. All or nothing. Raises CheckpointError when
-    there is none, when it is incomplete, or when ``to`` holds something else.
+    For a LoRA run, export the merged model, or only the adapters with ``adapter``. ``which``: see
+    ``find_weights``. The export is atomic. Raises CheckpointError when there is no complete
+    checkpoint, when it is damaged, or when ``to`` contains something other than a model.
     """
     source = find_weights(run_dir, which)
     if adapter and not is_adapter(source):
@@ -50,7 +50,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
     with explain_full_disk(to, "Nothing was left there. Free some, or name another folder with --to."):
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            if adapter:  # without config.json, by which transformers would take it for a whole model
+            if adapter:  # with config.json, transformers would treat it as a full model
                 shutil.copytree(source, hidden, ignore=shutil.ignore_patterns("config.json", "generation_config.json"))
             elif is_adapter(source):
                 merge(source, hidden)
@@ -70,7 +70,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
 
 
 def _require_whole(folder: Path) -> None:
-    """Raise CheckpointError when the weights of a checkpoint are not those that were written."""
+    """Raise CheckpointError when the weights of a checkpoint fail their checksums."""
     if said := checksums.damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
         others = sorted(saved.step for saved in complete_checkpoints(folder.parent) if saved.path != folder)
         name = f"Name another one: --checkpoint {others[-1]}." if others else "There is no other one."
@@ -80,8 +80,7 @@ def _require_whole(folder: Path) -> None:
 def _tell_dtype(folder: Path) -> None:
     """Write the dtype of the exported weights into config.json.
 
-    The bridge copies config.json from the model that training started from, whose weights may have
-    had another dtype.
+    The bridge copies config.json from the initial model, whose weights may have another dtype.
     """
     path = folder / "config.json"
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -91,9 +90,9 @@ def _tell_dtype(folder: Path) -> None:
 
 
 def _end_turns(folder: Path) -> None:
-    """Make the token that ends the run's turns the model's eos, if it is not one of them yet.
+    """Add the run's end-of-turn token to the model's eos tokens, if it is missing there.
 
-    A base model that was trained with another chat template would never stop.
+    Otherwise, a base model trained with another chat template would never stop generating.
     """
     end = json.loads((folder / FORMAT_FILE).read_text(encoding="utf-8")).get(END_OF_TURN)
     config, generation = _values(folder / "config.json"), _values(folder / "generation_config.json")
@@ -122,17 +121,17 @@ def _listed(ids: Any) -> list[int]:
 
 
 def export_at_end(config: RunConfig) -> None:
-    """Export a run that has ended to ``<run>/export``, if ``checkpoint.export``.
+    """Export a finished run to ``<run>/export``, if ``checkpoint.export`` is set.
 
-    With best.metric it is the best checkpoint, else the last.
+    Exports the best checkpoint with best.metric, otherwise the last.
     """
     if config.checkpoint.export:
         export(config.run.dir, config.run.dir / "export", "best" if config.best.metric else "newest")
 
 
 def closing_lines(config: RunConfig) -> Iterator[str]:
-    """What a run that has ended has made, how good it is, and which commands come next."""
-    run = config.run.dir.absolute()  # the lines work in any folder
+    """Yield the summary of a finished run: outputs, last validation, suggested commands."""
+    run = config.run.dir.absolute()  # so that the commands work in any directory
     best = read_best(run) if config.best.metric else None
     which = f": {best.words()}" if best is not None else ""
     saved = complete_checkpoints(run / "checkpoints")
@@ -165,7 +164,7 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
 
 
 def keeps_nothing(config: RunConfig) -> str:
-    """A note for the user of a run that leaves neither checkpoint nor model; else ""."""
+    """Return a warning for a run that will save neither checkpoints nor a model; otherwise ""."""
     if config.saved_every:
         return ""
     return (
@@ -175,15 +174,15 @@ def keeps_nothing(config: RunConfig) -> str:
 
 
 def find_weights(run_dir: Path, which: str = "newest") -> Path:
-    """The Hugging Face folder of a run's complete checkpoint, or of one given checkpoint.
+    """Return the Hugging Face folder of a run's checkpoint, or of a given checkpoint folder.
 
-    ``which``: "newest", "best" by best.metric, or the step of one. Raises CheckpointError.
+    ``which``: "newest", "best" (by best.metric), or a step number. Raises CheckpointError.
     """
     checkpoints = run_dir / "checkpoints"
     found = complete_checkpoints(checkpoints)
     newest = [path for path in reversed(step_folders(checkpoints).values()) if (path / STATE_FILE).is_file()][:1]
     if newest and which == "newest":
-        read_state(newest[0])  # or say that it is damaged: an older model is not what was asked for
+        read_state(newest[0])  # raises if it is damaged: do not silently fall back to an older model
     candidates = [run_dir, *(saved.path for saved in reversed(found))]
     if which != "newest":
         step, have = _step_of(run_dir, which), {saved.step: saved.path for saved in found}

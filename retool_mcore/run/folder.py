@@ -1,4 +1,4 @@
-"""A run's folder has one writer, its files are whole or absent, and its TMPDIR goes with it."""
+"""A run's folder: its lock, atomic writes, full disks, and the temporary directory of a run."""
 
 import contextlib
 import errno
@@ -16,23 +16,24 @@ from typing import IO
 
 from retool_mcore.errors import CheckpointError, ConfigError
 
-ASKED_S = 0.05  # a look at the lock takes microseconds
+ASKED_S = 0.05  # polling interval; `is_locked` holds the lock for microseconds
 ENDING_S = 3.0
 QUIET_WITHIN_S = 5.0
-LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # a socket's path has at most 107 characters
-LITTLE_BYTES = 16 << 20  # a disk with less is full: other processes may have freed some meanwhile
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # by default in TMPDIR, but compiled kernels outlive a run
-# What errors of a refused write say: shutil.Error holds no errno, and PyTorch's archive writer says
-# only that it is at an unexpected position.
+LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # the path of a Unix socket has at most 107 bytes
+LITTLE_BYTES = 16 << 20  # a disk with less free space counts as full: some may have been freed meanwhile
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # in TMPDIR by default, but compiled kernels should outlive a run
+# Texts that identify a failed write: shutil.Error has no errno, and PyTorch's archive writer only
+# reports an unexpected position.
 REFUSED_WRITES = {os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 REFUSED_WRITES["unexpected pos"] = errno.ENOSPC
 
 
 def lock_run(run_dir: Path, another: str = "set another run.name", name: str = ".lock") -> IO[str]:
-    """Lock the run's folder for this process; the lock ends with the process, however it ends.
+    """Lock the run's folder for this process; the kernel releases the lock when the process exits.
 
-    ``another``: how its user names another folder. ``name``: of the locked file. Raises ConfigError
-    when another process is writing to the same run.
+    ``another``: advice for the error message on how to choose another folder. ``name``: name of the
+    lock file. Raises ConfigError when another process holds the lock, or when the file system does
+    not support locks.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     handle = (run_dir / name).open("a+", encoding="utf-8")
@@ -52,10 +53,10 @@ def lock_run(run_dir: Path, another: str = "set another run.name", name: str = "
 
 
 def require_free(run_dir: Path) -> None:
-    """Raise lock_run's ConfigError if a process holds the folder now; takes nothing.
+    """Raise lock_run's ConfigError if another process holds the lock; does not take the lock.
 
-    For a start that would find it out only after its imports. A run that was killed just now has
-    ENDING_S to be gone with its processes.
+    This lets a command fail before its slow imports. Waits up to ENDING_S for the processes of a
+    run that was just killed to exit.
     """
     until = time.monotonic() + ENDING_S
     while is_locked(run_dir):
@@ -70,7 +71,7 @@ def _in_use(run_dir: Path, owner: str, another: str) -> ConfigError:
 
 
 def _lock(handle: IO[str]) -> None:
-    """Take the lock; a second try, as `is_locked` of another process may have held it just now."""
+    """Take the lock. Retries once, because another process's `is_locked` may briefly hold it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -79,7 +80,7 @@ def _lock(handle: IO[str]) -> None:
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Whether a process holds the run's folder; asks for a shared lock, and keeps none."""
+    """Whether a process holds the run's lock; tries a shared lock and releases it at once."""
     try:
         with (run_dir / ".lock").open("rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -92,24 +93,24 @@ def is_locked(run_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
-    """Yield a draft beside ``path``, which replaces ``path`` when the block ends without an error.
+    """Yield a temporary file that atomically replaces ``path`` when the block succeeds.
 
-    The draft's bytes are on disk before it takes the name. After an error the draft is deleted and
-    ``path`` stays as it was. Raises OSError.
+    The file is in the same directory, and fsynced before it is renamed. After an error it is
+    deleted, and ``path`` is unchanged. Raises OSError.
     """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except FileExistsError as error:  # of mkdir: a file has the folder's name
+    except FileExistsError as error:  # mkdir: a file has the directory's name
         raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(target.parent)) from error
-    except FileNotFoundError as error:  # as of /proc, which takes no files
+    except FileNotFoundError as error:  # for example in /proc, where no file can be created
         raise PermissionError(errno.EACCES, "no file can be made there", str(target)) from error
     os.close(descriptor)
     draft = Path(name)
     try:
         yield draft
-        draft.chmod(0o644)  # mkstemp gives 0600; these files are shared
+        draft.chmod(0o644)  # mkstemp creates files with 0600, but these are shared
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(target)
@@ -118,13 +119,13 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, or leave ``path`` as it was. Raises OSError."""
+    """Write ``text`` to ``path`` atomically. Raises OSError, and then leaves ``path`` unchanged."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 def refused_write(error: BaseException | None) -> int:
-    """The errno of a full disk or a file size limit in ``error`` or one of its causes; else 0."""
+    """Return the errno (ENOSPC, EDQUOT or EFBIG) behind ``error`` or one of its causes; else 0."""
     while error is not None:
         for text, number in REFUSED_WRITES.items():
             if text in str(error):
@@ -139,9 +140,9 @@ def is_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
-    """Turn the error of a full disk into CheckpointError; ``remedy`` says what to do.
+    """Convert errors of a full disk to CheckpointError; ``remedy`` tells the user what to do.
 
-    What the error names, or the folder of temporary files, may be full and not ``folder``.
+    The full disk may also be that of the file in the error, or of the temporary directory.
     """
     try:
         yield
@@ -155,7 +156,7 @@ def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
 
 
 def full_folder(error: BaseException, folder: Path) -> Path:
-    """Where space has run out: ``folder``, unless that has some and another place has none."""
+    """Return the first full one of ``folder``, the error's file and TMPDIR; else ``folder``."""
     named = [Path(str(each)) for each in (getattr(error, "filename", None), tempfile.gettempdir()) if each]
     return next((place for place in (folder, *named) if _free_bytes(place) < LITTLE_BYTES), folder)
 
@@ -171,12 +172,12 @@ def _free_bytes(place: Path) -> float:
 
 @contextlib.contextmanager
 def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = lambda folder: True) -> Generator[None]:
-    """Give this process and its children a TMPDIR of their own, which is removed afterwards.
+    """Give this process and its children a private TMPDIR, and remove it afterwards.
 
-    wandb, verl, SGLang and killed processes leave files there. The name depends on ``run_dir`` and
-    ``part``, so the next start removes what a killed one has left. ``clean`` is called with the
-    folder until it returns True, before the removal. TMPDIR stays as it is where the path would be
-    too long for sockets, and where another user made the folder.
+    wandb, verl, SGLang and killed processes leave files in TMPDIR. The name depends only on
+    ``run_dir`` and ``part``, so the next start removes what a killed run left. Before the removal,
+    ``clean(folder)`` is called until it returns True. TMPDIR is unchanged if its path would be too
+    long for Unix sockets, or if the folder cannot be removed because another user created it.
     """
     parent = tempfile.gettempdir()
     folder = Path(parent, f"retool-{os.getuid()}-{zlib.crc32(str(run_dir.resolve()).encode())}{part}")
@@ -184,7 +185,7 @@ def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = la
     if len(os.fsencode(folder)) > LONGEST_TMPDIR or os.path.lexists(folder):
         yield
         return
-    folder.mkdir(mode=0o711)  # the sandbox's processes enter it under other uids
+    folder.mkdir(mode=0o711)  # the sandbox's processes traverse it under other uids
     before = {name: os.environ.get(name) for name in ("TMPDIR", KERNELS)}
     os.environ.setdefault(KERNELS, f"{parent}/torchinductor_{os.getuid()}")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
@@ -197,7 +198,7 @@ def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = la
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-_temporary: dict[Path, Callable[[Path], bool]] = {}  # the folders to remove, with what cleans them first
+_temporary: dict[Path, Callable[[Path], bool]] = {}  # folder to remove -> its clean function
 
 
 @contextlib.contextmanager
@@ -207,18 +208,18 @@ def temporary(folder: Path, clean: Callable[[Path], bool] = lambda folder: True)
     try:
         yield
     finally:
-        _temporary.pop(folder, None)  # a block within this one may have had the same folder
+        _temporary.pop(folder, None)  # a nested block may have used the same folder
         remove_when_quiet(folder, clean)
 
 
 def remove_temporary() -> None:
-    """Remove every folder of ``temporary``, in a process that ends without leaving its blocks."""
+    """Remove the folders of all active ``temporary`` blocks, for an exit that skips their end."""
     for folder, clean in _temporary.items():
         remove_when_quiet(folder, clean)
 
 
 def remove_when_quiet(folder: Path, clean: Callable[[Path], bool] = lambda folder: True) -> None:
-    """Remove a folder into which processes that are ending may still write."""
+    """Remove a folder that exiting processes may still write to; give up after 5 s."""
     end_s = time.monotonic() + QUIET_WITHIN_S
     while folder.exists() and time.monotonic() < end_s:
         if clean(folder):

@@ -1,8 +1,8 @@
-"""Every number that a row of metrics may have: its name, its unit and its meaning.
+"""Table of all metrics: name, unit and meaning.
 
-A number has one name: verl's where verl has one. ``*`` stands for a part that differs. Of verl's
-metrics and ours, a run writes only these; docs/metrics.md is made from this table. Metrics of other
-families, such as ``mine/count`` of a user's own code, are always written.
+Each metric has one name: verl's, if verl has one. ``*`` is a wildcard. Of verl's metrics and ours,
+a run writes only these; docs/metrics.md is generated from this table. Metrics of other families,
+such as ``mine/count`` from a user's own code, are always written.
 """
 
 import re
@@ -155,19 +155,19 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 INTERVAL = ("val/accuracy/low", "val/accuracy/high")
 VERLS = ("global_seqlen", "num_turns", "response", "response_length_non_aborted", "timing_per_token_ms", "val-aux",
-         "validation")  # families of which a run writes nothing  # fmt: skip
+         "validation")  # families of verl's that a run never writes  # fmt: skip
 VALIDATION = ("val/", "val-core/", "best/")
 
 
 def is_listed(name: str) -> bool:
-    """Whether a row may have this number."""
+    """Whether a run writes the metric ``name``."""
     if name.startswith("val/"):
         return name in INTERVAL or is_listed(name.removeprefix("val/"))
     return name.partition("/")[0] not in _families() or _pattern().fullmatch(name) is not None
 
 
 def is_of_validation(name: str) -> bool:
-    """Whether the number is of RL's validations, which have their own rows."""
+    """Whether ``name`` is a metric of RL validations, which get their own rows."""
     return name.startswith(VALIDATION)
 
 
@@ -186,7 +186,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 def as_markdown() -> str:
-    """The table of docs/metrics.md."""
+    """Render the tables of docs/metrics.md."""
     lines: list[str] = []
     for title, names in METRICS.items():
         lines += [f"### {title}", "", "| name | unit | meaning |", "|---|---|---|"]

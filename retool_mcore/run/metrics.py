@@ -1,9 +1,8 @@
-"""The metrics of a run: JSONL lines, and the same numbers to its trackers.
+"""Writes the metrics of a run to ``metrics.jsonl`` and to its trackers.
 
-A step has a line, and after it another one if RL validates in it. With validation.before the first
-line is the validation of step 0.
-
-metric_table.py has every name, unit and meaning.
+Each step has one line. In RL, a validation adds a second line with the same step. With
+validation.before, the first line is the validation of step 0. metric_table.py lists names, units
+and meanings.
 """
 
 import json
@@ -19,17 +18,17 @@ from retool_mcore.run.folder import write_whole
 from retool_mcore.run.metric_table import is_listed, is_of_validation
 from retool_mcore.run.trackers import Trace, Trackers
 
-EXPERTS = "experts/"  # what the names of all metrics of experts begin with
+EXPERTS = "experts/"  # prefix of the metrics of experts
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):
-    """The loss or gradient norm became NaN or infinite; the newest checkpoint is from before."""
+    """The loss or gradient norm is NaN or infinite. The newest checkpoint is of an earlier step."""
 
 
 def require_finite(metrics: Mapping[str, float], step: int) -> None:
     """Raise NonFiniteLoss before a NaN can reach a checkpoint.
 
-    A step has the losses of what it trained: critic.warmup_steps train no actor.
+    Missing losses are ignored: steps within critic.warmup_steps do not train the actor.
     """
     for name in ("loss", "grad_norm", "actor/pg_loss", "actor/grad_norm", "critic/vf_loss"):
         if not math.isfinite(metrics.get(name, 0.0)):
@@ -40,16 +39,21 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
 
 
 def token_rates(tokens: float, times: Mapping[str, float], num_gpus: int) -> dict[str, float]:
-    """A step's tokens and their rates; ``num_gpus`` are all of [cluster]."""
+    """Return token metrics of a step (tokens, tokens/s, tokens/s per GPU).
+
+    ``times`` are in seconds; saving and validating do not count. ``num_gpus`` counts all GPUs of
+    [cluster].
+    """
     now_and_then_s = sum(times.get(name, 0.0) for name in ("timing_s/save_checkpoint", "timing_s/validate"))
     rate = tokens / (times["timing_s/step"] - now_and_then_s)
     return {"perf/total_num_tokens": tokens, "tokens_per_s": rate, "perf/throughput": rate / num_gpus}
 
 
 class PhaseTimer:
-    """Wall time of a step, split by phase; what no phase claims is ``timing_s/other``.
+    """Splits the wall time of a step by phase; the rest is ``timing_s/other``. Times in seconds.
 
-    The time of an inner span is not counted in the outer one, so the phases add up to the step.
+    The time of a nested span does not count towards the outer one, so the phases add up to the
+    step.
     """
 
     def __init__(self) -> None:
@@ -68,14 +72,14 @@ class PhaseTimer:
             self._open.pop()
 
     def _charge(self) -> None:
-        """Give the time since the last call to the innermost open span."""
+        """Add the time since the last call to the innermost open span."""
         now_s = time.perf_counter()
         name = self._open[-1] if self._open else "other"
         self._spans_s[name] = self._spans_s.get(name, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
     def flush(self) -> dict[str, float]:
-        """Times since the last flush, as metric names; starts the next step."""
+        """Return the times since the last flush by metric name, and start the next step."""
         assert not self._open, f"the step ends inside {self._open}"
         self._charge()
         times = {f"timing_s/{name}": span_s for name, span_s in self._spans_s.items()}
@@ -87,7 +91,7 @@ class PhaseTimer:
 class MetricWriter:
     """Appends to ``metrics.jsonl`` and to the run's trackers.
 
-    A resumed run drops the rows that it will write again; trackers.py says what each tracker does.
+    A resumed run first drops the rows of the steps it will repeat. For trackers, see trackers.py.
     """
 
     def __init__(self, config: RunConfig, *, resumed_step: int) -> None:
@@ -99,15 +103,12 @@ class MetricWriter:
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
             return
-        rows = _lines(self._path) if step else ()  # a run from its beginning writes step 0 anew, too
+        rows = _lines(self._path) if step else ()  # a run that starts over also rewrites step 0
         kept = [row for row in rows if row["step"] <= step]
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
-        """Write what metric_table.py lists.
-
-        The trackers get ``traces``, too: trajectories of the step.
-        """
+        """Write the metrics in metric_table.py; pass ``traces`` (trajectories) to the trackers."""
         listed = {name: value for name, value in metrics.items() if is_listed(name)}
         validation = {name: value for name, value in listed.items() if is_of_validation(name)}
         rows = [{name: value for name, value in listed.items() if name not in validation}, validation]
@@ -122,7 +123,7 @@ class MetricWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The numbers of each step in a ``metrics.jsonl``, its validation's among them."""
+    """Read a ``metrics.jsonl``: one dict per step, merged with the step's validation."""
     rows: list[dict[str, float]] = []
     for row in _lines(path):
         add_row(rows, row)
@@ -130,7 +131,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def add_row(rows: list[dict[str, float]], row: dict[str, float]) -> None:
-    """Append ``row``, or join it with the last one where both are of the same step."""
+    """Append ``row``, or merge it into the last row if both have the same step."""
     if rows and rows[-1]["step"] == row["step"]:
         rows[-1] |= row
     else:
@@ -138,7 +139,7 @@ def add_row(rows: list[dict[str, float]], row: dict[str, float]) -> None:
 
 
 def _lines(path: Path) -> Generator[dict[str, float]]:
-    """Up to a line that a kill cut short."""
+    """Yield the rows; stop at a line that a kill truncated."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(line)

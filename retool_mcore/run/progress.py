@@ -1,4 +1,4 @@
-"""A run's progress: a bar in a terminal, a line for each step anywhere else."""
+"""Shows a run's progress: a bar on a terminal, one line per step elsewhere."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from rich.table import Column
 from retool_mcore.run.start import WORDS, begun
 from retool_mcore.run.status import LASTED_S, tell_stage
 
-# What a step's line says: the metric's name, and how it is written.
+# Metrics shown in a step's line: name -> format.
 SAID = {
     "loss": "loss {:.4f}",
     "actor/pg_loss": "loss {:.4f}",
@@ -34,28 +34,28 @@ LINE_EVERY_S = 1.0
 
 
 def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
-    """A bar on ``console`` (None: standard output), with ``more`` columns after the time left.
+    """Create a progress bar on ``console`` (None: stdout), with ``more`` columns at the end.
 
-    Where there is no terminal it shows nothing: rich would write its last state there.
+    Without a terminal it is disabled, because rich would print its final state.
     """
     console = console or Console()
     steps, left = (kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn))
-    columns = (TextColumn("{task.description}"), BarColumn(), steps, left)  # of all, the bar gets narrower first
+    columns = (TextColumn("{task.description}"), BarColumn(), steps, left)  # on a narrow terminal, only the bar shrinks
     return Progress(
         *columns,
         *more,
         console=console,
         disable=not console.is_interactive,
-        redirect_stdout=False,  # or rich shows on the terminal what the engines print for the log
+        redirect_stdout=False,  # otherwise rich shows the engines' log output on the terminal
         redirect_stderr=False,
     )
 
 
 class StartShown:
-    """The stages of a start, from its ``start.jsonl``: on the bar, or a line for each.
+    """Shows the stages of a start, read from ``start.jsonl``: on the bar, or as one line per stage.
 
-    A stage has its line when it has lasted, or something has followed. ``told``: how many of them
-    the command has told before the bar was there.
+    A stage's line is printed once the stage has lasted LASTED_S or the next one has begun. ``told``
+    is the number of stages already printed before the bar existed.
     """
 
     def __init__(self, run_dir: Path, bars: Progress, bar: TaskID, told: int = 0) -> None:
@@ -64,7 +64,7 @@ class StartShown:
         self._seen, self._since_s = 0, time.monotonic()
 
     def look(self, *, over: bool = False) -> None:
-        """Show what has begun since the last look, and for how long; ``over``: the start is."""
+        """Show new stages, and the seconds in the current one. ``over``: the start is complete."""
         began, now_s = begun(self._dir), time.monotonic()
         if not began:
             return
@@ -81,15 +81,18 @@ class StartShown:
 
 
 class StepLines:
-    """Prints a line for a step where there is no terminal for a bar, at most one a second."""
+    """Prints a line per step, at most one per second, when there is no terminal for a bar."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console, self._steps = console, steps
-        self._first: tuple[int, float] | None = None  # the first step that was told, and when
+        self._first: tuple[int, float] | None = None  # the first printed step, and its time
         self._last_s = 0.0
 
     def tell(self, metrics: Mapping[str, float]) -> None:
-        """Say a step's row of metrics; of rows within a second, the first and the run's last."""
+        """Print a step's metrics, unless a line was printed within the last second.
+
+        The last step is always printed.
+        """
         now_s, step = time.monotonic(), int(metrics["step"])
         if self._console.is_interactive or (now_s - self._last_s < LINE_EVERY_S and step < self._steps):
             return

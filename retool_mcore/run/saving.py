@@ -1,6 +1,6 @@
-"""Writes a run's checkpoints, declares them complete, and deletes old ones.
+"""Writes a run's checkpoints, marks them complete, and deletes old ones.
 
-The newest few and the best are kept; run/checkpoint.py describes what is in one.
+Keeps the newest ``checkpoint.keep`` and the best. run/checkpoint.py describes their contents.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def step_folder(config: RunConfig, step: int) -> Path:
 def publish(config: RunConfig, step: int) -> None:
     """Mark ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``.
 
-    The best of the complete ones is kept as well. A later one that is still being written does not
-    count: a kill may take it.
+    The best complete checkpoint is kept as well. A checkpoint still being written does not count
+    as the best, because a kill may destroy it.
     """
     path = step_folder(config, step) / STATE_FILE
     files = checksums.collect(path.parent)
@@ -62,7 +62,7 @@ def publish(config: RunConfig, step: int) -> None:
 
 
 def delete_incomplete(config: RunConfig) -> None:
-    """Delete what kills left in the run's folder. The caller holds the run (folder.lock_run)."""
+    """Delete interrupted saves. The caller must hold the run's lock (folder.lock_run)."""
     for path in step_folders(config.run.dir / "checkpoints").values():
         if not (path / STATE_FILE).is_file():
             remove(path)
@@ -71,10 +71,10 @@ def delete_incomplete(config: RunConfig) -> None:
 class Saver:
     """Writes and publishes the checkpoints of a run, with at most one save in flight.
 
-    ``write(folder, step)`` returns the save that is still being written, or None when everything
-    is on disk. Under SFT ``write`` and all methods are collective: every rank calls them with the
-    same arguments. Under RL one process calls them for all ranks. Leaving the ``with`` block
-    completes the save in flight, or gives it up after an error.
+    ``write(folder, step)`` returns a ``Pending`` asynchronous save, or None when everything is on
+    disk. In SFT, ``write`` and all methods are collective: every rank calls them with the same
+    arguments. In RL, one process calls them for all ranks. Leaving the ``with`` block completes the
+    save in flight; after an error, it kills that save.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Saver:
     ) -> None:
         self._config, self._write, self._rank, self._barrier = config, write, rank, barrier
         self._in_flight: tuple[int, Pending] | None = None
-        self.begun = 0  # the step that was saved last, complete or in flight
+        self.begun = 0  # step of the last save, complete or in flight
 
     def __enter__(self) -> Saver:
         return self
@@ -103,7 +103,7 @@ class Saver:
         return self._in_flight is not None
 
     def save(self, step: int) -> None:
-        """Start checkpoint ``step`` once the one in flight is complete."""
+        """Wait for the save in flight, then start saving ``step``."""
         self.wait()
         self.begun = step
         folder = step_folder(self._config, step)
@@ -118,14 +118,14 @@ class Saver:
             self._in_flight = (step, pending)
 
     def what_is_kept(self) -> str:
-        """For the user of a run that ends before its last step."""
+        """Return a sentence on what is saved, for the user of a run that stops early."""
         found = complete_checkpoints(self._config.run.dir / "checkpoints")
         if not found:
             return "no checkpoint is kept, and the same command starts from the beginning"
         return f"step {found[-1].step} is saved, and the same command goes on after it"
 
     def poll(self) -> None:
-        """Publish the checkpoint in flight when all of its files are written."""
+        """Publish the checkpoint in flight if all of its files are written."""
         if self._in_flight is not None and self._in_flight[1].ended():
             self.wait()
 
@@ -147,7 +147,7 @@ class Saver:
 
     @contextmanager
     def _writing(self, step: int) -> Generator[None]:
-        """On a full disk, leave nothing of the checkpoint: the user needs the room."""
+        """On a full disk, delete the incomplete checkpoint to free space."""
         folder = step_folder(self._config, step)
         with explain_full_disk(folder, FULL):
             try:
@@ -160,7 +160,7 @@ class Saver:
 
 
 def _make_room(folder: Path, step: int) -> None:
-    """An empty folder for a checkpoint; what is not the run's own stays, under another name."""
+    """Create an empty checkpoint folder; rename an existing checkpoint that is not the run's."""
     try:
         own = not (folder / STATE_FILE).exists() or read_state(folder).step == step
     except CheckpointError:

@@ -1,7 +1,8 @@
-"""How far the start of a run has come: its processes write it, its progress line reads it.
+"""Tracks the stages of a run's start: the run's processes write them, its progress line reads them.
 
-``<run>/start.jsonl`` has a line for each stage that has begun, of the newest start alone. A command
-says its first stages before it holds the run's folder; they are kept in its environment until then.
+``<run>/start.jsonl`` has one line per stage that has begun, for the latest start only. A command
+passes its first stages before it has locked the run's folder; until then, they are stored in an
+environment variable.
 """
 
 import json
@@ -39,10 +40,7 @@ Mark = dict[str, Any]
 
 
 def begin_early(stage: str) -> None:
-    """Note that ``stage`` begins, in this process's environment.
-
-    exec and children take it over.
-    """
+    """Record the start of ``stage`` in the environment, which exec and child processes inherit."""
     if stage in FIRST:
         _forget_early()
     marks = [*early(), _mark(stage)]
@@ -50,17 +48,17 @@ def begin_early(stage: str) -> None:
 
 
 def early() -> list[Mark]:
-    """The stages that have begun before the run's folder was held."""
+    """Return the stages that began before the run's folder was locked."""
     return json.loads(os.environ.get(EARLY_ENV, "[]"))
 
 
 def early_told() -> int:
-    """How many of these stages have been told."""
+    """Return how many of these stages have been printed."""
     return int(os.environ.get(TOLD_ENV, "0"))
 
 
 def tell_early() -> None:
-    """Note that all of these stages have been told."""
+    """Record that all of these stages have been printed."""
     os.environ[TOLD_ENV] = str(len(early()))
 
 
@@ -70,9 +68,9 @@ def _forget_early() -> None:
 
 
 def begin(run_dir: Path, stage: str) -> None:
-    """Write that ``stage`` begins, and so that the one before it has ended.
+    """Record the start of ``stage``, which ends the stage before it.
 
-    The first stage of a start replaces what an earlier start has left.
+    The first stage of a start overwrites the file of an earlier start.
     """
     marks = early()
     _forget_early()
@@ -84,9 +82,9 @@ def begin(run_dir: Path, stage: str) -> None:
 
 
 def begun(run_dir: Path) -> list[tuple[str, float]]:
-    """The stages that have begun, with the time of each in seconds since 1970.
+    """Return the stages that have begun, each with its start in Unix seconds.
 
-    The time between two is by a clock that nobody sets, where the machine has not changed.
+    Differences between them come from the monotonic clock.
     """
     try:
         lines = _file(run_dir).read_text(encoding="ascii").splitlines(keepends=True)
@@ -97,7 +95,7 @@ def begun(run_dir: Path) -> list[tuple[str, float]]:
 
 
 def start_times(run_dir: Path) -> dict[str, float]:
-    """timing_s/start, from the first check to the first step, and timing_s/start/STAGE."""
+    """Return timing_s/start (first check to first step) and timing_s/start/STAGE, in seconds."""
     marks = begun(run_dir)
     times = {f"timing_s/start/{stage}": end - at for (stage, at), (_, end) in pairwise(marks)}
     return times | ({"timing_s/start": marks[-1][1] - marks[0][1]} if marks else {})

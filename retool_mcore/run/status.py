@@ -1,7 +1,7 @@
-"""What a command prints for its user: text, notes, and what it is doing before it has a bar.
+"""Prints messages for the user of a command: text, notes, and the stages before the progress bar.
 
-On a terminal a stage is a line that counts seconds. Elsewhere a stage is a line, once it has
-lasted: a mistake that is found at once is one line then, the error.
+On a terminal, the current stage is a line that counts seconds. Elsewhere, a stage is printed only
+once it has lasted LASTED_S, so that a mistake found at once prints nothing but the error.
 """
 
 import logging
@@ -20,30 +20,30 @@ from rich.text import Text
 from retool_mcore.run import start
 from retool_mcore.run.start import WORDS, Mark
 
-LASTED_S = 5.0  # imports take as long on a machine that does other things, too
+LASTED_S = 5.0  # imports alone can take this long on a busy machine
 
 notes = logging.getLogger(__name__)  # for code that has no terminal, such as a tracker
 
 
 def printable(text: str) -> str:
-    """``text`` with a mark for each character on which a terminal acts."""
+    """Replace control characters by U+FFFD, except newline and tab."""
     return "".join(each if each in "\n\t" or unicodedata.category(each)[0] != "C" else "\ufffd" for each in text)
 
 
 def print_text(console: Console, text: str) -> None:
-    """Print ``text``; only a terminal wraps it, between words."""
+    """Print ``text``; wrap it between words on a terminal, not in a log file."""
     console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=not console.file.isatty())
 
 
 def print_commands(console: Console, lines: Iterable[str]) -> None:
-    """Print lines to copy, which nothing wraps."""
+    """Print lines that users copy; never wrap them."""
     for line in lines:
         console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager
 def notes_on(console: Console, of: logging.Logger = notes) -> Generator[None]:
-    """Print warnings of the logger ``of`` on ``console``, above its progress bar if it has one."""
+    """Print warnings of the logger ``of`` on ``console``, above its progress bar, if any."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: print_text(console, f"note: {record.getMessage()}")
     of.addHandler(handler)
@@ -54,7 +54,7 @@ def notes_on(console: Console, of: logging.Logger = notes) -> Generator[None]:
 
 
 def tell_stage(console: Console, at_s: float, words: str) -> None:
-    """A line for a stage that began ``at_s`` after the command, where there is no terminal."""
+    """Without a terminal, print a line for a stage that began ``at_s`` s after the command."""
     if not console.is_interactive:
         console.print(line_of_stage(at_s, words), markup=False, highlight=False, soft_wrap=True)
 
@@ -65,9 +65,9 @@ def line_of_stage(at_s: float, words: str) -> str:
 
 @contextmanager
 def shown(name: str) -> Generator[None]:
-    """Until the block ends: the newest early stage of ``name``.
+    """Show the current early stage of command ``name`` while the block runs.
 
-    It is shown where standard error leads at the beginning of the block.
+    It is written to what stderr is at the start of the block, even if the block redirects stderr.
     """
     marks = start.early()
     if not marks:
@@ -98,7 +98,7 @@ def _told_early(output: TextIO, marks: list[Mark]) -> Generator[None]:
 
 @contextmanager
 def told_late(tell: Callable[[], None], since_s: float) -> Generator[None]:
-    """Call ``tell`` at ``LASTED_S`` after ``since_s`` of time.monotonic(), if the block lasts."""
+    """Call ``tell`` at ``since_s + LASTED_S`` (time.monotonic()) if the block still runs then."""
     timer = threading.Timer(max(0.0, since_s + LASTED_S - time.monotonic()), tell)
     timer.daemon = True
     timer.start()
@@ -106,11 +106,11 @@ def told_late(tell: Callable[[], None], since_s: float) -> Generator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()  # what it tells does not come after an error
+        timer.join()  # so that it prints nothing after an error
 
 
 def line_of(console: Console, words: str, since_s: float) -> Progress:
-    """A line of ``words`` and the seconds since ``since_s``; nothing is left of it afterwards."""
+    """Create a transient line with ``words`` and the seconds since ``since_s`` (monotonic)."""
     line = Progress(
         Stage(),
         console=console,
@@ -124,7 +124,7 @@ def line_of(console: Console, words: str, since_s: float) -> Progress:
 
 
 class Stage(ProgressColumn):
-    """A task's field ``stage``, and where it has ``since_s``, the seconds since then."""
+    """Renders a task's field ``stage``, and the seconds since its field ``since_s``, if set."""
 
     def render(self, task: Task) -> Text:
         since_s = task.fields.get("since_s")

@@ -1,7 +1,7 @@
-"""Which folders of ``checkpoints/``, and which of their contents, a run has written.
+"""Identifies the folders in ``checkpoints/``, and the files in them, that a run has written.
 
-Only these are counted, resumed from and deleted. A user's copy, as ``global_step_8_keep``, and a
-user's notes beside our files stay as they are.
+A run counts, resumes from and deletes only these. It does not touch a user's copy such as
+``global_step_8_keep`` or other files that a user put there.
 """
 
 import re
@@ -17,14 +17,14 @@ _NAME = re.compile(r"global_step_([1-9][0-9]*)")
 
 
 def step_folders(checkpoints: Path) -> dict[int, Path]:
-    """The folders that have a checkpoint's name, whole or not, by step in ascending order."""
+    """Return the folders named ``global_step_N``, complete or not, by step in ascending order."""
     named = {int(found[1]): path for path in checkpoints.glob("*") if (found := _NAME.fullmatch(path.name))}
     return {step: named[step] for step in sorted(named) if named[step].is_dir()}
 
 
 def remove(folder: Path) -> None:
-    """Delete what a run wrote into ``folder``, and the folder if nothing else is in it."""
-    for name in CONTENTS:  # the state first: a half-deleted folder must not look complete
+    """Delete the files that a run wrote into ``folder``, and the folder if it is then empty."""
+    for name in CONTENTS:  # state.json first: a half-deleted folder must not look complete
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -35,7 +35,7 @@ def remove(folder: Path) -> None:
 
 
 def set_aside(folder: Path, why: str) -> Path:
-    """Rename ``folder`` to one that no run counts or deletes: ``global_step_8.damaged``."""
+    """Rename ``folder`` so that runs ignore it, for example to ``global_step_8.damaged``."""
     aside = folder.with_name(f"{folder.name}.{why}")
     number = 1
     while aside.exists():
@@ -45,7 +45,7 @@ def set_aside(folder: Path, why: str) -> Path:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """The files of a checkpoint, but for those that describe the others."""
+    """Yield the files of a checkpoint, except state.json and recorded checksums."""
     for name in CONTENTS:
         if name in (STATE_FILE, SUMS):
             continue

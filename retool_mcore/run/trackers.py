@@ -1,9 +1,9 @@
-"""Writes a run's numbers to the libraries of ``run.trackers``, in addition to ``metrics.jsonl``.
+"""Writes a run's metrics to the trackers in ``run.trackers``, in addition to ``metrics.jsonl``.
 
-Each library is imported only if it is named, and keeps its files in a folder of its name in the
-run's folder. A resumed run continues the library's run. TensorBoard forgets the steps that are
-repeated; the others get each step once and show its first numbers. A library that fails is reported
-once and not used again.
+A library is imported only if ``run.trackers`` names it. Its files are in a folder of its name in
+the run's folder. A resumed run continues the tracker's run. TensorBoard purges the steps that are
+repeated; the other trackers log each step only once and so keep its first values. A tracker that
+fails is reported once and disabled.
 """
 
 import importlib
@@ -28,11 +28,11 @@ from retool_mcore.run.status import notes
 logger = logging.getLogger(__name__)
 
 PROJECT = "retool"
-TRAJECTORIES = "trajectories"  # the table's name, where a library names one
-LOGIN_WAIT_S = 30.0  # nobody sees a prompt in a log
+TRAJECTORIES = "trajectories"  # name of the table, in libraries whose tables have names
+LOGIN_WAIT_S = 30.0  # nobody answers a login prompt in a log
 
 Row = Mapping[str, float]
-Trace = Mapping[str, str | float | None]  # a trajectory as a table's row, by the names of its columns
+Trace = Mapping[str, str | float | None]  # a trajectory as a table row: column -> value
 
 
 class TensorBoard:
@@ -45,17 +45,17 @@ class TensorBoard:
             self._board.add_text(f"{TRAJECTORIES}/{number}", _as_markdown(trace), step)
         for name, value in row.items():
             self._board.add_scalar(name, value, step)
-        self._board.flush()  # a resumed run does not write again what a killed process failed to flush
+        self._board.flush()  # a resumed run does not repeat steps that a kill left unflushed
 
     def close(self) -> None:
         self._board.close()
 
 
 class Library:
-    """A library that cannot forget a step. ``retool.json`` has its run's id and its last step."""
+    """A tracker that cannot purge steps. ``retool.json`` stores its run id and last logged step."""
 
     name: str
-    _run: Any  # of wandb and SwanLab
+    _run: Any  # wandb and SwanLab only
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], resumed_step: int) -> None:
         self.folder = folder.absolute() / self.name
@@ -76,7 +76,7 @@ class Library:
             self._remember(step)
 
     def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
-        """Continue the library's run ``known``, or begin one if it is ""; return its id."""
+        """Resume the tracker's run with id ``known``, or start one if it is ""; return the id."""
         raise NotImplementedError
 
     def write(self, row: Row, step: int, traces: Sequence[Trace]) -> None:
@@ -87,7 +87,7 @@ class Library:
 
 
 class Wandb(Library):
-    """With WANDB_MODE=offline every start has its own files under one id, for ``wandb sync``."""
+    """With WANDB_MODE=offline, each start writes its own files under one id, for ``wandb sync``."""
 
     name = "wandb"
 
@@ -107,7 +107,10 @@ class Wandb(Library):
 
 
 class SwanLab(Library):
-    """With SWANLAB_MODE=offline every start has its own files under one id: ``swanlab sync``."""
+    """With SWANLAB_MODE=offline, each start writes its own files under one id.
+
+    ``swanlab sync`` uploads them.
+    """
 
     name = "swanlab"
 
@@ -127,9 +130,9 @@ class SwanLab(Library):
 
 
 class MLflow(Library):
-    """In a database ``mlflow/mlflow.db``, or on the server of MLFLOW_TRACKING_URI.
+    """Logs to the database ``mlflow/mlflow.db``, or to the server at MLFLOW_TRACKING_URI.
 
-    The settings are those of the first start, since MLflow's parameters cannot change.
+    The logged settings are those of the first start, because MLflow parameters are immutable.
     """
 
     name = "mlflow"
@@ -162,7 +165,7 @@ class MLflow(Library):
 
 
 def _as_markdown(trace: Trace) -> str:
-    """The texts indented as code, so that a model's text is no markup."""
+    """Format a trajectory, with its texts indented as code so that they are not taken as markup."""
     texts = {name: str(trace[name]) for name in ("prompt", "response")}
     short = ", ".join(f"{name}: {value}" for name, value in trace.items() if name not in texts)
     parts = [f"{name}:\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for name, text in texts.items()]
@@ -170,7 +173,7 @@ def _as_markdown(trace: Trace) -> str:
 
 
 def _mlflow_name(name: str) -> str:
-    """MLflow's names have no "@" and the like: "mean@8" is its "mean_8"."""
+    """Replace characters that MLflow does not allow in names: "mean@8" becomes "mean_8"."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
@@ -183,10 +186,10 @@ LIBRARIES: dict[str, Callable[[Path, str, Mapping[str, Any], int], TensorBoard |
 
 
 def check_trackers(config: JobConfig) -> None:
-    """Raise ConfigError for a tracker that is not installed or has no key; imports none."""
+    """Raise ConfigError for a tracker that is not installed or lacks a key. Imports no tracker."""
     for name in config.run.trackers:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # without origin: a folder of that name, as wandb itself leaves
+        if spec is None or spec.origin is None:  # no origin: a plain folder, such as wandb's own ./wandb
             extra = "engine" if name == "tensorboard" else name
             raise ConfigError(
                 f'{config.source}: run.trackers names "{name}", which is not installed. Install it with '
@@ -201,7 +204,7 @@ def check_trackers(config: JobConfig) -> None:
 
 
 def _has_wandb_key(environ: Mapping[str, str]) -> bool:
-    """Whether wandb has a key for its server, in the environment or ``~/.netrc``, or needs none."""
+    """Whether wandb has an API key (environment or ``~/.netrc``) or does not need one."""
     from requests.utils import get_netrc_auth  # wandb depends on requests
 
     names = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")
@@ -211,7 +214,7 @@ def _has_wandb_key(environ: Mapping[str, str]) -> bool:
 
 
 class Trackers:
-    """All trackers that ``run.trackers`` names, opened; none of them can end the run."""
+    """All trackers in ``run.trackers``. Their errors never stop the run."""
 
     def __init__(self, config: JobConfig, folder: Path, *, name: str = "", resumed_step: int) -> None:
         self._open: dict[str, TensorBoard | Library] = {}
@@ -221,7 +224,7 @@ class Trackers:
                 self._open[library] = tracker
 
     def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
-        """A step's numbers, and ``traces``: trajectories of it, if there are any."""
+        """Log a step's metrics and ``traces``, its sampled trajectories."""
         for library, tracker in list(self._open.items()):
             self._safely(library, partial(tracker.log, row, step, traces))
 
@@ -231,7 +234,7 @@ class Trackers:
         self._open = {}
 
     def _safely(self, library: str, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns; after an error the library is not used again."""
+        """Return ``call()``; after an error, report it and disable the tracker."""
         try:
             return call()
         except Exception as error:  # whatever the library raises
