@@ -1,4 +1,4 @@
-"""Put a report together and write it: one HTML file, or Markdown with its pictures beside it."""
+"""Assembles a report and writes it as one HTML file, or as Markdown plus a folder of SVG files."""
 
 import shutil
 import time
@@ -20,14 +20,14 @@ from retool_mcore.run.folder import write_whole
 from retool_mcore.run.status import printable
 
 FORMS = (".html", ".md")
-NEWEST = 5  # steps whose mean stands for where a curve has come to
+NEWEST = 5  # number of last steps averaged for a curve's current value
 
 
 def write_report(paths: Sequence[Path], out: Path, named_reports: Sequence[Path] = ()) -> list[str]:
-    """Write the report of one run or several to ``out``; returns notes on what was left out.
+    """Write the report of one or more runs to ``out``; return notes on what was left out.
 
-    The form follows from the name's end. Raises DataError for a damaged or foreign folder, and
-    ConfigError for another form.
+    The suffix of ``out`` (.html or .md) selects the format. Raises DataError for a folder that is
+    damaged or not a run's, ConfigError for another suffix.
     """
     if out.suffix not in FORMS:
         raise ConfigError(f"--out {out}: a report is written as {' or '.join(FORMS)}, by the end of the name.")
@@ -58,13 +58,13 @@ def _write_markdown(report: Report, out: Path) -> None:
 
 
 def labels_of(runs: Sequence[RunRecord]) -> list[str]:
-    """The runs' names; where two are alike, their folders."""
+    """Return the runs' names, or their folders where names are not unique."""
     names = [run.path.name if run.path.name not in ("", ".") else run.name for run in runs]
     return [printable(str(run.path) if names.count(name) > 1 else name) for name, run in zip(names, runs, strict=True)]
 
 
 def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -> tuple[Report, list[str]]:
-    """The report of these runs, and notes on reports of evaluations that could not be read."""
+    """Build the report of these runs. Also returns notes on unreadable evaluation reports."""
     labels = labels_of(runs)
     labelled = list(zip(labels, runs, strict=True))
     reports, notes = all_reports(runs, named_reports)
@@ -95,7 +95,7 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
 
 
 def _warnings(runs: sections.Labelled) -> ReportSection:
-    """What `retool watch` would warn of now."""
+    """Section with the warnings that `retool watch` would show now."""
     now_s = time.time()
     found = [(label, warnings_of(run, state_of(run), now_s)) for label, run in runs]
     blocks = [Text(text=f"{label}: {each}") for label, warnings in found for each in warnings]
@@ -132,7 +132,7 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
         tiles.append(Tile(label=word, value=number(last), note=f"first measured: {number(first)}, nats a token"))
     rate, mfu = sections.usual(run, "tokens_per_s"), sections.usual(run, "mfu")
     if rate is not None:
-        note = f"MFU {mfu:.1%}" if mfu is not None else ""  # "Throughput" says why there is none
+        note = f"MFU {mfu:.1%}" if mfu is not None else ""  # the section "Throughput" explains a missing MFU
         tiles.append(Tile(label="tokens a second", value=number(rate), note=note))
     step_s = sections.usual(run, "timing_s/step")
     if step_s is not None:

@@ -1,7 +1,7 @@
-"""Pictures of a report as SVG: lines over steps, and bars.
+"""SVG charts for reports: line charts over steps, and bar charts.
 
-An SVG made here stands alone as a file and inside HTML, where the page's colours apply. Its texts
-are escaped by the templates; this module only says where things are.
+Each SVG works both as a separate file and inside HTML, where the page's colours apply. This module
+computes the layout; the templates escape all texts.
 """
 
 import math
@@ -17,18 +17,18 @@ WIDTH, HEIGHT = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 24.0
 LEGEND_HEIGHT = 18.0
 TICKS = 4
-MANY_POINTS = 80  # from here on a running mean is drawn over the points
-MOST_POINTS = 800  # of a line; a picture has fewer columns of pixels
+MANY_POINTS = 80  # lines with this many points also get a running mean
+MOST_POINTS = 800  # per line; a chart has fewer pixel columns than this
 DASHES = ("", "5 3", "1.5 3")
 COLOURS = ("#2f6f9f", "#c2703d", "#5b8c5a", "#8a6fae", "#a8873a", "#6b7885")
 BAR_HEIGHT, BAR_GAP, BAR_LABEL, BAR_VALUE = 14.0, 8.0, 150.0, 96.0
 LEGEND_GAP = 34.0
-LETTER = 5.6  # width of one at the pictures' size of type, about
+LETTER = 5.6  # approximate width of a character at the charts' font size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Values over steps; ``style``: 0 drawn through, 1 dashed, 2 dotted."""
+    """Values over steps. ``style``: 0 solid, 1 dashed, 2 dotted."""
 
     label: str
     points: Sequence[tuple[int, float]]
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class LegendEntry:
-    """An entry of the legend; without a colour it explains a style alone."""
+    """An entry of the legend. Without a colour, it explains only a line style."""
 
     label: str
     colour: int | None
@@ -55,7 +55,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawn:
-    """A line in the picture's coordinates, as SVG's path data."""
+    """A line in chart coordinates, as SVG path data."""
 
     path: str
     mean: str
@@ -84,9 +84,9 @@ def line_chart(
     least: float = 0.0,
     title: str,
 ) -> Markup:
-    """Lines over steps. Each has at least one point; values are finite.
+    """Draw lines over steps. Each line needs at least one point; values must be finite.
 
-    ``least``: what the axis spans at least, so that noise is not drawn as a movement.
+    ``least``: minimum range of the y axis, so that noise does not look like a trend.
     """
     values = [value for line in lines for _, value in line.points]
     steps = [step for line in lines for step, _ in line.points]
@@ -133,7 +133,7 @@ def line_chart(
 
 
 def bar_chart(bars: Sequence[Bar], *, title: str = "") -> Markup:
-    """Horizontal bars in the given order; values are 0 or more."""
+    """Draw horizontal bars in the given order. Values must be >= 0."""
     longest = max((bar.value for bar in bars), default=0.0) or 1.0
     room = WIDTH - BAR_LABEL - BAR_VALUE
     rows = [
@@ -157,7 +157,7 @@ def colour(index: int) -> str:
 
 
 def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The running mean over a twentieth of the points, each window around its point."""
+    """Return the centred running mean over one twentieth of the points."""
     reach = max(1, len(points) // 40)
     out: list[tuple[int, float]] = []
     for index, (step, _) in enumerate(points):
@@ -167,7 +167,7 @@ def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most MOST_POINTS: of each stretch its lowest and its highest, and the ends; peaks stay."""
+    """Reduce to at most MOST_POINTS: the ends, and the minimum and maximum of each interval."""
     if len(points) <= MOST_POINTS:
         return list(points)
     stretches = MOST_POINTS // 2 - 1
@@ -179,7 +179,7 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _axis(low: float, high: float) -> _Axis:
-    """An axis with about TICKS round numbers that holds both ends."""
+    """Return an axis that covers ``low`` to ``high``, with about TICKS round tick values."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     rough = (high - low) / TICKS
@@ -203,7 +203,7 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 
 def _legend(keys: Sequence[LegendEntry]) -> list[dict[str, object]]:
-    """Where each entry begins; a label that has no room is cut."""
+    """Lay out the legend's entries from left to right; truncate labels that do not fit."""
     out: list[dict[str, object]] = []
     at = LEFT
     each = (WIDTH - RIGHT - LEFT) / max(1, len(keys))

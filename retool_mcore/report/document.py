@@ -1,4 +1,4 @@
-"""A report as sections of texts, tables and pictures, before it is HTML or Markdown."""
+"""Data model of a report: sections of texts, tables and charts, independent of HTML or Markdown."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-MOST_CHARS = 4000  # of one turn, or of what a call printed
+MOST_CHARS = 4000  # of one turn, or of the output of one call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A paragraph. ``quiet``: a remark on what stands beside it, or on what is missing."""
+    """A paragraph. ``quiet``: a note on the adjacent block or on missing data, shown muted."""
 
     text: str
     quiet: bool = False
@@ -19,12 +19,12 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cells as texts; the columns from ``numbers_from`` on hold numbers and stand to the right."""
+    """A table of texts. Columns from ``numbers_from`` on contain numbers and are right-aligned."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers_from: int = 1
-    marked: frozenset[int] = frozenset()  # rows to look at first
+    marked: frozenset[int] = frozenset()  # indices of highlighted rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One number at the top: what it is, the number, and a word on it."""
+    """A headline number: its label, its value, and a note."""
 
     label: str
     value: str
@@ -56,14 +56,14 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Text as it was written, over lines; what is too long is cut, aloud."""
+    """Preformatted text. Text over MOST_CHARS is truncated with a remark."""
 
     title: str
     text: str
 
     @property
     def lines(self) -> str:
-        """Without what a terminal or browser would act on: controls, and marks of direction."""
+        """The text without control characters and bidirectional marks, truncated to MOST_CHARS."""
         text = "".join(each for each in self.text if each in "\n\t" or unicodedata.category(each)[0] != "C")
         left = len(text) - MOST_CHARS
         return f"{text[:MOST_CHARS]}\n... and {left} characters more" if left > 0 else text
@@ -76,7 +76,7 @@ Block = Text | Table | Pictures | Tiles | Code
 class ReportSection:
     title: str
     blocks: Sequence[Block]
-    folded: bool = False  # in HTML, until it is clicked
+    folded: bool = False  # collapsed in HTML until clicked
 
     @property
     def anchor(self) -> str:

@@ -1,8 +1,8 @@
-"""Which evaluations belong to a run: of the model that it started from, and of the one it made.
+"""Finds the evaluations of a run: those of its initial model and those of its trained model.
 
-They are the report.json files of `retool eval` in the run's folder, in folders beside it, and in
-those that the user names. A report says which model it is of; that is compared with the run's
-``model.path`` and with its export.
+Searches for report.json files of `retool eval` in the run's folder, in its sibling folders, and in
+folders that the user names. A report belongs to a run if its model is the run's ``model.path``
+(before) or lies in the run's folder (after).
 """
 
 import os
@@ -17,7 +17,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.evaluate.compare import REPORT, Comparison, compare, read_report
 from retool_mcore.report.record import RunRecord
 
-Key = tuple[str, bool]  # the problems' files, with the tool or without
+Key = tuple[str, bool]  # the problem files; whether the tool was available
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,14 @@ class Evaluation:
 
     @property
     def mean(self) -> tuple[float, float, float]:
-        """mean@n with the ends of its 95 % interval."""
+        """mean@n, and the lower and upper end of its 95 % interval."""
         scores, name = self.report["scores"], f"mean@{self.report['n']}"
         return scores[name], scores[f"{name}/low"], scores[f"{name}/high"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeAfter:
-    """One set of problems: the start model's evaluation and the run's, and their difference."""
+    """Evaluations of the initial and the trained model on one problem set, and their difference."""
 
     before: Evaluation | None
     after: Evaluation | None
@@ -53,9 +53,10 @@ class BeforeAfter:
 
 
 def all_reports(runs: Sequence[RunRecord], named: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
-    """All reports in and beside the runs and under ``named``, and a note for each unreadable one.
+    """Find all reports in the runs' folders, their sibling folders, and ``named``.
 
-    Raises DataError when a folder that the user named has none, or a damaged one.
+    Also returns a note for each unreadable report. Raises DataError when a path in ``named``
+    contains no report or a damaged one.
     """
     found: dict[Path, Evaluation] = {}
     notes: list[str] = []
@@ -83,7 +84,7 @@ def _reports_in(folders: Iterable[Path], patterns: Sequence[str]) -> Iterator[Pa
 
 
 def _whole(file: Path) -> dict[str, Any]:
-    """read_report, and that the numbers which this room shows are there."""
+    """Read a report, and check that it has the fields used here. Raises DataError."""
     report = read_report(file)
     try:
         mean = Evaluation(path=file, report=report).mean
@@ -95,7 +96,10 @@ def _whole(file: Path) -> dict[str, Any]:
 
 
 def before_and_after(run: RunRecord, reports: Sequence[Evaluation]) -> list[BeforeAfter]:
-    """For each set of problems: before and after; first the way in which the run was trained."""
+    """Pair the evaluations before and after the run by problem set and tool.
+
+    Pairs that match how the run was trained (with or without the tool) come first.
+    """
     own = {os.path.abspath(run.path), os.path.abspath(os.path.join(str(run.setting("run.root", "runs")), run.name))}
     starts_from = os.path.abspath(str(run.setting("model.path", "")))
     before = _newest(reports, lambda model: model == starts_from)
@@ -115,7 +119,7 @@ def _newest(reports: Sequence[Evaluation], is_it: Callable[[str], bool]) -> dict
 
 
 def difference(first: Evaluation | None, second: Evaluation | None) -> Comparison | None:
-    """The paired difference; None where one is missing or the problems are not the same."""
+    """Return the paired difference; None if one is missing or the problems differ."""
     if first is None or second is None:
         return None
     try:
@@ -126,7 +130,7 @@ def difference(first: Evaluation | None, second: Evaluation | None) -> Compariso
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """Two runs' models on the same problems."""
+    """Comparison of two runs' models on the same problems."""
 
     first: str
     second: str
@@ -135,14 +139,15 @@ class Pairing:
 
 
 def between_runs(names: Sequence[str], kinds: Sequence[str], found: Sequence[Sequence[BeforeAfter]]) -> list[Pairing]:
-    """Every two runs of a kind whose models were evaluated on the same problems, paired by problem.
+    """Compare every two runs of the same kind on the same problems, paired by problem.
 
-    Beside like with like, each run's first evaluation is compared: the way it was trained.
+    Compares evaluations with equal keys. Also compares the first evaluations of both runs, each as
+    the run was trained, if their keys differ.
     """
     out: list[Pairing] = []
     for one, two in combinations(range(len(names)), 2):
         if kinds[one] != kinds[two]:
-            continue  # RL from an SFT run's model is that RL run's before and after
+            continue  # RL from an SFT model is already covered by before and after
         mine, theirs = ([pair.after for pair in found[each] if pair.after is not None] for each in (one, two))
         alike = [(a, b) for a in mine for b in theirs if a.key == b.key]
         as_trained = [(a, b) for a, b in zip(mine[:1], theirs[:1], strict=False) if a.key != b.key]

@@ -1,8 +1,8 @@
-"""Trajectories of the same problem before and after a run: wrong before, right after.
+"""Example trajectories of problems that were wrong before a run and right after it.
 
-They come from samples.jsonl of the two evaluations. The problem's text comes from the evaluated
-file, where it is still there. A run without evaluations has those of its own first and last
-validation that it recorded.
+They come from samples.jsonl of the two evaluations; the problem's text comes from the evaluated
+file, if it still exists. For a run without evaluations, they come from its first and last recorded
+validations.
 """
 
 import json
@@ -35,7 +35,7 @@ Place = tuple[int, int]  # problem and sample
 def examples(
     labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]
 ) -> ReportSection:
-    """Examples of the first run that has any: RL with the tool before RL on text before SFT."""
+    """Show examples of one run. Order of preference: RL with the tool, RL without it, SFT."""
     ranked = sorted(zip(labels, runs, evaluated, strict=True), key=lambda each: _rank(each[1]))
     notes: list[Block] = []
     for label, run, pairs in ranked:
@@ -91,7 +91,7 @@ def _of_pair(label: str, before: Evaluation, after: Evaluation, *, prefer_calls:
 
 
 def _of_validations(label: str, run: RunRecord) -> list[Block]:
-    """Problems that the first recorded validation has wrong and the last one right."""
+    """Show problems that are wrong in the first recorded validation and right in the last one."""
     if run.kind != "rl":
         return []
     rows = [row for row in open_source(run.path).rows if row.partition == "val"]
@@ -112,7 +112,7 @@ def _of_validations(label: str, run: RunRecord) -> list[Block]:
 
 
 def _by_prompt(records: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The first record of each prompt, one with a call before others."""
+    """Return one record per prompt: the first with a call, or else the first."""
     found: dict[str, dict[str, Any]] = {}
     for record in records:
         prompt = record.get("prompt")
@@ -122,7 +122,7 @@ def _by_prompt(records: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _mended(before: Evaluation, after: Evaluation) -> set[Place]:
-    """The places that are wrong before and right after."""
+    """Return the (problem, sample) pairs that are wrong before and right after."""
     earlier = {row["id"]: row["correct"] for row in before.report["per_problem"]}
     return {
         (row["id"], sample)
@@ -133,11 +133,11 @@ def _mended(before: Evaluation, after: Evaluation) -> set[Place]:
 
 
 def _rows(file: Path, wanted: set[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The wanted rows of a file of samples, line by line. Raises DataError for a damaged one."""
+    """Yield the ``wanted`` rows of a samples.jsonl, line by line. Raises DataError if damaged."""
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
-                return  # cut off by a kill in the middle of a write
+                return  # truncated by a kill during a write
             try:
                 row = json.loads(line)
                 place = row["problem"], row["sample"]
@@ -163,7 +163,7 @@ def _calls(row: dict[str, Any]) -> bool:
 
 
 def _asked(evaluation: Evaluation, id_: int) -> str:
-    """The problem as it was put to the model."""
+    """Return the problem as the model received it."""
     paths = [Path(path) for path in evaluation.key[0].split(", ")]
     try:
         found = next((each for each in read_problems(paths, id_ + 1) if each.id == id_), None)
@@ -175,7 +175,7 @@ def _asked(evaluation: Evaluation, id_: int) -> str:
 
 
 def _trajectory(title: str, row: dict[str, Any], truth: str) -> list[Block]:
-    """What the model said turn by turn, the code that ran and what it printed, and the answer."""
+    """Show a trajectory: text of each turn, executed code with its output, and the answer."""
     blocks: list[Block] = []
     for number, turn in enumerate(_turns(row), start=1):
         blocks.append(Code(title=f"{title}: turn {number}", text=str(turn.get("text", ""))))

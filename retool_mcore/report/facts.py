@@ -1,4 +1,4 @@
-"""The sections of a report on settings, versions and hardware."""
+"""Report sections on settings, versions and hardware."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Labelled = Sequence[tuple[str, RunRecord]]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One key; ``values``: of each run, as JSON or ABSENT; ``default``: as JSON, or in words."""
+    """A setting. ``values``: one per run, as JSON or ABSENT. ``default``: JSON or a description."""
 
     key: str
     values: tuple[str, ...]
@@ -35,9 +35,9 @@ class Setting:
 
 
 def changed_settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """The keys of which at least one run's value is not the default, in the schema's order.
+    """Return the settings that differ from the default in at least one run, in schema order.
 
-    Keys without a default are among them, and so are keys that this version does not know.
+    Includes settings without a default and settings unknown to this version.
     """
     defaults = {entry.key: entry.default for run in runs for entry in reference((run.kind,)) if entry.kind}
     flat = [_flat(run.settings) for run in runs]
@@ -57,7 +57,7 @@ def _without_none(values: Sequence[Any]) -> list[Any]:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Key -> value of one run; a table inside a section, as engine_args, is one value."""
+    """Flatten a run's settings to ``section.key``. A nested table (engine_args) is one value."""
     found: dict[str, Any] = {}
     for section, table in settings.items():
         if is_table(table) and section != "verl_overrides":
@@ -68,7 +68,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default(text: str, settings: Mapping[str, Any]) -> Any:
-    """The default's value: of JSON, or of the other key that it names; else the text itself."""
+    """Parse a default: JSON, or the name of another setting, whose value it takes; else text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -80,7 +80,7 @@ def _differs(value: Any, default: Any) -> bool:
 
 
 def settings(runs: Labelled) -> ReportSection:
-    """What differs from the defaults; then what has none, and so had to be chosen."""
+    """Section on settings: those that differ from their default, then those without a default."""
     found = changed_settings([run for _, run in runs])
     labels = [label for label, _ in runs]
     blocks: list[Block] = []
@@ -104,7 +104,7 @@ def _marked(found: Sequence[Setting]) -> frozenset[int]:
 
 
 def environment(runs: Labelled) -> ReportSection:
-    """Versions and hardware, as the run itself has written them."""
+    """Section on versions and hardware, as recorded in each run's environment.json."""
     labels = [label for label, _ in runs]
     blocks: list[Block] = []
     for part in ("hardware", "versions"):

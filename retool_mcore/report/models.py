@@ -1,6 +1,6 @@
-"""The models of several runs in one table: the start model, SFT's and RL's, in each way of asking.
+"""Table of the models of several runs: initial model, SFT and RL, each with and without the tool.
 
-All are of the same problems, and differences are paired by problem.
+Each table covers one set of problems, and differences are paired by problem.
 """
 
 import os
@@ -16,17 +16,17 @@ START = "start model"
 
 
 class _Model:
-    """A model by its name for people, with its evaluations of one set of problems."""
+    """A model: its display name, and its evaluations on one set of problems."""
 
     def __init__(self, name: str, tool: bool, run: bool) -> None:
         self.name, self.trained_with_tool, self.is_rl = name, tool, run
-        self.ways: dict[bool, Evaluation] = {}  # with the tool?
+        self.ways: dict[bool, Evaluation] = {}  # key: with the tool?
 
 
 def models(
     labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]
 ) -> ReportSection:
-    """Every evaluation of the runs' models and of what they started from, problems by problems."""
+    """Section with the evaluations of all trained and initial models, by problem set."""
     sets = sorted({one.key[0] for pairs in evaluated for pair in pairs for one in (pair.before, pair.after) if one})
     blocks: list[Block] = []
     for data in sets:
@@ -42,7 +42,7 @@ def models(
 def _models(
     labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]], data: str
 ) -> list[_Model]:
-    """First what runs started from and no run made, then the runs' models: SFT before RL."""
+    """Return initial models that no run trained, then the runs' models, SFT before RL."""
     made: dict[str, _Model] = {}
     starts: dict[str, _Model] = {}
     ordered = sorted(zip(labels, runs, evaluated, strict=True), key=lambda each: each[1].kind == "rl")
@@ -60,7 +60,7 @@ def _models(
 
 
 def _table(found: Sequence[_Model]) -> Table:
-    """Accuracies; each model's difference is from the first one that was asked in the same way."""
+    """Table of accuracies. Differences are to the first model with the same tool setting."""
     first: dict[bool, Evaluation] = {}
     rows: list[tuple[str, ...]] = []
     for model in found:
@@ -75,7 +75,7 @@ def _table(found: Sequence[_Model]) -> Table:
 
 
 def _pairs(found: Sequence[_Model]) -> list[Block]:
-    """Tool against text: within each model, and RL with the tool against RL on text alone."""
+    """Compare with and without the tool: for each model, and between RL with and without it."""
     rows: list[tuple[str, ...]] = []
     for model in found:
         if model.ways.keys() == {True, False}:

@@ -1,8 +1,8 @@
-"""Numbers and times as a person reads them."""
+"""Formats numbers and durations for readers."""
 
 
 def number(value: float) -> str:
-    """At most four significant digits; thousands have commas."""
+    """Format with at most four significant digits; from 1000 on, as an integer with commas."""
     size = abs(value)
     if size and (size < 1e-3 or size >= 1e7):
         return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e")
@@ -20,7 +20,7 @@ def signed(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 45 s, 12 min 30 s, 3 h 5 min, 2 d 4 h."""
+    """Format with at most two units: 45 s, 12 min 30 s, 3 h 5 min, 2 d 4 h."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
     for large, name, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):

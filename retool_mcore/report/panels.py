@@ -1,6 +1,6 @@
-"""Which metrics are drawn, under which title, and in which unit.
+"""The charts of a report: which metrics, title and unit.
 
-run/metric_table.py and rollout/metrics.py say what each is.
+run/metric_table.py and rollout/metrics.py define the metrics.
 """
 
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture: metrics over steps. ``lines``: the metric and its word in the legend."""
+    """One chart: metrics over steps. ``lines``: pairs of metric and legend label."""
 
     title: str
     unit: str
     lines: tuple[tuple[str, str], ...]
     from_zero: bool = True
-    least: float = 0.0  # of the axis
-    kinds: tuple[str, ...] = ("sft", "rl")  # of runs that can have it
+    least: float = 0.0  # minimum range of the y axis
+    kinds: tuple[str, ...] = ("sft", "rl")  # kinds of runs that have this chart
 
 
 RL = ("rl",)

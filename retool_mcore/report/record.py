@@ -1,7 +1,7 @@
-"""What a run has left in its folder, read once; a folder that is damaged or foreign is an error.
+"""Reads a run's folder. A folder that is damaged or not a run's raises DataError.
 
-Settings are read as they stand in config.toml, under today's names where keys have moved since, and
-not checked against today's schema: a report of an old run is still a report.
+Settings are taken from config.toml as they are. They are not validated against the current schema,
+so that runs of older versions can still be reported.
 """
 
 import json
@@ -23,21 +23,21 @@ from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
-DEPTH = 4  # folders below a root in which `runs_below` looks
+DEPTH = 4  # levels of folders that `runs_below` searches
 Row = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run as its files tell it. ``rows``: of metrics.jsonl, oldest first."""
+    """Contents of a run's folder. ``rows``: metrics.jsonl, oldest first, one row per step."""
 
     path: Path
     kind: str  # "sft" or "rl"
     settings: dict[str, Any]
-    steps: int  # that it is to make
+    steps: int  # train.steps
     rows: Sequence[Row]
-    begun: Sequence[tuple[str, float]]  # stages of the newest start: name, seconds since 1970
-    checkpoints: Sequence[int]  # steps of the complete ones
+    begun: Sequence[tuple[str, float]]  # stages of the latest start: name, Unix seconds
+    checkpoints: Sequence[int]  # steps of the complete checkpoints
     exported: bool
     environment: dict[str, dict[str, str]]
 
@@ -50,13 +50,13 @@ class RunRecord:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """The value of ``section.key`` in config.toml."""
+        """Return the value of ``section.key`` in config.toml."""
         section, _, name = key.partition(".")
         table = self.settings.get(section)
         return table.get(name, default) if is_table(table) else default
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) of each row with a finite value of this metric."""
+        """Return (step, value) for each row with a finite value of this metric."""
         pairs = [(int(row["step"]), row[metric]) for row in self.rows if metric in row]
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
@@ -65,11 +65,10 @@ class RunRecord:
 
 
 class MetricsFile:
-    """The numbers of each step in a ``metrics.jsonl`` that may still grow.
+    """Incremental reader of a ``metrics.jsonl`` that may still grow.
 
-    Each look reads only what is new.
-
-    A resumed run replaces the file, which is then read from its start.
+    Each ``look`` reads only new lines. A resumed run replaces the file, which is then read again
+    from the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +77,7 @@ class MetricsFile:
         self._inode, self._offset, self._lines = 0, 0, 0
 
     def look(self) -> list[Row]:
-        """All rows so far, without a last line that is not whole. Raises DataError."""
+        """Return all rows so far, without an incomplete last line. Raises DataError."""
         try:
             with self.path.open("rb") as file:
                 self._read(file)
@@ -95,7 +94,7 @@ class MetricsFile:
         file.seek(self._offset)
         for line in file:
             if not line.endswith(b"\n"):
-                break  # a kill, or a write that goes on
+                break  # truncated by a kill, or still being written
             self._offset += len(line)
             self._lines += 1
             add_row(self.rows, self._row(line, self._lines))
@@ -112,9 +111,9 @@ class MetricsFile:
 
 
 def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
-    """Read a run's folder, its rows by ``metrics`` if that has read them before.
+    """Read a run's folder; ``metrics`` is an existing reader of its metrics.jsonl, if any.
 
-    Raises DataError when it is none, or when one of its files is damaged.
+    Raises DataError when it is not a run's folder, or when one of its files is damaged.
     """
     settings = _settings(path)
     checkpoints = step_folders(path / "checkpoints")
@@ -158,14 +157,14 @@ def _begun(path: Path) -> list[tuple[str, float]]:
 
 
 def runs_below(root: Path) -> list[Path]:
-    """The folders under ``root``, and itself, that hold a run's settings, in the order of names."""
+    """Return the run folders under ``root`` (or ``root`` itself), sorted by name."""
     return sorted(_walk(root, DEPTH))
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / CONFIG).is_file():
         yield folder
-        return  # a run's folder holds no other run
+        return  # run folders are not nested
     if depth:
         try:
             inner = [child for child in folder.iterdir() if child.is_dir() and not child.is_symlink()]

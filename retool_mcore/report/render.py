@@ -1,4 +1,4 @@
-"""The templates of this room. Everything that they print is escaped, in Markdown as in HTML."""
+"""The Jinja templates of reports. All values are escaped, in Markdown as well as in HTML."""
 
 from functools import cache
 from typing import Any, cast
@@ -11,7 +11,7 @@ from retool_mcore.run.status import printable
 
 @cache
 def environment() -> Environment:
-    """Jinja2 with autoescape for every template; a name that a template lacks is an error."""
+    """Return the Jinja2 environment: autoescape everywhere, undefined names are errors."""
     made = Environment(
         loader=PackageLoader("retool_mcore.report"),
         autoescape=True,
@@ -20,14 +20,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    cast("Any", made).filters["cell"] = cell  # Jinja2 leaves the type of its filters open
+    cast("Any", made).filters["cell"] = cell  # Jinja2 does not type its filters
     return made
 
 
 def cell(text: object) -> Markup:
-    """Text for Markdown: no markup, no new line, no end of a table's cell.
+    """Escape text for a Markdown table cell: no markup, newlines or column separators.
 
-    Quotes stay as they are, since Markdown shows what a person reads in an editor, too.
+    Quotes are not escaped, to keep the Markdown source readable.
     """
     line = printable(" ".join(str(text).split()))
     safe = str(escape(line)).replace("&#34;", '"').replace("&#39;", "'")

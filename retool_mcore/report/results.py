@@ -1,4 +1,4 @@
-"""The sections of a report on evaluations: before and after a run, and between two runs."""
+"""Report sections on evaluations: before and after a run, and between two runs."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ VALIDATION_NOTE = (
 def before_after(
     labelled: Sequence[tuple[str, RunRecord]], evaluated: Sequence[Sequence[BeforeAfter]], notes: Sequence[str]
 ) -> ReportSection:
-    """Each run's start model and its own, on held-out problems; and what its validations found."""
+    """Section comparing each run's initial and trained model, followed by its validations."""
     rows: list[tuple[str, ...]] = []
     blocks: list[Block] = []
     marked: set[int] = set()
@@ -80,7 +80,7 @@ def with_interval(row: Row) -> str:
 
 
 def validations(labelled: Sequence[tuple[str, RunRecord]]) -> list[Block]:
-    """A table of the runs that validated; nothing if none did."""
+    """Table of validation accuracies; empty if no run validated."""
     found = [(label, validated(run)) for label, run in labelled]
     rows = [
         (label, *(f"step {int(row['step'])}: {with_interval(row)}" for row in (each[0], each[-1])), _best(each))
@@ -101,7 +101,7 @@ def _best(rows: list[Row]) -> str:
 
 
 def between(labels: Sequence[str], kinds: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]]) -> ReportSection:
-    """Every two runs' models on the same problems."""
+    """Section comparing every two runs' models on the same problems."""
     pairings = between_runs(labels, kinds, evaluated)
     if not pairings:
         text = "No two runs of a kind have evaluations of the same problems, so nothing can be paired."

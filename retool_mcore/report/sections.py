@@ -1,6 +1,6 @@
-"""The sections of a report that read a run's metrics: curves, behaviour, speed, phases, drops.
+"""Report sections on a run's metrics: curves, behaviour, speed, phases, dropped data.
 
-What a run has not recorded is named as missing; nothing is filled in.
+Metrics that a run did not record are listed as missing, never filled in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +15,14 @@ from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import Row, RunRecord
 from retool_mcore.run.start import LAST, WORDS
 
-FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
-SMALL_PHASE = 0.005  # of the whole; smaller ones are shown as one
+FEW_ROWS = 3  # with at most this many rows, the first (warm-up) step counts too
+SMALL_PHASE = 0.005  # share of the total; smaller phases are merged
 TIMES = "timing_s/"
-SUMS = ("step", "start")  # of other phases
+SUMS = ("step", "start")  # sums of other phases
 INSIDE = ("tool_wait", "engine_sleep")  # parts of "gen"
-TIMERS = {"gen": "generation", "adv": "advantages", "ref": "reference", "testing": "validation"}  # of verl
+TIMERS = {"gen": "generation", "adv": "advantages", "ref": "reference", "testing": "validation"}  # verl's names
 LEFT = "lost to kills, between starts, or not recorded"
-CLOCKS = 0.001  # of the whole, by which two clocks may differ
+CLOCKS = 0.001  # share of the total by which two clocks may differ
 NOTE = "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time."
 
 Labelled = Sequence[tuple[str, RunRecord]]
@@ -33,7 +33,7 @@ def learning(runs: Labelled) -> ReportSection:
 
 
 def behaviour(runs: Labelled) -> ReportSection:
-    """The paper's panel of how the model uses the tool, over steps."""
+    """Section with the paper's charts of tool use over steps."""
     of_rl = [label for label, run in runs if run.kind == "rl"]
     if not of_rl:
         return ReportSection(title="Behaviour", blocks=[Text(text="An SFT run samples nothing.", quiet=True)])
@@ -46,7 +46,7 @@ def behaviour(runs: Labelled) -> ReportSection:
 
 
 def _by_kind(panels: Sequence[Panel], runs: Labelled) -> list[Block]:
-    """SFT and RL apart, since a step of the one is none of the other."""
+    """Draw SFT and RL runs in separate charts, because their steps are not comparable."""
     kinds = list(dict.fromkeys(run.kind for _, run in runs))
     blocks: list[Block] = []
     for kind in kinds:
@@ -55,7 +55,7 @@ def _by_kind(panels: Sequence[Panel], runs: Labelled) -> list[Block]:
 
 
 def _panels(panels: Sequence[Panel], runs: Labelled, kind: str, suffix: str = "") -> list[Block]:
-    """The panels of this kind that a run has numbers for, and which it has none for."""
+    """Draw the panels of this kind for which a run has data, and list those without data."""
     pictures: list[Picture] = []
     missing: list[str] = []
     for panel in panels:
@@ -75,9 +75,10 @@ def _panels(panels: Sequence[Panel], runs: Labelled, kind: str, suffix: str = ""
 
 
 def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[LegendEntry]]:
-    """Lines, and what tells them apart.
+    """Return the lines of a panel and their legend.
 
-    Of several runs, each has its colour, and metrics differ in dashes; of one run, in colour.
+    With several runs, colours distinguish runs and dashes distinguish metrics. With one run,
+    colours distinguish metrics.
     """
     several = len(runs) > 1
     lines: list[Line] = []
@@ -100,7 +101,7 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Le
 
 def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
-    for metric, words in (  # what is not at a glance
+    for metric, words in (  # those not shown under "At a glance"
         ("perf/throughput", "tokens a second and device"),
         ("memory_gib", "memory, highest on any rank (GiB)"),
         ("engine/cache_hit_rate", "prefix cache's hit rate"),
@@ -133,12 +134,12 @@ def _usual(run: RunRecord, metric: str, of: object = median) -> float | None:
 
 
 def usual(run: RunRecord, metric: str) -> float | None:
-    """The median over steps, without the first one, which warms up."""
+    """Return the median over steps, without the first (warm-up) step."""
     return _usual(run, metric)
 
 
 def phases(runs: Labelled) -> ReportSection:
-    """Where the whole run's hours went, and a step's seconds: means adding up to the mean step."""
+    """Section on time: totals over the whole run, and mean seconds per phase of a step."""
     blocks: list[Block] = []
     for index, (label, run) in enumerate(runs):
         means = phase_means(run)
@@ -158,7 +159,7 @@ def phases(runs: Labelled) -> ReportSection:
 
 
 def phase_means(run: RunRecord) -> dict[str, float]:
-    """Phase -> its mean seconds over the steps but the first; their sum is the mean step."""
+    """Return mean seconds by phase over all steps but the first; the sum is the mean step."""
     rows = run.rows[1:] if len(run.rows) > FEW_ROWS else run.rows
     of_rows = [phases_of(row) for row in rows]
     names = dict.fromkeys(name for each in of_rows for name in each)
@@ -173,7 +174,7 @@ def _largest_first(means: dict[str, float], whole: float) -> list[tuple[str, flo
 
 
 def _joined(blocks: Iterable[Block]) -> list[Block]:
-    """Pictures that follow each other stand side by side."""
+    """Merge consecutive ``Pictures`` blocks, so that they appear side by side."""
     out: list[Block] = []
     for block in blocks:
         if isinstance(block, Pictures) and out and isinstance(out[-1], Pictures):
@@ -184,7 +185,7 @@ def _joined(blocks: Iterable[Block]) -> list[Block]:
 
 
 def spent(run: RunRecord) -> dict[str, float]:
-    """Seconds by what they went to, largest first, starts at the head; {} without any recorded."""
+    """Return seconds by phase: starts first, then descending; {} if nothing is recorded."""
     rows = [row for row in run.rows if row["step"] > 0]
     of_rows = [phases_of(row) for row in rows]
     names = {name for each in of_rows for name in each}
@@ -202,7 +203,7 @@ def spent(run: RunRecord) -> dict[str, float]:
 
 
 def phases_of(row: Row) -> dict[str, float]:
-    """A row's seconds by phase, in words; together they are the time since the row before."""
+    """Return a row's seconds by phase name; they add up to the time since the previous row."""
     times = {name.removeprefix(TIMES): value for name, value in row.items() if name.startswith(TIMES)}
     found = {name: value for name, value in times.items() if name not in SUMS and "/" not in name}
     if "gen" in found:
@@ -211,7 +212,7 @@ def phases_of(row: Row) -> dict[str, float]:
 
 
 def _wall_s(rows: list[Row]) -> float:
-    """From the start that made the first row to the last one."""
+    """Return the seconds from the start that wrote the first row until the last row."""
     first, last = rows[0], rows[-1]
     if "unix_s" not in first or "unix_s" not in last:
         return 0.0
@@ -220,7 +221,7 @@ def _wall_s(rows: list[Row]) -> float:
 
 
 def time_table(labelled: Labelled) -> list[Block]:
-    """One column for each run that has recorded its phases."""
+    """Table with one column per run that recorded its phases."""
     found = [(label, spent(run)) for label, run in labelled]
     found = [(label, times) for label, times in found if times]
     if not found:
@@ -233,7 +234,7 @@ def time_table(labelled: Labelled) -> list[Block]:
 
 
 def _order(name: str) -> int:
-    """Rests come last, whichever run has the first of them."""
+    """Sort key that puts "smaller phases" and LEFT last."""
     return ["smaller phases", LEFT].index(name) + 1 if name in ("smaller phases", LEFT) else 0
 
 
@@ -244,7 +245,7 @@ def _cell(times: dict[str, float], name: str) -> str:
 
 
 def start_stages(runs: Labelled) -> ReportSection:
-    """The newest start of each run, from its first check to its first step."""
+    """Section on the latest start of each run, from its first check to its first step."""
     blocks: list[Block] = []
     for index, (label, run) in enumerate(runs):
         if len(run.begun) < 2:
@@ -264,7 +265,7 @@ def start_stages(runs: Labelled) -> ReportSection:
     return ReportSection(title="Start", blocks=_joined(blocks))
 
 
-DROPS = (  # metric, words, how it is put together over steps
+DROPS = (  # metric, label, aggregation over steps
     ("rollout/dropped", "trajectories dropped by outages", sum),
     ("rollout/refilled_prompts", "prompts asked for in place of others", sum),
     ("training/filter_groups/discarded_surplus_samples", "trajectories left over after the filter of groups", sum),
@@ -281,7 +282,7 @@ DROPS = (  # metric, words, how it is put together over steps
 
 
 def _named(runs: Labelled, prefix: str, words: str, leave: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """The mean over all steps of each metric that begins with ``prefix``; absent is 0."""
+    """Return rows with the mean of each metric that starts with ``prefix``; missing counts as 0."""
     names = sorted({name for _, run in runs for row in run.rows for name in row if name.startswith(prefix)})
     means = {name: [fmean(row.get(name, 0.0) for row in run.rows) for _, run in runs] for name in names}
     return [

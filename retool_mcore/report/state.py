@@ -1,8 +1,8 @@
-"""Is a run running, has it ended, or was it killed; how far it is, and how it goes on.
+"""Determines a run's state (running, ended, killed, not started), progress and next command.
 
-All of it comes from the run's files. A running run holds the lock of its folder, and the lock ends
-with its process, however that ends. Whoever reads the files over a network needs a file system
-that shares locks between machines; on others a run elsewhere looks killed.
+All information comes from the run's files. A running run holds the lock of its folder, and the
+kernel releases it when the process exits. Reading over a network requires a file system that shares
+locks between machines; otherwise a run on another machine looks killed.
 """
 
 import os
@@ -18,24 +18,25 @@ from retool_mcore.run.best import read_best
 from retool_mcore.run.folder import is_locked
 from retool_mcore.run.start import WORDS
 
-RECENT = 20  # steps by which the time of one is told
+RECENT = 20  # number of steps used to estimate the time per step
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """``name``: running, ended, killed or not started; ``stage``: what it does or where it stopped.
+    """State of a run.
 
-    ``go_on``: the command that continues the run, or takes the next step with what it made.
+    ``name``: running, ended, killed or not started. ``stage``: what the run is doing or where it
+    stopped. ``go_on``: the command that resumes the run or uses its result.
     """
 
     name: str
     stage: str
     go_on: str
-    seconds_left: float | None = None  # of a running one that has made two steps
+    seconds_left: float | None = None  # only for a running run with at least two rows
 
 
 def state_of(run: RunRecord) -> State:
-    """The run's state now."""
+    """Return the run's current state."""
     starting = stage_of_start(run)
     if is_locked(run.path):
         stage = WORDS.get(starting, starting) if starting else "steps"
@@ -53,9 +54,10 @@ def state_of(run: RunRecord) -> State:
 
 
 def stage_of_start(run: RunRecord) -> str:
-    """The stage of the newest start, if that has not come to a step yet; else "".
+    """Return the current stage of the latest start, or "" if that start has completed a step.
 
-    The first row of a start says how long the start took. Clocks that were set back say less.
+    The first row after a start contains the start's duration. Comparing this is more reliable than
+    comparing timestamps, because clocks may be set back.
     """
     if not run.begun:
         return ""
@@ -67,13 +69,13 @@ def stage_of_start(run: RunRecord) -> str:
 
 
 def step_seconds(rows: Sequence[Row]) -> float | None:
-    """The usual time between two rows: the median of the newest ones; None before there are two."""
+    """Return the median seconds between the last 20 rows; None with fewer than two."""
     times = [row["unix_s"] for row in rows[-RECENT - 1 :] if "unix_s" in row]
     return median(after - before for before, after in pairwise(times)) if len(times) > 1 else None
 
 
 def eta_s(run: RunRecord) -> float | None:
-    """Seconds until the last step, at the usual time of one."""
+    """Return the estimated seconds until the last step; None with fewer than two rows."""
     one_s = step_seconds(run.rows)
     return None if one_s is None else one_s * max(0, run.steps - run.step)
 
@@ -84,7 +86,7 @@ def _resume(run: RunRecord) -> str:
 
 
 def _moved(run: RunRecord) -> list[str]:
-    """Settings that say where the folder is now, if it is not where the run was started."""
+    """Return overrides for the folder's current location, if the run's folder was moved."""
     before = Path(str(run.setting("run.root", "runs"))) / run.name
     if os.path.abspath(before) == os.path.abspath(run.path):
         return []

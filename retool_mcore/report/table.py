@@ -1,4 +1,4 @@
-"""`retool runs`: the runs under a folder as one table."""
+"""`retool runs`: table of the runs under a folder."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ NONE = "-"
 
 
 def find_runs(root: Path) -> list[Path]:
-    """The runs under ``root``. Raises DataError where there are none."""
+    """Return the runs under ``root``. Raises DataError if there are none."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder. Name the one that run.root says, or a run's own.")
     found = runs_below(root)
@@ -29,11 +29,12 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]], list[tuple[str, str]]]:
-    """A row for each run; each run's warnings; each run's next command.
+    """Return a table with one row per run, the runs' warnings, and their next commands.
 
-    A damaged run is a row that says so.
+    Warnings and commands are pairs of a run's label and a text. A damaged run gets a row with the
+    error.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0))  # a row is a line at 80 columns; only a long stage takes more
+    table = Table(box=None, padding=(0, 2, 0, 0))  # fits 80 columns; only a long stage wraps
     for heading in ("run", "kind", "state", "stage", "step", "accuracy", "tokens/s", "last step"):
         right = heading in ("step", "accuracy", "tokens/s")
         table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "stage")

@@ -1,4 +1,4 @@
-"""What about a run needs attention now, from its files alone."""
+"""Warnings about a run, derived only from its files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,23 @@ from retool_mcore.report.state import State, stage_of_start, step_seconds
 from retool_mcore.run.start import WORDS
 from retool_mcore.run.status import print_text
 
-STALLED_S = 120.0  # a step may be late by this much ...
-STALLED_STEPS = 5.0  # ... and by this many usual steps, for validations and checkpoints
-START_STAGE_S = 900.0  # of one stage; large models load within it
-WINDOW = 5  # steps over which an alarm takes a mean
+# A run counts as stalled when no row arrives for STALLED_S and for STALLED_STEPS times the usual
+# step, which leaves time for validations and checkpoints.
+STALLED_S = 120.0
+STALLED_STEPS = 5.0
+START_STAGE_S = 900.0  # longest normal start stage; large models load within it
+WINDOW = 5  # number of steps that an alarm averages
 MISMATCH_RISE = 3.0
-MISMATCH_FLOOR = 1e-3  # nats; below it engine and actor agree, however the number moves
-MISMATCH_BOUND = 0.05  # nats, five times what engines with an FP8 cache have; engines with other weights have nats
+MISMATCH_FLOOR = 1e-3  # nats; below this, engine and actor agree, whatever the trend
+MISMATCH_BOUND = 0.05  # nats, 5 times that of engines with an FP8 cache; wrong weights give several nats
 MUST_BE_FINITE = ("loss", "grad_norm", "actor/pg_loss", "actor/grad_norm", "critic/rewards/mean")
-SAME_REWARD = 0.9  # of groups
-MALFORMED = 0.25  # of calls
-CUT = 0.25  # of responses
+SAME_REWARD = 0.9  # share of groups
+MALFORMED = 0.25  # share of calls
+CUT = 0.25  # share of responses
 
 
 def warnings_of(run: RunRecord, state: State, now_s: float) -> list[str]:
-    """One sentence for each thing that is wrong or about to be. ``now_s``: seconds since 1970."""
+    """Return one sentence per current or imminent problem. ``now_s``: Unix seconds."""
     found = [_stalled(run, now_s) if state.name == "running" else "", *alarms(run.rows, run.settings).values()]
     if state.name == "killed":
         found.insert(0, f"not running, stopped {state.stage}")
@@ -54,10 +56,9 @@ def _stalled(run: RunRecord, now_s: float) -> str:
 
 
 def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the rows of metrics show to be wrong with a run, from its first step on.
+    """Return the problems visible in the metrics, from the first step on: alarm name -> sentence.
 
-    ``settings``: the sections of config.toml. Returns each alarm's name with its sentence;
-    docs/metrics.md lists them.
+    ``settings``: the sections of config.toml. docs/metrics.md lists the alarms.
     """
     steps = [row for row in rows if row["step"] >= 1]
     rollout = settings.get("rollout", {})
@@ -74,14 +75,14 @@ def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 class AlarmLines:
-    """Prints the alarms of a run on its terminal, each once."""
+    """Prints each alarm of a run once."""
 
     def __init__(self, console: Console, config: RunConfig) -> None:
         self._console, self._settings = console, config.model_dump()
         self._printed: set[str] = set()
 
     def tell(self, rows: Sequence[Row]) -> None:
-        """Print what the newest of ``rows`` has raised for the first time."""
+        """Print the alarms of ``rows`` that have not been printed yet."""
         for name, sentence in alarms(rows, self._settings).items():
             if name not in self._printed:
                 self._printed.add(name)
@@ -107,7 +108,7 @@ def _values(rows: Sequence[Row], metric: str) -> list[float]:
 
 
 def _recent(steps: Sequence[Row], metric: str) -> float | None:
-    """The metric's mean over the newest steps that have it."""
+    """Return the metric's mean over the last WINDOW steps that have it."""
     values = _values(steps, metric)[-WINDOW:]
     return fmean(values) if values else None
 
@@ -126,7 +127,7 @@ def _validation(rows: Sequence[Row]) -> str:
 
 
 def _groups(steps: Sequence[Row]) -> str:
-    """By the reward: the user's own reward may differ among answers that are all wrong."""
+    """Check rewards, not answers: with a custom reward, wrong answers may differ in reward."""
     same = _recent(steps, "groups/same_reward")
     if same is None or same <= SAME_REWARD:
         return ""

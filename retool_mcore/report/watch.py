@@ -1,4 +1,4 @@
-"""`retool watch`: one run in the terminal, from nothing but the files that it writes."""
+"""`retool watch`: live view of one run in the terminal, based only on the files that it writes."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from retool_mcore.run.status import printable
 LOOK_EVERY_S = 1.0
 SPARK_WIDTH = 40
 BLOCKS = "▁▂▃▄▅▆▇█"
-SHOWN = {  # of each kind of run: metric -> its word
+SHOWN = {  # kind of run -> metric -> label
     "rl": {
         "accuracy": "accuracy",
         "critic/rewards/mean": "reward",
@@ -51,9 +51,9 @@ SHOWN = {  # of each kind of run: metric -> its word
 
 
 def watch(path: Path, console: Console, *, once: bool) -> None:
-    """Show the run until it ends, or one frame.
+    """Show the run until it ends; with ``once`` or without a terminal, show one frame.
 
-    Raises DataError for a damaged or foreign folder.
+    Raises DataError for a folder that is damaged or not a run's.
     """
     metrics = MetricsFile(path / METRICS)
     if once or not console.is_interactive:
@@ -68,7 +68,7 @@ def watch(path: Path, console: Console, *, once: bool) -> None:
                     return
                 time.sleep(LOOK_EVERY_S)
         except KeyboardInterrupt:
-            return  # how a watch is ended; the run goes on
+            return  # Ctrl-C stops watching; the run continues
 
 
 def _look(path: Path, metrics: MetricsFile) -> tuple[RenderableType, State]:
@@ -78,7 +78,7 @@ def _look(path: Path, metrics: MetricsFile) -> tuple[RenderableType, State]:
 
 
 def frame(run: RunRecord, state: State, now_s: float) -> RenderableType:
-    """All that is told of the run at one moment; ``now_s``: seconds since 1970."""
+    """Render the view of the run at ``now_s`` (Unix seconds)."""
     parts: list[RenderableType] = [_progress(run, state)]
     if stage_of_start(run):
         parts += [Text(), _stages(run, now_s)]
@@ -105,7 +105,7 @@ def _progress(run: RunRecord, state: State) -> RenderableType:
 
 
 def _stages(run: RunRecord, now_s: float) -> RenderableType:
-    """The stages of a start that has not come to a step: those done, and the one it is at."""
+    """Render the stages of a start in progress: the completed ones and the current one."""
     grid = Table.grid(padding=(0, 2))
     ends = [*(at for _, at in run.begun[1:]), now_s]
     for (stage, at), end in zip(run.begun, ends, strict=True):
@@ -128,7 +128,7 @@ def _metrics(run: RunRecord) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as at most ``width`` blocks, the newest to the right, each a mean of its share."""
+    """Render the values as at most ``width`` block characters; each shows the mean of its bin."""
     means = list(_means(values, width))
     low, high = min(means), max(means)
     if high == low:
