@@ -1,4 +1,4 @@
-"""What the commands share: common arguments, and one-line messages for a user's mistakes."""
+"""Shared code of the commands: common arguments, and one-line messages for user errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FULL = "no space is left{place}. What was complete before is kept; free some, t
 _CLOSED = "the rights of a file or folder do not allow it{place}. Name another place, or change its rights."
 _NO_FOLDER = "a folder was to be there, and it is a file{place}. Name another place."
 _FILES = "too many files are open{place}. Raise the limit (ulimit -n 65536), then run the same command again."
-OF_THE_MACHINE = {  # what is no fault of ours, by errno
+OF_THE_MACHINE = {  # errors of the machine or its user, not bugs: errno -> message
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: "a file would be larger than this shell allows{place}. Lift the limit (ulimit -f unlimited), then run "
@@ -66,7 +66,7 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
     errno.EROFS: "the file system is read-only{place}. Name another place, or mount it for writing.",
     errno.EISDIR: "a file was to be written, and a folder is there{place}. Name a file.",
     errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,  # of a folder to be made
+    errno.EEXIST: _NO_FOLDER,  # mkdir found a file
     errno.ENAMETOOLONG: "the name is too long{place}. Name a shorter one.",
     errno.ELOOP: "a link leads back to itself{place}. Name another place, or correct the link.",
     errno.EMFILE: _FILES,
@@ -79,16 +79,17 @@ OTHER_RANKS_WAIT_S = 30.0
 
 
 def guarded(function: F) -> F:
-    """Print a ReToolError as one line and exit with 2 or 3; exit with 130 on Ctrl-C.
+    """Decorate a command: print errors as one line and exit with 2 or 3; exit with 130 on Ctrl-C.
 
-    Any other exception is our bug and raises.
+    This covers ReToolError and the OSErrors in OF_THE_MACHINE. Any other exception is a bug of ours
+    and propagates.
     """
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except Ended:  # it has said so
+        except Ended:  # has printed its message already
             raise
         except BaseException as error:
             code = _told(error)
@@ -100,7 +101,7 @@ def guarded(function: F) -> F:
 
 
 def _told(error: BaseException) -> int | None:
-    """The exit code after ``error``, which is told in a line; None for one that is our bug."""
+    """Print ``error`` as one line and return the exit code; None if it is a bug of ours."""
     if number := exit_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
         discard_closed_terminal()
         tell_of_end(number)
@@ -108,40 +109,40 @@ def _told(error: BaseException) -> int | None:
     if isinstance(error, ReToolError):
         rank = os.environ.get("RANK", "0")
         if os.environ.get("LOCAL_RANK", rank) != "0":
-            # Most errors hit all ranks of a torchrun alike: the first of a node prints the error,
-            # and torchrun ends the other ranks here.
+            # Most errors hit all ranks alike. Local rank 0 prints the error; torchrun then kills
+            # the other ranks while they wait here.
             time.sleep(OTHER_RANKS_WAIT_S)
         tell(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
         return EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
     if isinstance(error, OSError):
         tell_of_machine(error)
         return EXIT_USER_ERROR
-    if isinstance(error, Exception) and (number := refused_write(error)):  # libraries have classes of their own for it
+    if isinstance(error, Exception) and (number := refused_write(error)):  # a library's own exception class
         tell_of_machine(OSError(number, ""))
         return EXIT_USER_ERROR
     return None
 
 
 def tell(text: str, *, err: bool = False) -> None:
-    """Print lines for a reader; a terminal wraps them between words."""
+    """Print text for the user, wrapped between words on a terminal."""
     print_text(Console(stderr=err), text)
 
 
 def tell_of_machine(error: OSError) -> None:
-    """Print what the machine refused as one line; raise ``error`` when that is no user's matter."""
+    """Print an OSError in OF_THE_MACHINE as one line; raise any other ``error``."""
     if error.errno not in OF_THE_MACHINE:
         raise error
-    named = error.filename2 or error.filename  # of a rename, where it was to go
+    named = error.filename2 or error.filename  # for a rename, the target
     place = f" ({named})" if named else ""
     tell(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
     try:
         sys.stdout.flush()
-    except (OSError, AttributeError):  # it was standard output, or there is none: let Python's own flush succeed
+    except (OSError, AttributeError):  # stdout is full or closed: let Python's final flush succeed
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> Path:
-    """``out``, to be written. Raises ConfigError for another ending, and for one of ``sources``."""
+    """Return ``out``. Raises ConfigError if its suffix is not ``ending`` or it is a source file."""
     if out.suffix != ending:
         raise ConfigError(f"--out {out}: {ending} is written here, by the end of the name. Name {out.name}{ending}.")
     if any(Path(source).exists() and out.exists() and out.samefile(source) for source in sources):
@@ -150,20 +151,20 @@ def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> 
 
 
 class Commands(TyperGroup):
-    """A group whose help has the whole first sentence of each command, where typer cuts it."""
+    """A command group whose help does not truncate the first sentence of each command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A command that stands after its arguments is told in its place."""
+        """If a command comes after its arguments, suggest the right order."""
         if args and args[0] not in self.commands and (meant := [word for word in args if word in self.commands][:1]):
             given = " ".join(word for word in args if word != meant[0])
             ctx.fail(f"No such command {args[0]!r}. The command comes first: {ctx.command_path} {meant[0]} {given}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """An option that is none, and looks like a setting, is told how settings are written."""
+        """For an unknown option that looks like a setting, explain the syntax of settings."""
         try:
             return super().invoke(ctx)
-        except Exception as error:  # typer's own copy of click has no public name for its errors
+        except Exception as error:  # typer's vendored click has no public error classes
             name = str(getattr(error, "option_name", ""))
             if "." in name and hasattr(error, "message"):
                 vars(error)["message"] = f"No such option: {name}. A setting has no dashes: {name.lstrip('-')}=VALUE"
@@ -176,7 +177,7 @@ class Commands(TyperGroup):
 
 
 def unless_named(default: str) -> type[Commands]:
-    """A group that reads its arguments as those of ``default`` where they name no other command."""
+    """Return a group class that runs the command ``default`` if the arguments name no command."""
 
     class Group(Commands):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -188,9 +189,9 @@ def unless_named(default: str) -> type[Commands]:
 
 
 def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
-    """The overrides of a command line, with --platform among them.
+    """Return the overrides of a command line, including --platform.
 
-    Raises ConfigError for a key of verl's, with what to write instead.
+    Raises ConfigError for one of verl's keys, and names our setting.
     """
     for override in overrides or ():
         if not override.startswith("verl_overrides."):
@@ -212,7 +213,7 @@ def _refuse_key_of_verl(override: str) -> None:
 
 
 def template_args_of(text: str) -> dict[str, Any]:
-    """The table that --template-args gives. Raises ConfigError."""
+    """Parse the TOML table in --template-args. Raises ConfigError."""
     value: object = None
     with contextlib.suppress(tomllib.TOMLDecodeError):
         value = tomllib.loads(f"v = {text or '{}'}")["v"]
@@ -222,12 +223,15 @@ def template_args_of(text: str) -> dict[str, Any]:
 
 
 def wide_console() -> Console:
-    """A console for tables: as wide as the terminal; in a log, wide enough for a table."""
+    """Return a console for tables: as wide as the terminal, or 120 columns in a log."""
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
 
 
 def with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:
-    """What ``run`` returns; it calls what it is given for each of ``total`` rows, for a bar."""
+    """Run ``run(advance)`` with a progress bar and return its result.
+
+    ``run`` must call ``advance()`` once for each of ``total`` rows.
+    """
     from rich.progress import Progress
 
     with Progress(transient=True, disable=not Console().is_interactive) as progress:

@@ -79,9 +79,9 @@ def from_verl(
 
 
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:
-    """The entries of a section or a key, or all for "".
+    """Return the entries of a section or a key, or all for "".
 
-    Raises ConfigError with the nearest name when there is none, and for a run file.
+    Raises ConfigError, with the closest name, for an unknown name, and for the path of a run file.
     """
     if name.endswith(".toml") or Path(name).is_file():
         raise ConfigError(
@@ -100,7 +100,7 @@ def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry
 
 
 def _nearest(entries: Iterable[Entry], name: str) -> str:
-    """Look among whole keys for a name with a dot, else among sections and the keys' own names."""
+    """Suggest the closest name: a full key if ``name`` has a dot, else a section or last part."""
     known: dict[str, list[str]] = {}
     for entry in entries:
         called = entry.key if "." in name else entry.key.rpartition(".")[2]
@@ -113,7 +113,7 @@ def _nearest(entries: Iterable[Entry], name: str) -> str:
 
 
 def written(entry: Entry) -> str:
-    """An entry as lines of at most WIDTH characters: its name and facts, then its explanation."""
+    """Format an entry in lines of at most WIDTH characters: name and facts, then explanation."""
     owners = " and ".join(run.upper() for run in entry.runs)
     default = entry.default if entry.default == "required" else f"default {entry.default}"
     name = entry.key if entry.kind else f"[{entry.key}]"

@@ -81,7 +81,7 @@ def model(
     dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of the weights written.")] = "bfloat16",
 ) -> None:
     """Write a GGUF file as a Hugging Face folder: weights, tokenizer, chat template, eos ids."""
-    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: transformers' reader draws bars with it
+    os.environ["TQDM_DISABLE"] = "1"  # before importing tqdm: hides transformers' progress bars
     from retool_mcore.data.gguf_model import write_gguf_model
 
     made = write_gguf_model(file, directory, dtype)
@@ -113,7 +113,7 @@ def protocol(
     if untrained is None:
         tell(f"note: {model} has no weights here, so whether it ever met {CALL_START} is not known", err=True)
     elif untrained:
-        Retool(tokenizer)  # its own error where the other one is not served either
+        Retool(tokenizer)  # raises if the model cannot serve this protocol either
         found = "retool"
         tell(
             f"note: {model} never met {CALL_START} or {CALL_END} in training: their rows of the output matrix are like "
@@ -265,7 +265,7 @@ def _format_of(model: str) -> PromptFormat | None:
 
 
 def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Callable[[list[dict[str, Any]]], str]:
-    """Why a prompt, as a rollout writes it, has too many tokens; "" where it has not."""
+    """Return a function that says why a prompt has more than ``most`` tokens, or ""."""
     if most is None:
         return lambda _: ""
     if not model:
@@ -396,7 +396,7 @@ def _collect(bad: list[tuple[str, DataError]]) -> Callable[[str, DataError], Non
 def rows_of(
     source: str, limit: int | None, part: Part | None = None, sft_share: float = 0.5
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows (where, row) of a source, or of one part of it. Raises DataError for none."""
+    """Return the rows (location, row) of a source or one part of it. Raises DataError if empty."""
     from retool_mcore.data.sources import read_source
     from retool_mcore.data.split import rows_of_part
 
@@ -406,7 +406,7 @@ def rows_of(
 
 
 def write_report(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> None:
-    """Write the rows and the rejects of a conversion, and print its counts."""
+    """Write the rows and rejects of a conversion, and print the counts."""
     from retool_mcore.data.files import write_jsonl, write_parquet
 
     rejects = rejects or out.with_name(f"{out.name.removesuffix(out.suffix)}.rejects.jsonl")

@@ -41,7 +41,7 @@ NumSamples = Annotated[
 
 
 READING = "reading the problems and the model's files"
-LINE_EVERY_S = 30.0  # of an evaluation's progress, where there is no terminal for a bar
+LINE_EVERY_S = 30.0  # between progress lines when there is no terminal for a bar
 
 app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
 
@@ -163,12 +163,12 @@ def compare_two(
 
 
 def _served(models: list[str], url: str | None, endpoint: str | None, protocol: str) -> tuple[list[str], str | None]:
-    """The models and the SGLang server that holds them, of which the URL alone may be given."""
+    """Return the models and the URL of their SGLang server; --model may be just that URL."""
     from retool_mcore.evaluate.defaults import model_of_server
     from retool_mcore.rollout.protocol import protocol_class
 
     if protocol:
-        protocol_class(protocol)  # a name that is none is told before a server is asked for anything
+        protocol_class(protocol)  # raises for an unknown name, before any request to a server
     if url is not None and endpoint is not None:
         raise ConfigError("--url is a SGLang server, and --endpoint an API. Give one of them.")
     if endpoint is None and url is None and len(models) == 1 and models[0].startswith(("http://", "https://")):
@@ -194,7 +194,7 @@ def _cases(models: list[str], tool: str) -> list[Case]:
 
 
 def _name_of(model: str) -> str:
-    """What a model is called that was given no name: a run's export is called as its run."""
+    """Return the default name of a model: its folder, or the run's folder for a run's export."""
     parts = [part for part in Path(model).parts if part not in ("/", ".", "..")]
     if len(parts) > 1 and parts[-1] == "export":
         parts.pop()
@@ -202,10 +202,10 @@ def _name_of(model: str) -> str:
 
 
 class _Bars:
-    """How far an evaluation is: a line of what it does, then a bar for each model and way.
+    """Progress of an evaluation: the current stage, then one bar per case (model and tool on/off).
 
-    A bar says the share of right answers so far. Where there is no terminal, each stage that lasts
-    is a line, as is the end of each bar, and one every ``LINE_EVERY_S``.
+    A bar shows the share of right answers so far. Without a terminal, prints a line for each stage
+    that takes long, for the end of each case, and every LINE_EVERY_S seconds.
     """
 
     def __init__(self, cases: list[Case]) -> None:
@@ -217,10 +217,10 @@ class _Bars:
         self._right = {case.name: 0 for case in cases}
         self._new = {case.name: 0 for case in cases}
         self._left = {case.name: 0 for case in cases}
-        self._now = cases[0].name  # that is sampled, or will be
-        self._stage = ExitStack()  # what shows it before there are bars
+        self._now = cases[0].name  # the case that is sampled now or next
+        self._stage = ExitStack()  # shows the stage until there are bars
         self._begun_s = self._told_s = time.monotonic()
-        self._notes = ExitStack()  # a warning of the sandbox, say, stands above the bars and not in one
+        self._notes = ExitStack()  # prints warnings, such as the sandbox's, above the bars
 
     def __enter__(self) -> _Bars:
         self._notes.enter_context(notes_on(self._progress.console, logging.getLogger("retool_mcore")))
@@ -230,12 +230,12 @@ class _Bars:
     def __exit__(self, *exit_arguments: object) -> None:
         self._stage.close()
         if self._progress.live.is_started:
-            self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # of a mistake
+            self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # after an early error
             self._progress.stop()
         self._notes.close()
 
     def stage(self, words: str) -> None:
-        """Something begins that may take a while."""
+        """Show the start of a stage that may take a while."""
         from retool_mcore.run.status import line_of, line_of_stage, told_late
 
         self._stage.close()
@@ -249,7 +249,7 @@ class _Bars:
             self._stage.enter_context(line_of(self._progress.console, f"{self._now}  {words}", now_s))
 
     def note(self, words: str) -> None:
-        """A sentence for the user, above the bars."""
+        """Print a sentence for the user above the bars."""
         from retool_mcore.run.status import print_text
 
         if self._progress.disable:

@@ -1,4 +1,4 @@
-"""The `retool` command and the two launchers: parse arguments and call the code."""
+"""Command line of `retool` and the two launchers: parses arguments and calls the code."""
 
 import io
 import os
@@ -47,17 +47,17 @@ def _sft_rank(
     if dry_run:
         _print_dry_run(run)
         return
-    first = os.environ.get("RANK") == "0"  # without torchrun there is none, which training refuses
+    first = os.environ.get("RANK") == "0"  # unset without torchrun: training then refuses
     require_limits(run)
     with shown("sft") if first else nullcontext():
-        if os.environ.get("LOCAL_RANK") == "0" and not early():  # started by torchrun, not by `retool sft`
+        if os.environ.get("LOCAL_RANK") == "0" and not early():  # started by torchrun, not `retool sft`
             _check(run)
             begin_early("processes")
         from retool_mcore.run.ending import ignore_signals
         from retool_mcore.train import sft
 
     sft.train(run)
-    ignore_signals()  # what is left is this process's end, in which Ray still imports
+    ignore_signals()  # only interpreter shutdown is left, during which Ray still imports
 
 
 @app.command()
@@ -111,7 +111,7 @@ def _check(run: RunConfig) -> None:
 
 
 def _print_dry_run(run: RunConfig) -> None:
-    """Print the report, and nothing of what the engines print and warn of their own code."""
+    """Print the report, without the output and warnings of the engines' own code."""
     from retool_mcore.train.dry_run import dry_run
 
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -150,7 +150,7 @@ def quickstart(
 
 
 def run_sft() -> None:
-    """Entry point of launch/sft_mcore.py, which is one rank of a torchrun."""
+    """Entry point of launch/sft_mcore.py: one rank under torchrun."""
     _run_alone(_sft_rank)
 
 
@@ -160,13 +160,13 @@ def run_rl() -> None:
 
 
 def prepare() -> None:
-    """What each of our commands needs of its process before it reads its arguments."""
+    """Set up the process before a command parses its arguments."""
     reopen_closed_outputs()
     end_with_parent_if_requested()
     restore_sigquit()
     bypass_proxy()
     if reconfigure := getattr(sys.stdout, "reconfigure", None):
-        reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 gets a mark of its own
+        reconfigure(errors="replace")  # terminals without UTF-8 show a replacement character
 
 
 def _run_alone(command: Callable[..., None]) -> None:
@@ -177,7 +177,7 @@ def _run_alone(command: Callable[..., None]) -> None:
 
 
 def all_commands() -> typer.Typer:
-    """Build `retool` with the commands of every group; each group is in the file of its name."""
+    """Build `retool` with all command groups; each group is in the file of its name."""
     from retool_mcore.cli.config import app as config_app
     from retool_mcore.cli.data import app as data_app
     from retool_mcore.cli.evaluate import app as evaluate_app
@@ -194,7 +194,7 @@ def all_commands() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # its tables cut long options at 80 columns, and its markup takes [validation] out
+        rich_markup_mode=None,  # rich truncates long options at 80 columns and parses [validation] as markup
         help="Train and score ReTool models.",
     )
 
@@ -230,6 +230,6 @@ def main() -> None:
     prepare()
     try:
         all_commands()()
-    except OSError as error:  # of printing help to a full disk, say: a command tells its own
+    except OSError as error:  # outside commands, for example printing help to a full disk
         tell_of_machine(error)
         raise SystemExit(EXIT_USER_ERROR) from error

@@ -1,4 +1,4 @@
-"""`retool plan`."""
+"""`retool plan`: estimate a run's memory and time."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def plan(
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
-    with redirect_stdout(sys.stderr):  # what libraries print when they are imported
+    with redirect_stdout(sys.stderr):  # libraries print on import
         notes = require(check(run, Machine(platform=chosen, is_target=False)))
     for note in notes:
         tell(f"note: {note}", err=True)

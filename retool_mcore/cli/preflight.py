@@ -42,7 +42,7 @@ def preflight(
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
     terminal = partial(_tell, sys.stdout, verbose)
-    with redirect_stdout(sys.stderr):  # what the engines print when they are imported
+    with redirect_stdout(sys.stderr):  # engines print on import
         if cluster:
             found = check_cluster(run, chosen, wait_s, terminal)
         else:

@@ -1,4 +1,4 @@
-"""`retool report`, `retool runs` and `retool watch`: what runs have left in their folders."""
+"""`retool report`, `retool runs` and `retool watch`: commands that read runs' folders."""
 
 from pathlib import Path
 from typing import Annotated

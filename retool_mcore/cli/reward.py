@@ -1,4 +1,4 @@
-"""`retool score`: compute the reward of responses in a file."""
+"""`retool score`: compute the reward of the responses in a file."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ from retool_mcore.reward.score import PAPER, compute_score
 
 app = typer.Typer()
 ROWS_AT_ONCE = 1024
-OF_TRAJECTORIES = ("truth", "ground_truth")  # in samples of an evaluation, in trajectories of a run
+OF_TRAJECTORIES = ("truth", "ground_truth")  # column in an evaluation's samples, in a run's trajectories
 NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 
 
@@ -72,9 +72,9 @@ def score(
 
 
 def find_texts(row: dict[str, Any], where: str, response: str, answer: str) -> tuple[str, str]:
-    """The response and the ground truth of a row; the truth is "" where the row has none.
+    """Return the response and the ground truth of a row; the truth is "" if the row has none.
 
-    Raises DataError naming file, line and column.
+    Raises DataError with file, line and column.
     """
     turns = row.get("turns")
     if response not in row and is_tables(turns):
@@ -103,10 +103,10 @@ def find_texts(row: dict[str, Any], where: str, response: str, answer: str) -> t
 def score_row(
     row: dict[str, Any], where: str, index: int, said: str, truth: str, *, timeout_s: float, prefix: str
 ) -> dict[str, Any]:
-    """The row with ``NEW_COLUMNS`` added: extracted (null if none), correct, reward, check_failed.
+    """Return the row with ``NEW_COLUMNS``: extracted (null if none), correct, reward, check_failed.
 
-    A row whose truth is empty is not judged, and a line says so: the first three are null. Raises
-    DataError where the row has one of the new columns.
+    For a row with an empty truth, print a note and set the first three to null. Raises DataError if
+    the row already has one of the new columns.
     """
     if taken := [prefix + column for column in NEW_COLUMNS if prefix + column in row]:
         raise DataError(

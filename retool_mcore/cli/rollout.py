@@ -1,4 +1,4 @@
-"""`retool parse` and `retool rollout`: the reader and the loop alone, without Ray or verl."""
+"""`retool parse` and `retool rollout`: the call parser and the tool loop, without Ray or verl."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from retool_mcore.errors import DataError, RolloutError
 
 app = typer.Typer()
 
-# A run's own defaults hold here, too.
+# The same defaults as in a run, except max_response_tokens.
 LOOP, BOX = ToolLoop(max_response_tokens=16_384), SandboxSettings()
 SAMPLED: dict[str, float] = {name: Rollout.model_fields[name].default for name in ("temperature", "top_p")}
 PROMPT_KEYS = ("messages", "prompt", "problem", "question")
@@ -99,7 +99,10 @@ def rollout(
 
 
 def read_prompts(path: Path, model: str) -> list[Sequence[Mapping[str, Any]]]:
-    """The prompts of a file; a bare problem is put as the run of ``model`` has put problems."""
+    """Read the prompts of a file; format bare problems as the run that exported ``model`` did.
+
+    Raises DataError for a row without a prompt and for a file without rows.
+    """
     from retool_mcore.data.files import read_jsonl
     from retool_mcore.data.prompt_format import PromptFormat, problem_of, recorded_format
 

@@ -1,6 +1,6 @@
-"""One rank of SFT, as `retool sft` starts it from any folder; launch/sft_mcore.py is the same."""
+"""One rank of SFT, started by `retool sft` in any directory; launch/sft_mcore.py does the same."""
 
 from retool_mcore.cli.main import run_sft
 
-if __name__ == "__main__":  # Megatron's checkpoint writer starts processes that import this file again
+if __name__ == "__main__":  # Megatron's checkpoint writers import this file again
     run_sft()

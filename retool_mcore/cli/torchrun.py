@@ -1,10 +1,10 @@
-"""torchrun whose ranks get the signals and set the exit code.
+"""torchrun wrapper that forwards signals to the ranks and exits with a rank's exit code.
 
 python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
 
-torchrun itself ends the ranks within 30 s of a signal, and adds a traceback when a rank fails. Here
-the first signal goes to the ranks, which save and end by themselves (run/ending.py); a second one
-kills them. The store listens on the address of --master-addr or --local-addr alone.
+torchrun itself kills the ranks within 30 s of a signal, and prints a traceback when a rank fails.
+This wrapper forwards the first signal to the ranks, which save and exit (run/ending.py); a second
+signal kills them. The store listens only on the address of --master-addr or --local-addr.
 """
 
 import logging
@@ -23,7 +23,7 @@ from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
 
 
 def main() -> None:
-    """Run torchrun and exit with the code of its first rank that failed."""
+    """Run torchrun and exit with the exit code of the first failed rank."""
     from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
@@ -31,7 +31,7 @@ def main() -> None:
     from retool_mcore.platforms.patches_torch import STORE_PATCH
 
     STORE_PATCH.apply()
-    asked: list[tuple[int, float]] = []  # the signals that were handed on, and when
+    asked: list[tuple[int, float]] = []  # forwarded signals and their times
 
     def hand_on(number: int, frame: object) -> None:
         if not asked or time.monotonic() - asked[0][1] > SAME_S:
@@ -43,11 +43,11 @@ def main() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, hand_on)
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # of failed ranks
-    logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)  # four lines on one thread for each rank
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # hide failed ranks
+    logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)  # hide the note on OMP_NUM_THREADS
     try:
-        with tempfile.TemporaryDirectory(prefix="retool-torchrun-") as logs:  # torchrun would leave it
-            sys.argv[1:1] = [f"--log-dir={logs}", "--signals-to-handle=SIGQUIT"]  # the other signals are ours
+        with tempfile.TemporaryDirectory(prefix="retool-torchrun-") as logs:  # torchrun does not delete its own
+            sys.argv[1:1] = [f"--log-dir={logs}", "--signals-to-handle=SIGQUIT"]  # we handle the others
             torchrun()
     except (DistNetworkError, DistStoreError) as error:
         said = str(error).splitlines()[0][:300]
@@ -56,7 +56,7 @@ def main() -> None:
     except ChildFailedError as error:
         first = error.get_first_failure()[1]
         if asked:
-            if first.exitcode == -asked[0][0] != -signal.SIGINT:  # it had no handler yet, and said nothing
+            if first.exitcode == -asked[0][0] != -signal.SIGINT:  # died before it had a handler, silently
                 tell_of_end(asked[0][0])
             raise SystemExit(exit_code(asked[0][0])) from error
         if first.exitcode >= 0:

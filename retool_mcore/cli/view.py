@@ -1,4 +1,4 @@
-"""`retool view`: runs and their trajectories as one page."""
+"""`retool view`: show runs and their trajectories on one HTML page."""
 
 import signal
 from pathlib import Path
@@ -45,7 +45,7 @@ def view(
 
         try:
             serve_page(LivePage(runs, out, write), port, typer.echo)
-        except KeyboardInterrupt:  # as it was told to end: nothing is to be said of it
+        except KeyboardInterrupt:  # the normal way to stop: print nothing
             raise typer.Exit(128 + signal.SIGINT) from None
         return
     made = write()

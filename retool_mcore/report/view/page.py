@@ -1,8 +1,8 @@
-"""Writes the page: one HTML file with its styles, scripts and data, which loads nothing.
+"""Writes `retool view`'s page: one HTML file with styles, scripts and data, without external loads.
 
-The index (metrics and one short row for each trajectory) is unfolded when the page opens. Texts and
-tokens lie behind the scripts in chunks of gzip and base64: the page works while the browser still
-reads them, and unfolds the one that is looked at.
+The page decompresses the index (metrics and one short row per trajectory) when it opens. Texts and
+tokens follow the scripts in gzipped base64 chunks. The page is usable while the browser still
+loads them, and decompresses only the chunk being viewed.
 """
 
 import base64
@@ -30,18 +30,18 @@ from retool_mcore.run.folder import replacing
 from retool_mcore.run.metric_table import METRICS
 
 STATIC = Path(__file__).parent / "static"
-# Ends after which the model does not see the results, or the error, of the last turn.
+# Stop reasons after which the model does not see the results, or the error, of the last turn.
 UNSEEN = (StopReason.NO_ROOM, StopReason.TOOL_TIME, StopReason.MALFORMED)
 OURS = ("data", "dom", "notes", "filter", "run", "table", "compare", "trajectory", "tokens", "live", "main")
 SCRIPTS = ("uPlot.iife.min.js", *(f"{name}.js" for name in OURS))
 ERROR_NAME = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b", re.MULTILINE)
 CHUNK_TOKENS = 100_000
-MOST_MILLINATS = 27_000  # twice that is still below the surrogates, which UTF-8 cannot hold
+MOST_MILLINATS = 27_000  # twice this stays below the surrogates, which UTF-8 cannot encode
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a page has: trajectories shown, of how many; which sources lack what."""
+    """Summary of a page: trajectories shown and found, and sources without tokenizer or tokens."""
 
     shown: int
     found: int
@@ -58,9 +58,10 @@ def write_page(
     tokenizer: Path | None = None,
     live: str = "",
 ) -> Written:
-    """Write one page over ``sources``. Raises ConfigError when no row is of ``steps``.
+    """Write one page for ``sources``. Raises ConfigError when ``steps`` have no trajectory.
 
-    ``live``: the version that a served page compares with its server's (serve.py).
+    ``limit``: maximum number of trajectories. ``live``: version of the page, which a served page
+    compares with its server's (serve.py).
     """
     found = [[row for row in source.rows if not steps or row.step in steps] for source in sources]
     if steps and not any(found):
@@ -121,10 +122,10 @@ def _fill(
 
 
 def chart_of(metric: str) -> dict[str, Any]:
-    """Title, unit, meaning and axis of a metric's chart: as in reports, where they draw it.
+    """Return title, unit, meaning and axis of a metric's chart; the same as in reports, if any.
 
-    ``zero``: the axis has 0; None: it has where no value is negative. ``least``: what it spans at
-    least.
+    ``zero``: whether the axis includes 0; None: only if no value is negative. ``least``: minimum
+    range of the axis.
     """
     listed = {name: facts for section in METRICS.values() for name, facts in section.items()}
     unit, meaning = next((facts for name, facts in listed.items() if fnmatchcase(metric, name)), ("", ""))
@@ -138,7 +139,7 @@ def chart_of(metric: str) -> dict[str, Any]:
 
 
 def _batches(rows: Sequence[RecordRow]) -> Generator[list[tuple[RecordRow, dict[str, Any]]]]:
-    """Rows with their records: of one step and partition, about CHUNK_TOKENS tokens together."""
+    """Yield batches of rows with records: one step and partition, about CHUNK_TOKENS tokens."""
     for _, members in groupby(sorted(rows, key=_order), key=lambda row: (row.step, row.partition)):
         batch: list[tuple[RecordRow, dict[str, Any]]] = []
         size = 0
@@ -154,7 +155,7 @@ def _batches(rows: Sequence[RecordRow]) -> Generator[list[tuple[RecordRow, dict[
 
 
 def _ids(record: dict[str, Any]) -> list[int]:
-    """Tokens of the response; none of one that a server behind an API gave."""
+    """Return the response's token ids; empty if it came from an API, which returns only text."""
     return record.get("response_ids") or []
 
 
@@ -164,7 +165,7 @@ def _order(row: RecordRow) -> tuple[int, str, list[tuple[int, str]], str]:
 
 
 def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
-    """What the tables need of a trajectory."""
+    """Return the fields of a trajectory that the tables show."""
     behavior: dict[str, Any] = record.get("behavior") or {}
     turns = record["turns"]
     results = [result for turn in turns for result in turn.get("results") or ()]
@@ -187,7 +188,7 @@ def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors(turns: Sequence[dict[str, Any]], behavior: dict[str, Any]) -> list[str]:
-    """The kinds of what went wrong, each once: of calls not understood, of calls that failed."""
+    """Return the distinct kinds of errors: malformed calls and failed calls."""
     found = [f"malformed/{kind}" for kind in behavior.get("malformed") or ()]
     if not found and any(turn.get("kind") == "malformed" for turn in turns):
         found = ["malformed"]
@@ -201,7 +202,7 @@ def _errors(turns: Sequence[dict[str, Any]], behavior: dict[str, Any]) -> list[s
 
 
 def _largest_gap(record: dict[str, Any]) -> float | None:
-    """The widest gap between engine and actor on a sampled token, in nats."""
+    """Return the largest log-prob gap between engine and actor on a sampled token, in nats."""
     engine, actor = record.get("logprobs"), record.get("actor_logprobs")
     if not engine or not actor:
         return None
@@ -210,7 +211,7 @@ def _largest_gap(record: dict[str, Any]) -> float | None:
 
 
 def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
-    """What the views of one trajectory need of it."""
+    """Return the data for the view of one trajectory."""
     ids = _ids(record)
     tokens.note(ids)
     prompt = record.get("prompt")
@@ -237,11 +238,11 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
 
 
 def millinats(values: Sequence[float]) -> str:
-    """Values [T] in 1/1000 nat, one character each: what a page of many trajectories is made of.
+    """Encode values [T] as one character each, in 1/1000 nat, to keep large pages small.
 
-    A character is U+005D plus 2 n for n >= 0, plus -2 n - 1 for n < 0: one byte where a value is
-    near 0, as most are. "#" is a value that is not finite; beyond 27 nats it is 27. static/data.js
-    reads it.
+    A value of n millinats becomes the character U+005D + 2 n for n >= 0, and U+005D - 2 n - 1 for
+    n < 0, which is one byte in UTF-8 for values near 0, as most are. "#" is a value that is not
+    finite. Values are clamped to +-27 nats. static/data.js decodes the text.
     """
     letters: list[str] = []
     for value in values:
@@ -254,7 +255,7 @@ def millinats(values: Sequence[float]) -> str:
 
 
 def pack(value: Any) -> str:
-    """JSON, gzip, base64: letters that no text of a model can turn into markup."""
+    """Encode as JSON, gzip and base64, so that a model's text cannot become markup."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:  # JavaScript's JSON has no NaN
@@ -271,12 +272,12 @@ def _without_nan(value: Any) -> Any:
 
 
 def _runs(values: list[int] | None) -> list[tuple[int, int]] | None:
-    """[value, how often] pairs."""
+    """Run-length encode to (value, count) pairs."""
     return [(value, len(list(same))) for value, same in groupby(values)] if values is not None else None
 
 
 def _question(prompt: str) -> str:
-    """The last message of the user, without the template's marks."""
+    """Return the last user message, without the chat template's markers."""
     said = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
     return _short(said.strip()) or ""
 
@@ -307,7 +308,7 @@ def _template() -> Any:
 
 
 def _parts(index: dict[str, Any]) -> dict[str, Any]:
-    """Our own files go in as they are; everything else is escaped by the template."""
+    """Return the template's variables. Only our own static files bypass its escaping."""
     from markupsafe import Markup
 
     styles = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "view.css"))

@@ -1,4 +1,4 @@
-"""Which trajectories a page holds when there are more than its limit."""
+"""Stratified sampling of trajectories when there are more than a page's limit."""
 
 import zlib
 from collections import defaultdict
@@ -8,11 +8,11 @@ from retool_mcore.report.view.sources import RecordRow
 
 
 def sample(rows: Sequence[RecordRow], limit: int) -> list[RecordRow]:
-    """At most ``limit`` rows in their order: whole groups, from every stratum in proportion.
+    """Choose at most ``limit`` rows, in original order: whole groups, proportionally by stratum.
 
-    A stratum is the groups of one file's step and partition with one outcome: all right, all wrong,
-    mixed, or not told. Each gives one group before any gives a second, as far as the limit reaches.
-    The same files give the same choice.
+    A stratum contains the groups of one folder, step, partition and outcome (all right, all wrong,
+    mixed or unknown). If the limit allows, every stratum gets one group before any gets a second.
+    The choice is deterministic.
     """
     if len(rows) <= limit:
         return list(rows)
@@ -32,7 +32,7 @@ def sample(rows: Sequence[RecordRow], limit: int) -> list[RecordRow]:
     for _, _, members in ranked:
         if len(chosen) + len(members) <= limit:
             chosen.update(id(row) for row in members)
-    if not chosen:  # not even one whole group fits
+    if not chosen:  # not even one group fits
         chosen.update(id(row) for row in ranked[0][2][:limit])
     return [row for row in rows if id(row) in chosen]
 

@@ -1,8 +1,8 @@
-"""`retool view --serve`: the page for this machine's browser, anew when its files have changed.
+"""`retool view --serve`: serves the page on this machine, and rewrites it when its files change.
 
-It listens on loopback. The address holds a secret, because other users of the machine reach the
-port, too; and the Host of a request is looked at, so that no page of the web reaches it by a name
-of its own that it lets point here.
+The server listens on loopback. The URL contains a secret, because other users of the machine can
+reach the port. The server also checks the Host header, as a protection against DNS rebinding by web
+pages.
 """
 
 import hashlib
@@ -26,28 +26,28 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 WRITTEN = ("metrics.jsonl", "samples.jsonl", "trajectories/*.jsonl")  # in a run's or an evaluation's folder
-OWN_PORTS = range(20_000, 30_000)  # below those that Linux gives out by itself
+OWN_PORTS = range(20_000, 30_000)  # below Linux's ephemeral ports
 
 Write = Callable[[str], object]
 
 
 class LivePage:
-    """A page that ``write(version)`` writes to ``out``, anew when ``sources`` have changed."""
+    """A page at ``out``; ``write(version)`` rewrites it when ``sources`` have changed."""
 
     def __init__(self, sources: Sequence[Path], out: Path, write: Write) -> None:
         self._sources, self.out, self._write = sources, out, write
         self._writing, self._written = threading.Lock(), ""
 
     def version(self) -> str:
-        """Another text after each change of a file that the page is made from."""
+        """Return a hash of the source files' names, sizes and mtimes."""
         files = [file for source in self._sources for file in _files(source)]
         told = [f"{file}:{stat.st_size}:{stat.st_mtime_ns}" for file in files if (stat := _stat(file)) is not None]
         return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
     def newest(self) -> Path:
-        """The page of now, or the one before where a file is cut short just now."""
+        """Return the up-to-date page, or the previous one if a file is just being rewritten."""
         with self._writing:
-            version = self.version()  # before the files are read: what comes meanwhile is another version
+            version = self.version()  # before reading, so that changes during reading get a new version
             if version != self._written:
                 try:
                     self._write(version)
@@ -60,7 +60,7 @@ class LivePage:
 
 
 def live_app(page: LivePage, secret: str, hosts: Sequence[str]) -> FastAPI:
-    """``/SECRET/`` is the page, ``/SECRET/version`` its newest version; ``hosts`` are its names."""
+    """Create the app: GET /SECRET/ and /SECRET/version. ``hosts``: accepted Host headers."""
     app = FastAPI(openapi_url=None)
 
     def refused(request: Request, given: str) -> bool:
@@ -83,18 +83,18 @@ def live_app(page: LivePage, secret: str, hosts: Sequence[str]) -> FastAPI:
 
 
 def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
-    """Serve until Ctrl-C. ``port`` 0: the page's own, or a free one where that is taken.
+    """Serve until Ctrl-C. ``port`` 0: the page's own port, or any free one if that is taken.
 
-    Raises ConfigError where another port is taken.
+    Raises ConfigError if another ``port`` is taken.
     """
-    page.newest()  # errors of the files are told before anything listens
+    page.newest()  # report errors in the files before listening
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             _bind(listener, page.out, port)
         except OSError as error:
             raise ConfigError(f"--port {port}: {error.strerror}. Name another, or 0 for a free one.") from error
-        listener.listen()  # whoever reads the address may ask at once, before uvicorn answers
+        listener.listen()  # before printing the URL, so that clients can connect before uvicorn is up
         port, secret = listener.getsockname()[1], secrets.token_urlsafe(16)
         tell(f"serving http://127.0.0.1:{port}/{secret}/ until Ctrl-C; {page.out} is the same page")
         app = live_app(page, secret, (f"127.0.0.1:{port}", f"localhost:{port}"))
@@ -104,10 +104,9 @@ def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
 
 
 def _bind(listener: socket.socket, out: Path, port: int) -> None:
-    """Bind ``port``; for 0 the one that belongs to the page's path, or any free one.
+    """Bind ``port``; for 0, bind the port derived from the page's path, or else any free one.
 
-    A browser keeps notes for an address with its port. So a page that is served again on its port
-    has its notes again.
+    Browsers store the page's notes per origin, which includes the port. A stable port keeps them.
     """
     own = OWN_PORTS.start + int(hashlib.sha256(str(out.absolute()).encode()).hexdigest(), 16) % len(OWN_PORTS)
     try:
@@ -125,5 +124,5 @@ def _files(source: Path) -> list[Path]:
 def _stat(file: Path) -> os.stat_result | None:
     try:
         return file.stat()
-    except FileNotFoundError:  # the run has turned its files over
+    except FileNotFoundError:  # the run has rotated its files
         return None

@@ -1,7 +1,7 @@
-"""Finds and checks what a page is made of: runs, `retool eval`, files of `retool rollout`.
+"""Reads and validates the sources of a page: runs, `retool eval` folders, `retool rollout` files.
 
-A first pass reads every record once and keeps a few fields and its place in the file: a page of
-many trajectories never holds all their tokens in memory.
+The first pass reads every record once and keeps only a few fields and its offset in the file, so
+that the tokens of all trajectories are never in memory together.
 """
 
 import json
@@ -17,14 +17,14 @@ from retool_mcore.errors import DataError
 from retool_mcore.run.metrics import read_metrics
 
 Kind = Literal["run", "eval", "rollout"]
-COLUMNS = ("loss_mask", "logprobs", "actor_logprobs", "versions")  # [T], as response_ids
+COLUMNS = ("loss_mask", "logprobs", "actor_logprobs", "versions")  # [T], like response_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRow:
-    """One recorded trajectory: where it lies, and what it is chosen by.
+    """One recorded trajectory: its place in a file, and the fields used to select it.
 
-    ``right`` and ``reward`` are None where the file does not tell.
+    ``offset`` is in bytes. ``right`` and ``reward`` are None if the file does not contain them.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class RecordRow:
     reward: float | None
 
     def load(self) -> dict[str, Any]:
-        """The whole record."""
+        """Read the whole record."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return json.loads(file.readline())
@@ -45,7 +45,7 @@ class RecordRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSource:
-    """A folder or file of the command line. ``models``: where its tokenizer may be, best first."""
+    """A folder or file from the command line. ``models``: tokenizer candidates, best first."""
 
     name: str
     kind: Kind
@@ -53,12 +53,12 @@ class RecordSource:
     rows: list[RecordRow]
     metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     models: tuple[str, ...] = ()
-    why: str = ""  # there are no rows
-    skipped: list[str] = field(default_factory=list[str])  # where each damaged record is, and what is wrong
+    why: str = ""  # the reason if there are no rows
+    skipped: list[str] = field(default_factory=list[str])  # one message per damaged record
 
     @property
     def events(self) -> list[tuple[int, str]]:
-        """(step, what) of checkpoints, resumes and weight syncs, as the run's rows tell them."""
+        """(step, event) for checkpoints, resumes and weight syncs, derived from the metrics."""
         found: list[tuple[int, str]] = []
         for index, row in enumerate(self.metrics):
             step = int(row["step"])
@@ -72,7 +72,7 @@ class RecordSource:
 
 
 def open_source(path: Path) -> RecordSource:
-    """Read what ``path`` is. Raises DataError when it is damaged or none of the three kinds."""
+    """Read a source of any kind. Raises DataError if it is damaged or of no known kind."""
     skipped: list[str] = []
     if path.is_file():
         rows = list(_rows(path, skipped))
@@ -109,7 +109,7 @@ def _run(path: Path) -> RecordSource:
 
 
 def _why(config: dict[str, Any], files: bool) -> str:
-    """Why a run has no trajectories, as far as its folder tells."""
+    """Return why a run has no trajectories, as far as its folder shows."""
     rollout: Any = config.get("rollout")
     if config and not isinstance(rollout, dict):
         return "curves only: supervised fine-tuning samples no trajectories"
@@ -147,11 +147,11 @@ def _models(path: Path, config: dict[str, Any]) -> Generator[str]:
     if isinstance(model, str):
         yield model
     for folder in (path / "export", *sorted(path.glob("checkpoints/*/actor/model/huggingface"))):
-        yield str(folder)  # a run that was moved has its tokenizer there
+        yield str(folder)  # still there if the run was moved to another machine
 
 
 def _age(path: Path) -> int:
-    """NAME.2.jsonl is older than NAME.1.jsonl, and that than NAME.jsonl."""
+    """Sort key, oldest first: NAME.2.jsonl, NAME.1.jsonl, NAME.jsonl."""
     number = path.name.split(".")[-2]
     return -int(number) if number.isdigit() else 0
 
@@ -167,7 +167,10 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path, skipped: list[str]) -> Generator[RecordRow]:
-    """The records of a file that validate; ``skipped`` gets a reason for each other one."""
+    """Yield the valid records of a file; append a message to ``skipped`` for each invalid one.
+
+    Raises DataError if no record is valid.
+    """
     offset, valid, before = 0, 0, len(skipped)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -176,7 +179,7 @@ def _rows(path: Path, skipped: list[str]) -> Generator[RecordRow]:
                 valid += 1
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n") and line.startswith(b"{"):
-                    break  # the line that a kill cut short
+                    break  # truncated by a kill
                 skipped.append(f"{path}, line {number}: {_reason(error)}")
             offset += len(line)
     if not valid:
@@ -232,7 +235,7 @@ class _RecordBehavior(_Checked):
 
 
 class _Record(_Checked):
-    """What the page reads of a trajectory; rollout/records.py says what each is."""
+    """Fields of a trajectory that the page uses; rollout/records.py documents them."""
 
     turns: list[_RecordTurn]
     response_ids: list[TokenId] | None = None
@@ -257,7 +260,7 @@ class _Record(_Checked):
 
     @model_validator(mode="after")
     def _columns(self) -> Self:
-        # An evaluation of a server behind an API has text alone.
+        # Samples of an evaluation through an API have only text.
         if self.response_ids is None and "problem" not in (self.model_extra or {}):
             raise ValueError("response_ids are missing")
         length = len(self.response_ids or ())
@@ -277,7 +280,7 @@ class _Record(_Checked):
 
 
 def _row(path: Path, number: int, offset: int, fields: Any) -> RecordRow:
-    """Raises ValueError for what is not a record."""
+    """Validate a record. Raises ValueError if it is invalid."""
     record = _Record.model_validate(fields)
     if record.key is not None:
         name, group = record.key, record.key.rsplit("_", 2)[0]

@@ -1,4 +1,4 @@
-"""Text of a page: tokens by the run's tokenizer, code with the classes of its highlighting."""
+"""Prepares texts for a page: decodes tokens with the run's tokenizer, highlights code."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from pygments.token import STANDARD_TYPES
 from retool_mcore.data.tokenizer import decode, from_pretrained
 from retool_mcore.errors import DataError
 
-HIGHLIGHT_CHARS = 50_000  # longer code is shown plain
+HIGHLIGHT_CHARS = 50_000  # longer code is not highlighted
 _LEXER = PythonLexer(stripnl=False, ensurenl=False)
 
 
 class Tokens:
-    """Text of token ids, each decoded once; ``where``: whose tokenizer, "" if none was found."""
+    """Decodes token ids, each once. ``where``: the tokenizer's model, or "" if none was found."""
 
     def __init__(self, models: Iterable[str], asked: Path | None = None) -> None:
         self.where, self._tokenizer, self._texts = "", None, dict[int, str]()
@@ -28,11 +28,11 @@ class Tokens:
                 return
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """All ids as one text; None without a tokenizer."""
+        """Decode all ids to one text; None without a tokenizer."""
         return decode(self._tokenizer, ids) if self._tokenizer is not None else None
 
     def note(self, ids: Iterable[int]) -> None:
-        """Add the texts of ids to ``table``."""
+        """Add the texts of ``ids`` to ``table``."""
         if self._tokenizer is None:
             return
         for token in set(ids) - self._texts.keys():
@@ -40,7 +40,7 @@ class Tokens:
 
     @property
     def table(self) -> dict[int, str]:
-        """The text of every id noted so far; a part of a character is U+FFFD."""
+        """The text of every id noted so far; an incomplete character is U+FFFD."""
         return self._texts
 
 
@@ -52,7 +52,7 @@ def _load(model: str) -> Any:
 
 
 def highlighted(code: str) -> list[tuple[str, str]]:
-    """Python code as (class, text) pairs, whose texts join to the code; no markup."""
+    """Split Python code into (CSS class, text) pairs without markup. The texts join to the code."""
     if len(code) > HIGHLIGHT_CHARS:
         return [("", code)]
     pairs: list[tuple[str, str]] = []
