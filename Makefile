@@ -1,4 +1,4 @@
-# From a clone: `make quickstart` runs the main job on a CPU, `make test` every test.
+# In a clone, `make quickstart` runs the main job on a CPU, and `make test` runs the tests.
 PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
 VENV := .venv
 VLLM_VENV := .venv-ascend
@@ -11,7 +11,7 @@ SEED ?= 0
 
 BASE ?= HEAD~1
 PYTEST := $(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long"
-# The folders of `make test`, the longest first; tests/nightly is `make test-long`.
+# The folders of `make test`, slowest first. `make test-long` runs the slow tests, such as tests/nightly.
 PARTS := e2e sandbox parity engine unit
 
 define PYTHON_FITS
@@ -26,8 +26,8 @@ quickstart: install
 
 install: $(VENV)/.installed
 
-# torch comes first and stays: a constraint keeps every later step from replacing the CPU build. The
-# stamp is written last, so an interrupted install continues; pip skips what is already there.
+# Install torch first; a constraint keeps later steps from replacing the CPU build. The stamp file is
+# written last, so an interrupted install resumes; pip skips installed packages.
 $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt $(CPU)/no_torchvision/pyproject.toml
 	@$(PYTHON_FITS)
 	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 6000 || test -x $(BIN)/retool || \
@@ -42,8 +42,8 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt $(C
 	@$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
 	@touch $@
 
-# On a machine with NVIDIA GPUs. torch's CUDA build comes first, because the torch half of Transformer
-# Engine is compiled against it, with the headers of cuDNN and NCCL that came with it.
+# For machines with NVIDIA GPUs. Install torch's CUDA build first, because Transformer Engine's torch
+# extension is compiled against it and the cuDNN and NCCL headers that it installs.
 install-cuda:
 	@$(PYTHON_FITS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,29 +53,29 @@ install-cuda:
 	$(PIP) --constraint $(CUDA)/constraints.txt --editable '.[cuda]'
 	$(BIN)/python -W ignore -c 'import torch, transformer_engine.pytorch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "for CUDA", torch.version.cuda)'
 
-# In the CANN image (ascend/README.md), whose torch, torch_npu, MindSpeed and vLLM stay as they are.
+# For the CANN image (see ascend/README.md). Keeps the image's torch, torch_npu, MindSpeed and vLLM.
 install-ascend:
 	$(IMAGE_PYTHON) -c 'import torch, torch_npu' || \
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
-# Two folders at once, because a starting engine leaves a core idle for half of the time. All run to
-# their ends, whichever fails. CI adds lint and docs: BESIDE="lint docs".
+# Run two folders at a time, because a starting engine leaves a core idle for half of the time. A failure
+# does not stop the others. CI also runs lint and docs: BESIDE="lint docs".
 test: install
 	@$(MAKE) --no-print-directory --keep-going -j2 $(BESIDE) $(PARTS:%=test-%)
 
 $(PARTS:%=test-%): test-%:
 	$(PYTEST) tests/$*
 
-# The unit tests, which start no process.
+# The unit tests; they start no processes.
 test-fast: install
 	$(BIN)/python -m pytest -q tests/unit
 
 test-long: install
 	$(BIN)/python -m pytest -m long
 
-# The tool loop before a real vLLM, whose build for CPUs pins other versions than .venv has. torch's CPU
-# build must be on an index that pip knows.
+# Test the tool loop with a real vLLM. Its CPU build pins other versions than .venv, so it has a separate
+# environment. torch's CPU build must be on one of pip's indexes.
 test-ascend: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m long tests/nightly/ascend
 
@@ -88,7 +88,7 @@ $(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/nightly/ascend/vllm_by_
 	  --requirement tests/nightly/ascend/vllm_by_name/requirements.txt
 	@touch $@
 
-# The pages as a site, in site/. mkdocs has an environment of its own: the others do without it.
+# Build the documentation site in site/. mkdocs has a separate environment.
 docs: .venv-docs/.installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo "built: site/index.html"
@@ -105,9 +105,9 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# At this commit and at BASE, in turns on this machine: a step of SFT; one of RL without engine and
-# Ray, which is this package's own work a token; a start of RL, and a trajectory's requests. What it
-# finds: perf/compare.py's last line says how small a difference.
+# Compare this commit with BASE, alternating on this machine: an SFT step; an RL step without engine and
+# Ray, which measures this package's own work per token; a start of RL; the requests of a trajectory. The
+# last line of perf/compare.py states the smallest difference that it can detect.
 INTERLEAVE = $(BIN)/python -W ignore perf/interleave.py --base $(BASE)
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# ReTool's effect on GSM8K, on one GPU of 80 GB: SFT on programs and on words, RL with the tool and RL
-# in words alone from that model with the same steps and samples, then the test set for all four
-# models, compared problem by problem, and a report.
+# Measures ReTool's effect on GSM8K, on one 80 GB GPU: SFT on solutions with and without programs, then RL
+# with the tool and RL without it, both from the SFT model with the same steps and samples. Evaluates all
+# four models on the test set, compares them problem by problem, and writes a report.
 #   bash launch/gsm8k_gpu1.sh MODEL [section.key=value ...] [--dry-run]
-# MODEL is a hub name or a folder. The settings are of SFT and RL; those of one of them: SFT_KEYS, RL_KEYS.
-# PROBLEMS=large: the same problems with large numbers, where a program beats arithmetic in words.
-# AT_ONCE=1: both RL runs share the GPU, of which one alone leaves half idle. For models up to 0.6 B.
-# Killed? The same command goes on where it was. Everything it makes is under OUT.
+# MODEL is a hub name or a folder. The settings apply to SFT and RL; SFT_KEYS and RL_KEYS to one of them.
+# PROBLEMS=large: the same problems with large numbers, where programs beat mental arithmetic.
+# AT_ONCE=1: run both RL runs on the GPU at once; one alone uses half of it. For models up to 0.6B.
+# After a kill, the same command resumes. All output is under OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:=runs/gsm8k}" "${GSM8K:=data/gsm8k}" "${SFT_KEYS:=}" "${RL_KEYS:=}" "${LIMIT:=}" "${PROBLEMS:=plain}" "${AT_ONCE:=}"
@@ -20,7 +20,7 @@ KEYS=()
 for word in "${@:2}"; do
   if [ "$word" = --dry-run ]; then DRY_RUN=1; else KEYS+=("$word"); fi
 done
-# What a finished recipe has made; the same command then ends at once.
+# If this recipe has finished with the same settings, exit at once.
 recipe="$* $OUT $GSM8K $SFT_CONFIG $RL_CONFIG $SFT_KEYS $RL_KEYS $LIMIT $PROBLEMS $AT_ONCE"
 finished "$recipe" "$OUT"/{sft,tool_rl,text_rl}/export "$OUT/eval/text_rl_text/report.json" "$OUT/report.html" && exit 0
 retool=("$PYTHON" -m retool_mcore)
@@ -30,8 +30,8 @@ sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
   "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=8192} "${KEYS[@]}" $RL_KEYS)
 
-# The checks and the plan, before anything is made. A response with its prompt has 380 tokens
-# (perf/RESULTS.md). The GPU is this machine's; HARDWARE names another.
+# Check and plan before writing anything. Prompt and response have 380 tokens on average
+# (perf/RESULTS.md). The plan is for this machine's GPU, or for HARDWARE.
 if [ -z "$DRY_RUN" ]; then
   "${retool[@]}" preflight "${sft[@]}" --without-data
   "${retool[@]}" preflight "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --without-data
@@ -47,13 +47,13 @@ command -v nvidia-smi >/dev/null || {
 if [ "$PROBLEMS" = large ]; then
   large=("$PYTHON" launch/gsm8k/large.py)
   beside large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
-  beside large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of them cannot be enlarged
+  beside large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of the problems cannot be enlarged
   together
 fi
 beside problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
 beside validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
   --out "$OUT/data/validation.parquet"
-for form in traces inline; do  # protocol "retool" wants the traces in line
+for form in traces inline; do  # protocol "retool" needs inline traces
   for part in sft validation; do
     file=$OUT/data/sft.parquet
     [ $part = sft ] || file=$OUT/data/sft_val.parquet
@@ -76,7 +76,7 @@ $how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl
 together
 
 models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OUT/tool_rl/export" --model "text_rl=$OUT/text_rl/export")
-# As the runs sample and validate, at temperature 1, four times; each of the four with and without the tool.
+# Same sampling as the runs' validation: temperature 1, n = 4. Each of the four models with and without the tool.
 stage eval "$OUT/eval/text_rl_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$OUT/sft/export" \
   --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
 beside tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"

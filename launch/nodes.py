@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from retool_mcore.config import RunConfig
 
 DEFAULTS = {
-    "RESTARTS": 0,  # restarts after a fault
-    "RESTART_WAIT_S": 10,  # before the first restart; doubles with each
+    "RESTARTS": 0,  # maximum number of restarts after a fault
+    "RESTART_WAIT_S": 10,  # before the first restart; doubles with each restart
     "RAY_PORT": 6379,
     "TORCH_PORT": 29500,
-    "HEAD_WAIT_S": 25,  # for node 0 to answer
-    "NODES_WAIT_S": 120,  # for all nodes to join
-    "LOCK_WAIT_S": 30,  # for an earlier start of this run to end, as when Slurm requeues a job
+    "HEAD_WAIT_S": 25,  # longest wait for node 0 to answer
+    "NODES_WAIT_S": 120,  # longest wait for all nodes to join
+    "LOCK_WAIT_S": 30,  # longest wait for an earlier start of this run to exit, as when Slurm requeues a job
 }
 PYTHON = os.environ.get("PYTHON") or sys.executable
 PROGRAMS = {"sft": [PYTHON, "launch/sft_mcore.py"], "rl": [PYTHON, "launch/rl.py"]}
 RETOOL = [PYTHON, "-m", "retool_mcore"]
-MARGIN_S = 20  # for a run to end, after the grace_s that it has to save
+MARGIN_S = 20  # for a run to exit, after the grace_s that it has for saving
 SERVICES_END_S = 5
-LOST_AFTER_S = 3  # without an answer of node 0, or without Ray
-CPU_ACTORS = 16  # logical CPUs of a node without devices: most actors wait
+LOST_AFTER_S = 3  # node 0 or Ray counts as lost after this time without an answer
+CPU_ACTORS = 16  # logical CPUs of a node without devices; most actors are idle
 
-_signals: list[int] = []  # the received ones that ask for the end
+_signals: list[int] = []  # the stop signals received so far
 
 
 def main(kind: str, *words: str) -> int:
     for each in SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(each) != signal.SIG_IGN:  # ignored under nohup, for example
             signal.signal(each, lambda number, _: _signals.append(number))
     os.environ.setdefault("PYTHON", PYTHON)  # launch/sandbox.sh reads it
     given = [word for word in words if word != "--dry-run"]
@@ -71,12 +71,12 @@ def main(kind: str, *words: str) -> int:
         return EXIT_USER_ERROR
 
 
-# The recipe: the commands of this node, in their order
+# The commands of this node, in order
 
 
 @dataclass(frozen=True)
 class Node:
-    given: list[str]  # the run file and its settings, as on the command line
+    given: list[str]  # the run file and the overrides from the command line
     run: "RunConfig"
     rank: int
     head_ip: str
@@ -97,7 +97,7 @@ def sft_commands(node: Node) -> Commands:
 
 
 def rl_commands(node: Node) -> Commands:
-    """On one node the run starts a Ray of its own."""
+    """Return the RL commands of this node. On a single node, the run itself starts Ray."""
     preflight = [*RETOOL, "preflight", *node.given]
     commands: Commands = {"preflight": preflight, "sandbox": sandbox_command(node)}
     if node.run.cluster.nodes > 1:
@@ -107,7 +107,7 @@ def rl_commands(node: Node) -> Commands:
             commands["nodes"] = [*preflight, "--cluster", "--wait-s", number("NODES_WAIT_S")]
         config, *settings = node.given
         where = f"sandbox.where={json.dumps([f'unix://{sandbox_folder(node)}/sandbox.sock'])}"
-        # The service has the interpreter and the modules, so the run must not ask for any.
+        # These settings went to the sandbox service; a run with a remote sandbox must not have them.
         commands["run"] = [*PROGRAMS["rl"], config, where, *settings, "sandbox.python=", "sandbox.preload=[]"]
     return commands
 
@@ -121,7 +121,10 @@ def show(node: Node, commands: Commands) -> int:
 
 
 def carry_out(node: Node, commands: Commands) -> int:
-    """The exit code of the run. Nothing of the run changes before its folder is locked."""
+    """Execute the commands and return the run's exit code.
+
+    Locks the run's folder before it changes anything there.
+    """
     with ExitStack() as folders, Processes(node.run.checkpoint.grace_s).stopped_atend() as processes:
         processes.locks.append(lock(node.folder, f".lock.node{node.rank}"))
         require_free(node.folder)
@@ -139,7 +142,7 @@ def carry_out(node: Node, commands: Commands) -> int:
         def meet_again() -> None:
             if "nodes" in commands:
                 processes.require(commands["nodes"])
-            elif node.rank != 0:  # all nodes of SFT have ended: do not meet the old torchrun of node 0
+            elif node.rank != 0:  # SFT: wait until node 0's old torchrun is gone
                 left = partial(answers, node.head_ip, number("TORCH_PORT"), wanted=False)
                 wait_until(left, number("NODES_WAIT_S") / 2)
 
@@ -150,8 +153,8 @@ def carry_out(node: Node, commands: Commands) -> int:
 
 
 def find_node(kind: str, given: list[str], dry_run: bool) -> Node:
-    """Read the settings, and export them for preflight to compare nodes. Raises ConfigError."""
-    # Imported here, because this takes half a second, in which a signal may arrive.
+    """Read the settings and export them, for preflight to compare nodes. Raises ConfigError."""
+    # Imported here because it takes half a second, and the signal handlers must be set before.
     from retool_mcore.cli.common import settings_of
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.preflight.cluster import NODE_SETTINGS
@@ -163,7 +166,10 @@ def find_node(kind: str, given: list[str], dry_run: bool) -> Node:
 
 
 def find_place(nodes: int, env: Mapping[str, str], dry_run: bool = False) -> tuple[int, str]:
-    """This node's rank and node 0's address, of the user or of Slurm. Raises ConfigError."""
+    """Return this node's rank and node 0's address: NODE_RANK and HEAD_IP, or Slurm's.
+
+    Raises ConfigError.
+    """
     rank, head_ip = env.get("NODE_RANK", ""), env.get("HEAD_IP", "")
     if nodes == 1:
         return 0, head_ip or "127.0.0.1"
@@ -189,7 +195,7 @@ def find_place(nodes: int, env: Mapping[str, str], dry_run: bool = False) -> tup
 
 
 def number(name: str) -> int:
-    """The environment's value of a name in DEFAULTS. Raises ConfigError."""
+    """Return an integer of DEFAULTS, or its value in the environment. Raises ConfigError."""
     value = os.environ.get(name) or str(DEFAULTS[name])
     if not value.isdecimal():
         raise ConfigError(f"{name} = {value} is not a whole number. An example is {name}={DEFAULTS[name]}.")
@@ -197,7 +203,7 @@ def number(name: str) -> int:
 
 
 def ipv4(host: str) -> str:
-    """An IPv4 address of ``host``; "" if it has none."""
+    """Return an IPv4 address of ``host``, or ""."""
     try:
         return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
     except OSError:
@@ -212,14 +218,14 @@ def say(line: str) -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep; raise SystemExit if a signal has asked for the end."""
+    """Sleep; raise SystemExit if a stop signal has arrived."""
     if _signals:
         raise SystemExit(exit_code(_signals[0]))
     time.sleep(seconds)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether ``condition`` became true in time."""
+    """Wait until ``condition`` is true. False if it is not within ``seconds``."""
     end_s = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= end_s:
@@ -229,7 +235,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def answers(host: str, port: int, *, wanted: bool = True) -> bool:
-    """Whether ``host`` takes a connection there; ``wanted`` False: whether it does not."""
+    """Whether connecting to ``host`` succeeds; with ``wanted`` False, whether it fails."""
     try:
         socket.create_connection((host, port), timeout=2).close()
     except OSError:
@@ -246,9 +252,9 @@ def wait_for_head(head_ip: str, port: int) -> None:
 
 
 def lock(folder: Path, name: str = ".lock") -> IO[str]:
-    """Lock ``folder`` until this process and all that inherit the file have ended.
+    """Lock ``folder`` until this process and all that inherit the file descriptor have exited.
 
-    Wait up to LOCK_WAIT_S for another process that has it. Raises ConfigError.
+    Waits up to LOCK_WAIT_S for another process to release it. Raises ConfigError.
     """
     wait_s, told = number("LOCK_WAIT_S"), False
     end_s = time.monotonic() + wait_s
@@ -268,7 +274,7 @@ def lock(folder: Path, name: str = ".lock") -> IO[str]:
 
 
 class Group:
-    """A process in a group and session of its own, with everything that it starts."""
+    """A process in a new session and process group, including everything that it starts."""
 
     def __init__(self, command: Sequence[object], locks: Sequence[IO[str]], output: IO[bytes] | None = None) -> None:
         self.leader = subprocess.Popen(
@@ -282,8 +288,8 @@ class Group:
         )
 
     def signal(self, how: int) -> bool:
-        """Whether a process of the group is there to hear it."""
-        self.leader.poll()  # an ended leader would count until it is waited for
+        """Send signal ``how`` to the group. False if the group has no process left."""
+        self.leader.poll()  # reap the leader: a zombie would count as a process
         try:
             os.killpg(self.leader.pid, how)
         except OSError:
@@ -291,7 +297,7 @@ class Group:
         return True
 
     def wait(self) -> int:
-        """The leader's exit code, as a shell counts it."""
+        """Wait for the leader and return its exit code, as in a shell (128 + signal)."""
         while (code := self.leader.poll()) is None:
             pause(0.1)
         return code if code >= 0 else 128 - code
@@ -299,7 +305,7 @@ class Group:
 
 @dataclass
 class Processes:
-    """What this command has started."""
+    """The processes that this command has started."""
 
     grace_s: float
     run: Group | None = None
@@ -313,7 +319,7 @@ class Processes:
         return self.services[-1]
 
     def require(self, command: Sequence[object]) -> None:
-        """Run a command; raise SystemExit with its code if it fails."""
+        """Run a command; raise SystemExit with its exit code if it fails."""
         self.services.append(Group(command, self.locks))
         if code := self.services[-1].wait():
             raise SystemExit(code)
@@ -322,7 +328,7 @@ class Processes:
     def supervise(self, command: Sequence[object], before_restart: Callable[[], None] = lambda: None) -> int:
         """Run ``command`` and return its exit code. After a fault, restart it up to RESTARTS times.
 
-        A mistake of the user and an end that the user asked for are no faults.
+        User errors and stop signals do not count as faults.
         """
         restarts, wait_s = number("RESTARTS"), number("RESTART_WAIT_S")
         for restart in range(1, restarts + 2):
@@ -330,7 +336,7 @@ class Processes:
             code = self.run.wait()
             if code in (0, EXIT_USER_ERROR, *map(exit_code, SIGNALS)) or restart > restarts:
                 return code
-            self.run.signal(signal.SIGKILL)  # what a killed launcher has left
+            self.run.signal(signal.SIGKILL)  # in case a killed launcher left processes behind
             again = f"start {restart} of RESTARTS = {restarts} follows in {wait_s} s"
             say(f"the run ended by a fault (exit code {code}); {again}")
             wait_until(lambda: False, wait_s)
@@ -346,13 +352,13 @@ class Processes:
             if self.run is not None:
                 self._stop_run(self.run)
             for each in SIGNALS:
-                signal.signal(each, signal.SIG_IGN)  # the rest takes seconds
+                signal.signal(each, signal.SIG_IGN)  # stopping the services takes only seconds
             end(self.services, SERVICES_END_S)
 
     def _stop_run(self, run: Group) -> None:
-        """Ask the run to save and end within grace_s. At a second signal it ends at once."""
+        """Make the run save and exit within grace_s. Forward a second signal, to stop at once."""
         heard, end_s = len(_signals), time.monotonic() + self.grace_s + MARGIN_S
-        run.leader.terminate()  # the leader alone: it saves with the help of what it has started
+        run.leader.terminate()  # only the leader: it needs its child processes for saving
         while run.leader.poll() is None and time.monotonic() < end_s:
             if len(_signals) > heard:
                 heard = len(_signals)
@@ -371,16 +377,16 @@ def end(groups: Sequence[Group], seconds: float) -> None:
         each.signal(signal.SIGKILL)
 
 
-# The sandbox of this node: `curl --unix-socket` reads its /health and /metrics
+# The sandbox of this node; read its /health and /metrics with `curl --unix-socket`
 
 
 def sandbox_folder(node: Node) -> Path:
-    """The same path on every node, so that one setting names all of them."""
+    """Return the socket's folder: the same path on all nodes, so that one setting fits all."""
     return Path(os.environ.get("SANDBOX_DIR") or f"/tmp/retool-sandboxes-{os.getuid()}") / node.run.run.name
 
 
 def sandbox_command(node: Node) -> list[Any]:
-    settings: Any = getattr(node.run, "sandbox")  # noqa: B009  of RL alone
+    settings: Any = getattr(node.run, "sandbox")  # noqa: B009  only in RL configs
     command = ["bash", "launch/sandbox.sh", "--socket", sandbox_folder(node) / "sandbox.sock"]
     command += ["--min-level", settings.min_level, "--workers", settings.workers]
     command += ["--processes", -(-settings.workers // 16), *(["--python", settings.python] if settings.python else [])]
@@ -389,7 +395,7 @@ def sandbox_command(node: Node) -> list[Any]:
 
 
 def start_sandbox(node: Node, processes: Processes, command: Sequence[object]) -> None:
-    """Start the service, which restarts its server. Raises ConfigError and PlatformError."""
+    """Start launch/sandbox.sh, which restarts its server. Raises ConfigError, PlatformError."""
     folder = sandbox_folder(node)
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -398,7 +404,7 @@ def start_sandbox(node: Node, processes: Processes, command: Sequence[object]) -
             f"{folder.parent} belongs to another user, who could answer in the sandbox's place. Set SANDBOX_DIR to a "
             "folder of yours."
         )
-    processes.locks.append(lock(folder))  # runs of the same name in two roots share it
+    processes.locks.append(lock(folder))  # runs of the same name in different roots share this folder
     path, log = folder / "sandbox.sock", folder / "log"
     path.unlink(missing_ok=True)
     service = processes.start_service(command, log)
@@ -436,7 +442,7 @@ def ray_command(node: Node) -> list[Any]:
 
 
 def start_ray(node: Node, processes: Processes, command: Sequence[object], folders: ExitStack) -> Group:
-    """Start Ray and wait until it runs; export its address. Raises PlatformError."""
+    """Start Ray, wait until it is up, and export RAY_ADDRESS. Raises PlatformError."""
     from retool_mcore.verl.ray_cluster import ray_folder
 
     port, log = number("RAY_PORT"), _ray_log(node)
@@ -449,13 +455,13 @@ def start_ray(node: Node, processes: Processes, command: Sequence[object], folde
     folders.enter_context(ray_folder(node.folder, node.rank))
     if node.rank != 0:
         wait_for_head(node.head_ip, port)
-    elif answers(node.head_ip, port):  # Ray itself would try for most of a minute
+    elif answers(node.head_ip, port):  # otherwise Ray would retry for most of a minute
         raise PlatformError(
             f"RAY_PORT = {port} of {node.head_ip} is in use. Stop what listens there, or set another on every node."
         )
-    os.environ.pop("RAY_ADDRESS", None)  # `ray start` refuses it
-    os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing to move away: the run has ended
-    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  a worker for each core, none of the run's
+    os.environ.pop("RAY_ADDRESS", None)  # `ray start` fails if it is set
+    os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing to drain once the run has ended
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  one idle worker per core, unused by the run
     ray = processes.start_service(["env", "PYTHONUNBUFFERED=1", *command], log)
     while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
         if ray.leader.poll() is not None:
@@ -471,7 +477,7 @@ def _ray_log(node: Node) -> Path:
 
 
 def _share_ray_token(node: Node) -> None:
-    """Export the secret that Ray's nodes show each other: a file in the run's folder."""
+    """Set up Ray's token authentication: node 0 writes the token to a file in the run's folder."""
     os.environ["RAY_AUTH_MODE"] = "token"
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return
@@ -490,9 +496,9 @@ def _share_ray_token(node: Node) -> None:
 
 
 def serve(node: Node, processes: Processes, command: Sequence[object], folders: ExitStack) -> int:
-    """Serve until node 0 leaves. Its port shows that in seconds, Ray itself only after a minute.
+    """Serve until node 0 leaves; rejoin up to RESTARTS times if this node's Ray dies.
 
-    If this node's Ray dies, join again up to RESTARTS times.
+    Polls node 0's Ray port, which closes within seconds. Ray itself notices only after a minute.
     """
     head = partial(answers, node.head_ip, number("RAY_PORT"))
     for restarts in range(number("RESTARTS") + 1):
@@ -503,13 +509,13 @@ def serve(node: Node, processes: Processes, command: Sequence[object], folders: 
             if _stays(partial(head, wanted=False)):
                 say("node 0 has left")
                 return 0
-        ray.signal(signal.SIGKILL)  # what its leader has left
+        ray.signal(signal.SIGKILL)  # in case its leader left processes behind
         say(f"Ray on this node has ended, while node 0 still runs: {_last_line(_ray_log(node))}")
     return EXIT_RETRYABLE
 
 
 def _stays(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` holds for LOST_AFTER_S."""
+    """Whether ``condition`` stays true for LOST_AFTER_S."""
     return not wait_until(lambda: not condition(), LOST_AFTER_S)
 
 

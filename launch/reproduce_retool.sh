@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# ReTool from a model to its result, by the settings of arXiv 2504.11536: data, SFT, RL, AIME 2024
-# and 2025 with 32 samples of each problem at temperature 1.0 and top_p 0.7, a report. On 8 H200:
+# Reproduces ReTool with the settings of arXiv 2504.11536: data, SFT, RL, evaluation on AIME 2024 and 2025
+# with 32 samples per problem at temperature 1.0 and top_p 0.7, and a report. On 8 H200:
 #   bash launch/reproduce_retool.sh Qwen/Qwen2.5-32B-Instruct [--dry-run]
-# Killed? The same command goes on in the stage that it was in. Everything it makes is under OUT.
-# Another model or machine: SFT_CONFIG and RL_CONFIG; single settings: SFT_KEYS="train.steps=10 ...", RL_KEYS.
+# After a kill, the same command resumes in the same stage. All output is under OUT.
+# For another model or machine, set SFT_CONFIG and RL_CONFIG; for single settings, set
+# SFT_KEYS="train.steps=10 ..." and RL_KEYS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:=runs/retool_32b}" "${BENCHMARKS:=data/aime_2024.parquet data/aime_2025.parquet}" "${SAMPLES:=32}"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The code sandbox of one node, any hardware. Prints its URL when it answers, serves until stopped,
-# then stops it. A server that ends before that is started again.
+# Serves the code sandbox of one node, on any hardware. Prints the URL once the server answers, restarts
+# the server if it dies, and stops it on exit.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
 #                          [--processes N] [--drain-s S] [--python PATH] [--preload MODULE ...]
-# To run something beside it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
+# To run a command with it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
 set -euo pipefail
 : "${PYTHON:=python}"
 options=()
@@ -13,14 +13,14 @@ while [ $# -gt 0 ] && [ "$1" != "--" ]; do options+=("$1"); shift; done
 state=$(mktemp -d)
 mkfifo -m 600 "$state/first_line"
 
-# Starts the server, and starts it again whenever it ends, at the same address.
+# Runs the server, and restarts it at the same address whenever it exits.
 keep() {
   local server="" code pause=1 began
   trap '[ -z "$server" ] || { kill "$server"; wait "$server"; } 2>/dev/null; exit 0' TERM
   "$PYTHON" -m retool_mcore.sandbox serve "${options[@]}" >"$state/first_line" &
   server=$!
   wait "$server" && code=0 || code=$?
-  [ -s "$state/url" ] || exit "$code"  # it never answered, and told why on stderr
+  [ -s "$state/url" ] || exit "$code"  # it never started; the reason is on stderr
   case $(<"$state/url") in http://*) options+=(--port "$(sed 's/.*://' "$state/url")") ;; esac
   while :; do
     echo "the sandbox ended with code $code; it is started again in $pause s" >&2

@@ -5,5 +5,5 @@ torchrun --nproc-per-node N launch/sft_mcore.py CONFIG.toml [section.key=value .
 
 from retool_mcore.cli.main import run_sft
 
-if __name__ == "__main__":  # Megatron's checkpoint writer starts processes that import this file again
+if __name__ == "__main__":  # Megatron's checkpoint writer processes import this file again
     run_sft()

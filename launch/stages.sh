@@ -1,13 +1,14 @@
-# Sourced by the recipes of several stages: reproduce_retool.sh and gsm8k_gpu1.sh.
+# Functions for recipes with several stages; reproduce_retool.sh and gsm8k_gpu1.sh source this file.
 : "${OUT:?the folder of everything that the recipe makes}" "${PYTHON:=python}" "${DRY_RUN:=}" "${LOCK_WAIT_S:=30}"
 
-started=()  # running stages: the process of each, which leads a process group
-begun=()    # of each parallel stage: name, process, start time, command
+started=()  # pids of the running stages; each leads a process group
+begun=()    # per parallel stage: name, pid, start time, command
 
 fail() { echo "error: $*" >&2; exit 2; }
 
-# stage NAME RESULT COMMAND...: runs the command and records it in OUT/stages/NAME. Later starts skip it
-# while RESULT exists and the record has the same command. A dry run prints it, and scripts print theirs.
+# stage NAME RESULT COMMAND...: runs the command and records it in OUT/stages/NAME. Later starts skip the
+# stage if RESULT exists and the recorded command is the same. A dry run only prints the command; if it is
+# a script, its own dry run prints the script's commands.
 stage() {
   local name=$1 result=$2 began=$SECONDS
   shift 2
@@ -18,8 +19,8 @@ stage() {
   done_with "$name" $began "$*"
 }
 
-# beside NAME RESULT COMMAND...: a stage in parallel to others, until `together` has waited for all of
-# them. Each of its lines begins with its name, and no progress bar overwrites another's.
+# beside NAME RESULT COMMAND...: starts a parallel stage; `together` waits for all of them. Each line of
+# its output is prefixed with its name, which also disables progress bars.
 beside() {
   local name=$1 result=$2
   shift 2
@@ -28,7 +29,7 @@ beside() {
   begun+=("$name" "${started[-1]}" "$SECONDS" "$*")
 }
 
-# The first that fails ends the recipe, and with it the others.
+# Waits for all parallel stages. The first one that fails stops the recipe and all other stages.
 together() {
   local i
   while [ ${#begun[@]} -gt 0 ]; do
@@ -44,7 +45,7 @@ together() {
   done
 }
 
-# is_left RESULT COMMAND...: whether the stage `name` must run. The first that must locks OUT.
+# is_left RESULT COMMAND...: whether stage `name` still has to run. The first such stage locks OUT.
 is_left() {
   local result=$1
   shift
@@ -60,11 +61,11 @@ is_left() {
   [ -n "${lock:-}" ] || lock_out
 }
 
-# The stages inherit the lock, so OUT is free when the last of them has ended.
+# The stages inherit the lock, so OUT is released when the last of them exits.
 lock_out() {
   mkdir -p "$OUT"
   exec {lock}>>"$OUT/.lock.stages"
-  flock --wait "$LOCK_WAIT_S" "$lock" & wait $! ||  # in the background, so that a signal ends the wait
+  flock --wait "$LOCK_WAIT_S" "$lock" & wait $! ||  # in the background, so that a signal interrupts the wait
     fail "$OUT is in use by process $(cat "$OUT/.lock.stages"). Wait for it, stop it, or set another OUT."
   echo "$$ on $HOSTNAME" >"$OUT/.lock.stages"
 }
@@ -77,8 +78,8 @@ done_with() {
   echo "$1: $((SECONDS - $2)) s"
 }
 
-# finished RECIPE RESULT...: whether the whole recipe, with these words, has ended before and all of its
-# results are here. finish RECIPE records it.
+# finished RECIPE RESULT...: whether this recipe, with the same arguments, has finished and all of its
+# results still exist. finish RECIPE records that it has finished.
 finished() {
   local recipe=$1 result
   shift
@@ -88,13 +89,14 @@ finished() {
 }
 finish() { [ -n "$DRY_RUN" ] || printf '%s' "$1" >"$OUT/stages/recipe"; }
 
-# start COMMAND...: in the background, in a process group of its own, which ends when this script ends.
+# start COMMAND...: runs the command in the background in a new process group, which gets SIGTERM when this
+# script dies.
 start() {
   setsid setpriv --pdeathsig TERM -- "$@" &
   started+=("$!")
 }
 
-# Each stage gets SIGTERM and ends by itself: a run saves first, and ends at once at a second signal.
+# Sends SIGTERM to each stage and waits for it to exit. A run saves first; a second signal stops it at once.
 stop_started() {
   trap - EXIT
   [ ${#started[@]} -gt 0 ] || return 0
@@ -103,7 +105,7 @@ stop_started() {
   local pid
   for pid in "${started[@]}"; do
     while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
-    kill -KILL -- "-$pid" 2>/dev/null || true  # what it has left
+    kill -KILL -- "-$pid" 2>/dev/null || true  # its remaining processes
   done
 }
 trap stop_started EXIT
