@@ -107,7 +107,7 @@ def rl_commands(node: Node) -> Commands:
             commands["nodes"] = [*preflight, "--cluster", "--wait-s", number("NODES_WAIT_S")]
         config, *settings = node.given
         where = f"sandbox.where={json.dumps([f'unix://{sandbox_folder(node)}/sandbox.sock'])}"
-        # These settings went to the sandbox service; a run with a remote sandbox must not have them.
+        # The sandbox service has these settings; a run with a remote sandbox must not set them.
         commands["run"] = [*PROGRAMS["rl"], config, where, *settings, "sandbox.python=", "sandbox.preload=[]"]
     return commands
 
