@@ -1,5 +1,5 @@
 'use strict';
-// Two trajectories side by side with what differs, and one problem over all steps.
+// Two trajectories side by side with their differences, and one problem over all steps.
 
 const MOST_WORDS = 4000;
 
@@ -11,7 +11,7 @@ function rowOf(key) {
   return store.index.rows.find((row) => keyOf(row) === key);
 }
 
-// Trajectories of the same problem: by its text, or where a file has none by its number.
+// Trajectories of the same problem, identified by its text, or by its number in files without the text.
 function sameProblem(row) {
   const same = row.problem ? (other) => other.problem === row.problem
     : (other) => !other.problem && other.source === row.source && other.group === row.group;
@@ -88,7 +88,7 @@ function pair(left, right, kind) {
   return [card(left, a, 'del'), card(right, b, 'ins')];
 }
 
-// [same, text] parts of both texts, by the longest common run of words; beyond MOST_WORDS only the ends are compared.
+// Returns [same, text] parts of both texts, by longest common runs of words; beyond MOST_WORDS, compares only the ends.
 function differing(left, right) {
   const [a, b] = [left, right].map((text) => text.split(/(\s+|[^\w\s])/).filter(Boolean));
   let start = 0;

@@ -1,5 +1,5 @@
 'use strict';
-// The data inside the page: the index at once, chunks when somebody looks at them.
+// Decodes the data in the page: the index at start, chunks on demand.
 
 const store = { index: null, chunks: new Map() };
 
@@ -9,7 +9,7 @@ async function unfold(element) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// The browser may still be reading the file: a chunk is whole once another element follows it.
+// The browser may still be loading the file: a chunk is complete once another element follows it.
 async function chunkElement(number) {
   for (;;) {
     const element = document.getElementById(`chunk-${number}`);
@@ -35,7 +35,7 @@ function spread(runs) {
   return runs ? runs.flatMap(([value, count]) => Array(count).fill(value)) : null;
 }
 
-// One character a token, see millinats in page.py: nats in steps of 1/1000, null where not finite.
+// Decodes page.py's millinats, one character per token: nats in steps of 1/1000, null if not finite.
 function nats(letters) {
   return letters && Array.from({ length: letters.length }, (_, at) => {
     const code = letters.charCodeAt(at) - 0x5d;
@@ -64,7 +64,7 @@ function inGroups(rows) {
   return groups;
 }
 
-// GRPO compares the rewards of a group: where they are all alike there is nothing to learn.
+// GRPO compares the rewards within a group: if they are all equal, there is nothing to learn.
 function taughtNothing(rows) {
   return rows.length > 1 && rows[0].partition === 'train' && rows.every((row) => row.reward === rows[0].reward);
 }

@@ -1,5 +1,5 @@
 'use strict';
-// Elements are built from text nodes alone: nothing that a model wrote is ever read as markup.
+// Builds elements only from text nodes, so that a model's text is never parsed as markup.
 
 function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -13,7 +13,7 @@ function el(tag, props = {}, ...children) {
   return node;
 }
 
-// Marks that turn the direction of text, and other characters without a shape, are shown by number.
+// Shows bidirectional marks and other invisible characters as code points.
 const UNSEEN = /([\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+)/;
 
 function shown(text) {
@@ -25,7 +25,7 @@ function shown(text) {
 
 const LONG_CHARS = 20000;
 
-// A block of text; a long one shows its beginning until it is asked for more.
+// A block of text; a long one is truncated until the reader expands it.
 function block(text, kind = '') {
   const whole = String(text);
   const node = el('pre', { class: `text ${kind}`, dir: 'ltr' }, shown(whole.slice(0, LONG_CHARS)));

@@ -1,7 +1,7 @@
 'use strict';
-// Which rows of a table are shown: by the words of the filter, and by a click on a bar of a histogram.
+// Filters the rows of a table by the filter's text, which clicks on histogram bars also edit.
 
-// "stop:length calls>1 word": conditions on columns, the rest is text.
+// Parses "stop:length calls>1 word": conditions on columns; everything else is a text search.
 const FIELDS = { reward: 'reward', stop: 'stop', turns: 'turns', calls: 'calls', failed: 'failed', repairs: 'repairs',
   malformed: 'malformed', tokens: 'tokens', seconds: 'seconds', stale: 'stale', truth: 'truth', extracted: 'extracted',
   group: 'group', id: 'id', right: 'right', lines: 'lines', errors: 'errors', gap: 'gap', step: 'step', noted: 'noted' };
@@ -38,7 +38,7 @@ async function holdsText(row, words) {
   return words.every((word) => whole.includes(word));
 }
 
-// What a histogram counts: bins of [label, condition of the filter, what a row must have].
+// The bins of a histogram: [label, condition for the filter, predicate on a row].
 const HISTOGRAMS = [['outcome', outcomes], ['reward', some('reward')], ['calls', some('calls')], ['errors', kinds],
   ['tokens', some('tokens')], ['seconds', some('seconds')], ['gap', some('gap')]];
 const TITLES = { gap: 'mismatch, largest in nats', errors: 'errors by kind', seconds: 'seconds', tokens: 'tokens' };
@@ -74,7 +74,7 @@ function some(field) {
   };
 }
 
-// Bars of all rows, with what passes the filter in front. A histogram of one bar says nothing, and is left out.
+// Draws bars of all rows, with the filtered rows in front. Leaves out histograms with only one bar.
 function histograms(all, passing, again) {
   const search = document.getElementById('search');
   const figures = HISTOGRAMS.map(([field, binsOf]) => {
@@ -94,7 +94,7 @@ function histograms(all, passing, again) {
   return el('div', { class: 'histograms noprint' }, figures);
 }
 
-// The filter's own conditions of the field make way for ``condition``.
+// Replaces the filter's conditions on the field by ``condition``.
 function toggle(search, field, condition) {
   const name = field === 'outcome' ? 'right' : field;
   const rest = search.value.split(/\s+/).filter((word) => word && !(new RegExp(`^${name}(:|=|>|<)`).test(word)));

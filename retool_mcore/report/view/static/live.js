@@ -1,18 +1,18 @@
 'use strict';
-// A page from `retool view --serve` asks its server whether the run has gone on, and then loads itself anew.
+// A page from `retool view --serve` polls its server's version and reloads itself when that changes.
 
 const LIVE_EVERY_MS = 2000;
 
-// What a reader has set and the address does not say. It is there again after the page has loaded itself.
+// The reader's settings that are not in the address. They are restored after a reload.
 function keepPlace() {
   const { sort, down, chosen, marked, all } = view;
   const search = document.getElementById('search').value;
   try {
     sessionStorage.setItem('retool-place', JSON.stringify({ hash: location.hash, search, scroll: window.scrollY, view: { sort, down, chosen, marked, all } }));
-  } catch { /* a browser that keeps nothing: the page begins anew */ }
+  } catch { /* no storage: the page starts with its defaults */ }
 }
 
-// Takes what was kept; the height at which to go on, or null.
+// Restores the settings; returns the scroll position, or null.
 function placeBefore() {
   try {
     const before = JSON.parse(sessionStorage.getItem('retool-place'));
@@ -30,7 +30,7 @@ async function follow() {
     const newest = answer.ok ? await answer.text() : document.body.dataset.live;
     const writing = document.activeElement?.matches('textarea, input');
     if (newest !== document.body.dataset.live && !writing) { keepPlace(); location.reload(); return; }
-  } catch { /* the server has ended: the page stays as it is */ }
+  } catch { /* the server is gone: keep the page as it is */ }
   setTimeout(follow, LIVE_EVERY_MS);
 }
 

@@ -1,5 +1,5 @@
 'use strict';
-// Where the page is stands in its address; the keyboard moves there.
+// The current view is part of the address; keyboard shortcuts navigate.
 
 function here() {
   const said = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
@@ -43,7 +43,7 @@ async function render() {
   drawRows();
   window.scrollTo(0, 0);
   drawRows();
-  choose(view.chosen, view.chosen > 0);  // from a trajectory back to its row
+  choose(view.chosen, view.chosen > 0);  // back from a trajectory to its row
   document.body.dataset.drawn = location.hash || '#';
 }
 
@@ -151,7 +151,7 @@ async function start() {
   document.body.dataset.ready = String(Math.round(performance.now()));
 }
 
-start().catch((error) => {  // of a browser without DecompressionStream, or of a page that was cut short
+start().catch((error) => {  // a browser without DecompressionStream, or a truncated page
   document.getElementById('main').replaceChildren(el('p', { class: 'warn' },
     `This browser cannot open the page (${error.message}). It needs a browser of 2023 or newer, and the whole file.`));
 });

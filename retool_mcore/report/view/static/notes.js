@@ -1,5 +1,5 @@
 'use strict';
-// What the reader writes beside a trajectory: kept by the browser, and taken along as a file.
+// The reader's notes on trajectories: stored by the browser, exported as a file.
 
 const NOTE = 'retool-note:';
 
@@ -12,11 +12,11 @@ function kept(key, value) {
     if (value === undefined) return localStorage.getItem(key);
     if (value === '') localStorage.removeItem(key);
     else localStorage.setItem(key, value);
-  } catch { /* a browser that keeps nothing of files */ }
+  } catch { /* no storage for pages opened from files */ }
   return value ?? null;
 }
 
-// Read once: a table asks for the note of each row that comes into sight.
+// Read once, because a table looks up the note of every row that scrolls into view.
 function noteOf(row) {
   row.note ??= kept(noteKey(row)) ?? '';
   return row.note;
@@ -42,7 +42,7 @@ function named(row) {
   return { source: name, path, step: row.step, partition: row.partition, id: row.id, group: row.group };
 }
 
-// The rows as JSON lines, whole: what was asked, said, run and shown.
+// The complete rows as JSON lines: prompt, turns, code and output.
 async function exportRows(rows) {
   const lines = [];
   for (const row of rows) {

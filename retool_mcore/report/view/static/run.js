@@ -1,5 +1,5 @@
 'use strict';
-// The curves of all runs, one small chart for each metric, with checkpoints, resumes and weight syncs.
+// The curves of all runs: one small chart per metric, with checkpoints, resumes and weight syncs.
 
 const SECTIONS = [
   ['Learning', /^(accuracy|critic\/rewards\/mean|val\/accuracy|loss|val_loss)$/],
@@ -12,7 +12,7 @@ const SECTIONS = [
   ['Throughput', /^(tokens_per_s|mfu|memory_gib)$/],
   ['Drops and groups that taught nothing', /^(rollout\/|groups\/)/],
 ];
-const LEAST_SPAN = 0.1;  // of an axis, as a share of the largest value
+const LEAST_SPAN = 0.1;  // minimum range of an axis, as a share of the largest value
 const FONT = '11px system-ui, sans-serif';
 const RUN_COLOURS = ['--run0', '--run1', '--run2', '--run3', '--run4', '--run5'];
 const EVENT_MARKS = { checkpoint: '--mark-checkpoint', resume: '--mark-resume', 'weight sync': '--mark-sync' };
@@ -30,7 +30,7 @@ function runView(main) {
     if (sources.some((source) => source.kind === 'run')) main.append(el('p', { class: 'warn' }, 'No curves: no step has finished yet.'));
     return;
   }
-  // A reward or an accuracy of 0 is a result, and is drawn.
+  // A reward or accuracy of 0 is a valid result and is drawn.
   const silent = names.filter((name) => !SECTIONS[0][1].test(name) && sources.every((source) => (source.curves[name] ?? []).every((value) => !value)));
   const taken = new Set(silent);
   main.append(el('p', { class: 'legend' }, sources.filter((source) => source.steps.length).map((source) =>
@@ -87,7 +87,7 @@ function charts(names) {
   return grid;
 }
 
-// A chart is drawn when it comes into sight, so that hundreds of metrics cost nothing at the start.
+// Draws a chart when it scrolls into view, so that hundreds of metrics do not slow down the start.
 const waiting = new WeakMap();
 const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
   if (!entry.isIntersecting) return;
@@ -95,9 +95,9 @@ const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
   draw(entry.target, waiting.get(entry.target));
 }), { rootMargin: '300px' });
 
-// The ends of a value axis: noise must not look like a movement, so a flat curve is drawn flat.
+// The range of a value axis: wide enough that noise does not look like a trend.
 function ends(chart, low, high) {
-  if (low === null || low === undefined) return [0, 1];  // there is no value
+  if (low === null || low === undefined) return [0, 1];  // no values
   const bottom = chart.zero || (chart.zero === null && low >= 0) ? Math.min(0, low) : low;
   const least = Math.max(chart.least, LEAST_SPAN * Math.max(Math.abs(low), Math.abs(high))) || 1;
   const lacks = Math.max(0, least - (high - bottom)) / 2;
@@ -140,7 +140,7 @@ function draw(box, name) {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    event.stopPropagation();  // the arrows leave the chart alone elsewhere: they are the next step's
+    event.stopPropagation();  // elsewhere on the page, the arrow keys switch steps
     const at = Math.max(0, Math.min(steps.length - 1, (plot.cursor.idx ?? (by > 0 ? -1 : steps.length)) + by));
     plot.setCursor({ left: plot.valToPos(steps[at], 'x'), top: 0 });
   });
@@ -152,7 +152,7 @@ function told(sources, step) {
   return what.size ? ` (${[...what].join(', ')})` : '';
 }
 
-// Checkpoints and resumes are lines over the chart; weight syncs, often one a step, ticks at its foot.
+// Draws checkpoints and resumes as vertical lines, and weight syncs, often one per step, as ticks at the bottom.
 function marks(self, sources) {
   const { ctx, bbox } = self;
   ctx.save();

@@ -1,17 +1,17 @@
 'use strict';
-// A step's trajectories as a table, and one group side by side.
+// Shows a step's trajectories as a table, and one group side by side.
 
 const COLUMNS = [['right', ''], ['source', 'source'], ['step', 'step'], ['id', 'id'], ['problem', 'problem'], ['truth', 'truth'],
   ['extracted', 'extracted'], ['reward', 'reward'], ['stop', 'stop'], ['turns', 'turns'], ['calls', 'calls'], ['failed', 'failed'],
   ['errors', 'errors'], ['repairs', 'repairs'], ['tokens', 'tokens'], ['seconds', 's'], ['stale', 'stale'], ['gap', 'gap']];
 const NUMBERS = new Set(['step', 'reward', 'turns', 'calls', 'failed', 'repairs', 'tokens', 'seconds', 'stale', 'gap']);
 const LEFT_OUT_IF_EMPTY = new Set(['problem', 'failed', 'errors', 'repairs', 'stale', 'gap']);
-// Widths in pixels: a table that measured its cells would do so again at every row that comes into sight.
+// Fixed widths in pixels: an automatic layout would measure the cells again for every row that scrolls into view.
 const WIDTHS = { right: 28, source: 110, step: 48, truth: 100, extracted: 100, stop: 84, errors: 130, reward: 64, turns: 54, gap: 78 };
 const WIDTH = 62;
 const PROBLEM_PX = 200;
-const ROW_PX = 28;  // every row is as high, so that only those in sight are made
-const MORE_ROWS = 20;  // beyond them on either side
+const ROW_PX = 28;  // all rows have the same height, so that only visible rows need elements
+const MORE_ROWS = 20;  // extra rows above and below the visible ones
 const view = { sort: null, down: false, rows: [], chosen: 0, run: 0, table: null, marked: null, all: false, token: null };
 
 function rowsOf(source, step, partition) {
@@ -37,7 +37,7 @@ function stepView(main, place) {
   rowsTable(main, all, groups, new Set(['source', 'step']));
 }
 
-// All steps of all sources in one table: the filter and the histograms are over all of them.
+// All steps of all sources in one table, so that the filter and the histograms cover all of them.
 function allView(main) {
   view.all = true;
   const all = store.index.rows;
@@ -73,7 +73,7 @@ async function fillTable(parts, all, groups) {
     const found = [];
     for (const row of rows) {
       if (await holdsText(row, filter.words)) found.push(row);
-      if (mine !== view.run) return;  // another filter was typed meanwhile
+      if (mine !== view.run) return;  // the filter has changed meanwhile
     }
     rows = found;
   }
@@ -105,7 +105,7 @@ async function fillTable(parts, all, groups) {
   box.dataset.ready = String(rows.length);
 }
 
-// The rows in sight and MORE_ROWS around them; the gaps have the height of the others.
+// Creates the visible rows and MORE_ROWS around them; spacers have the height of the other rows.
 function drawRows() {
   const table = view.table;
   if (!table) return;
@@ -116,7 +116,7 @@ function drawRows() {
   const above = table.body.isConnected ? -table.gaps[0].getBoundingClientRect().top : 0;
   const from = Math.max(0, Math.floor(above / ROW_PX));
   const to = Math.min(view.rows.length, Math.ceil((above + window.innerHeight) / ROW_PX) + 1);
-  const near = MORE_ROWS / 2;  // a few rows at each frame, and not many at some
+  const near = MORE_ROWS / 2;  // a few rows per frame instead of many at once
   const enoughAbove = table.first === 0 || from >= table.first + near;
   const enoughBelow = table.last === view.rows.length || to <= table.last - near;
   if (table.first >= 0 && enoughAbove && enoughBelow) return;
@@ -203,7 +203,7 @@ async function groupView(main, place) {
         block(result.shown ?? '', `out ${result.ok ? '' : 'bad'}`))])))));
 }
 
-// Means of what was counted, over the right and over the wrong responses, widest difference first.
+// Means of the counts over right and over wrong responses, largest difference first.
 function apart(rows) {
   const right = rows.filter((row) => row.right === true);
   const wrong = rows.filter((row) => row.right === false);

@@ -1,5 +1,5 @@
 'use strict';
-// The tokens of a response, coloured by one of their numbers; masked ones are dimmed.
+// Shows the tokens of a response, coloured by one of their values; masked tokens are dimmed.
 
 const TINTS = {
   logprob: { title: 'log-probability', of: (one) => nats(one.logprobs), tint: (value) => warm(Math.min(1, -value / 5)), sampledOnly: true },
@@ -67,7 +67,7 @@ function tokenView(main, row, one, place) {
   main.append(box, el('p', { class: 'faint' }, 'Underlined tokens are learnt from; dimmed ones are masked.'));
 }
 
-// What the colours mean: from the value at one end of the ramp to that at the other.
+// The colour scale: the values at both ends of the ramp.
 function legendOf(name) {
   const ramp = (from, to, low, high) => el('p', { class: 'key faint' }, low,
     el('i', { class: 'ramp', style: `background:linear-gradient(90deg,${from || 'transparent'},transparent 50%,${to || 'transparent'})` }), high);
@@ -100,7 +100,7 @@ function tokenFacts(one, texts, mask, versions, at) {
   return shown(facts.filter(Boolean).join(' · '));
 }
 
-// What the page keeps: steps of 1/1000 nat, none beyond 27.
+// The page's precision: steps of 1/1000 nat, clamped to 27 nats.
 function inNats(value) {
   if (value === null) return 'not finite';
   if (value === 0) return 'within 0.0005 of 0';

@@ -1,5 +1,5 @@
 'use strict';
-// One trajectory: the prompt, its turns as cards, what the interpreter said, and where the time went.
+// Shows one trajectory: the prompt, its turns as cards, the interpreter's output, and a time line.
 
 async function trajectoryView(main, place) {
   const rows = rowsOf(place.run, place.step, place.part);
@@ -62,14 +62,14 @@ function turnCards(main, one) {
   }
 }
 
-// A call that ran stands below, as code; here it is folded as the model wrote it.
+// The card shows an executed call as code below; here its raw text is collapsed.
 function saidText(turn) {
   const call = turn.results.length && !turn.repairs?.length ? callPart(turn.text) : turn.text;
   if (call === turn.text) return block(turn.text);
   return [block(turn.text.slice(0, turn.text.length - call.length)), el('details', {}, el('summary', { class: 'faint' }, 'the call as it was written'), block(call))];
 }
 
-// Before is what the model wrote, in the card above; after is the code that ran.
+// "Before" is the model's text, in the card above; "after" is the executed code.
 function repairs(turn) {
   if (!turn.repairs?.length) return '';
   return el('div', { class: 'repair' }, el('b', {}, 'repaired: '), shown(turn.repairs.join(', ')),
