@@ -1,4 +1,4 @@
-"""`retool config`: what every key of a run file means, and verl's run files as ours."""
+"""`retool config`: explains the keys of a run file, and converts verl's settings to a run file."""
 
 import difflib
 import textwrap

@@ -68,7 +68,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default(text: str, settings: Mapping[str, Any]) -> Any:
-    """Parse a default: JSON, or the name of another setting, whose value it takes; else text."""
+    """Parse a default as JSON; else return the value of the setting that it names, or the text."""
     try:
         return json.loads(text)
     except ValueError:

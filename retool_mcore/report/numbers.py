@@ -2,7 +2,10 @@
 
 
 def number(value: float) -> str:
-    """Format with at most four significant digits; from 1000 on, as an integer with commas."""
+    """Format with at most four significant digits, or from 1000 on as an integer with commas.
+
+    Below 1e-3 and from 1e7 on, use scientific notation.
+    """
     size = abs(value)
     if size and (size < 1e-3 or size >= 1e7):
         return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e")

@@ -67,7 +67,7 @@ def line_of_stage(at_s: float, words: str) -> str:
 def shown(name: str) -> Generator[None]:
     """Show the current early stage of command ``name`` while the block runs.
 
-    It is written to what stderr is at the start of the block, even if the block redirects stderr.
+    It is written to the stderr of the block's start, even if the block redirects stderr.
     """
     marks = start.early()
     if not marks:

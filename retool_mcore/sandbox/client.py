@@ -87,9 +87,10 @@ class RemoteSandbox(Sandbox):
         sessions: bool = False,
         attempts: int = 5,
     ) -> None:
-        """At most ``workers_per_url`` times the number of servers calls are in flight.
+        """Create a client; ``open`` contacts the servers.
 
-        ``attempts`` counts the tries of a call without a session.
+        ``workers_per_url`` times the number of servers is the maximum number of calls in flight.
+        ``attempts`` is the number of tries to open the sandbox, and of a call without a session.
         """
         self._servers = [RemoteServer(url.rstrip("/")) for url in urls]
         self._min_level, self._sessions, self._attempts = min_level, sessions, attempts

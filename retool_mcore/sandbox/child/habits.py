@@ -1,7 +1,8 @@
 """Repairs cells that do not parse: prompts, indentation, ``%`` and ``!`` lines, typographic quotes.
 
-Only code that Python rejects is rewritten, so valid code never changes meaning. Rewriting replaces
-single lines, so line numbers in tracebacks stay correct. Runs in the confined process.
+Only code that Python rejects is rewritten, so valid code never changes its meaning. Each repair
+replaces one line by one line, so line numbers in tracebacks stay correct. Runs in the confined
+process.
 """
 
 import ast

@@ -197,7 +197,7 @@ class CellRunner:
                     exec(code, self._module.__dict__)
         except SystemExit as stop:
             return _exit_code(stop.code)
-        except BaseException as error:  # noqa: BLE001  whatever the model's code raised is its result
+        except BaseException as error:  # noqa: BLE001  any exception of the model's code is a result
             self._print_traceback(error)
             return 1
         finally:

@@ -73,7 +73,10 @@ def library_prefixes() -> list[str]:
 
 
 def path_under_tmp() -> str | None:
-    """Return a Python directory under /tmp, or None. /tmp is then not writable for model code."""
+    """Return a Python directory under /tmp, or None.
+
+    At level namespaces, such a directory makes /tmp read-only for model code.
+    """
     return next((path for path in visible_paths() if path.startswith("/tmp/")), None)
 
 
@@ -185,8 +188,8 @@ def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
     """Confine a child: private /box, private user namespace, limits, no capabilities, seccomp.
 
     The kernel counts in-flight descriptors (SCM_RIGHTS) per uid, so each execution has a ``uid``
-    that no other uses at the same time. If the sandbox does not run as root, ``uid`` is None and
-    all executions share one uid.
+    that no other execution uses at the same time. If the sandbox does not run as root, ``uid`` is
+    None, and all executions share one uid.
     """
     if uid is not None:
         os.setresuid(uid, uid, uid)
@@ -208,7 +211,7 @@ def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
 
 @dataclass(frozen=True)
 class SharedPaths:
-    """O_PATH fds of the paths that an execution may use.
+    """O_PATH fds of the paths that an execution may use: ``readable``, and read-write ``devices``.
 
     The zygote opens them, because a child under another uid may not be able to.
     """

@@ -2,8 +2,8 @@
 
 It is the subreaper of its tree (``kernel.adopt_orphans``), so a double fork does not escape it. At
 level rlimits, if the sandbox does not run as root, model code can kill its guardian. The zygote
-then adopts the tree and kills it (``end_strays``). If the code kills the zygote as well, its
-remaining processes survive: nothing kills them.
+then adopts the tree and kills it (``end_strays``). If the code also kills the zygote, nothing
+kills its remaining processes.
 """
 
 import contextlib

@@ -171,7 +171,8 @@ class WarmImage:
         confines signals from ABI 6 on and protects file lengths from ABI 3 on; below those versions
         the filter does. No Landlock version protects modes and times. When the sandbox runs as
         root, executions have other uids than the files' owners, so file permissions protect them;
-        otherwise the filter must.
+        otherwise the filter must. At level rlimits without libseccomp, fall back to
+        ``without_sockets``, which allows execve.
         """
         if self.level == Level.LANDLOCK:
             abi = kernel.landlock_abi()

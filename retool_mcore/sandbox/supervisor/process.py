@@ -118,7 +118,7 @@ class ChildProcess:
         """Run one request.
 
         On return, the child is dead if it hit the time limit or if ``session`` is False. Otherwise
-        its processes are stopped.
+        it is stopped (SIGSTOP) until the next ``run``, unless its code ended the process.
 
         Raises SandboxUnavailable when the kernel refused the confinement or the zygote died. When
         the call is cancelled, the child is killed before the cancellation propagates.

@@ -92,7 +92,7 @@ class CgroupTree:
         try:
             if self._version == 2:
                 (self.directory / "cgroup.subtree_control").write_text("+memory")
-                if (self.directory / "cpu.weight").exists():  # of all executions together, against the trainer
+                if (self.directory / "cpu.weight").exists():  # all executions together, relative to the trainer
                     (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
             probe = self.slot(-1)
             try:
