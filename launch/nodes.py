@@ -461,7 +461,7 @@ def start_ray(node: Node, processes: Processes, command: Sequence[object], folde
         )
     os.environ.pop("RAY_ADDRESS", None)  # `ray start` fails if it is set
     os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing to drain once the run has ended
-    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  one idle worker per core, unused by the run
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  no idle worker per core
     ray = processes.start_service(["env", "PYTHONUNBUFFERED=1", *command], log)
     while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
         if ray.leader.poll() is not None:

@@ -21,7 +21,7 @@ checkpoint valid, even during an asynchronous save. A checkpoint whose files fai
 damaged: the next start renames it and resumes from the one before it.
 
 verl, torch and Megatron unpickle parts of a checkpoint, so loading one can execute code. A run
-therefore resumes only from files that no other user (except root) owns or can write.
+therefore resumes only from files that belong to its user or root and are not world-writable.
 """
 
 import json
@@ -191,7 +191,7 @@ def find_resume(config: RunConfig) -> Saved | None:
     """Find the checkpoint to resume from (``checkpoint.resume``); None to start from the beginning.
 
     Raises CheckpointError when it is missing, incomplete, of another run, saved on a layout that
-    cannot be converted, or writable by other users.
+    cannot be converted, owned by another user, or world-writable.
     """
     folder = config.run.dir / "checkpoints"
     choice = config.checkpoint.resume
@@ -232,7 +232,7 @@ def find_resume(config: RunConfig) -> Saved | None:
 
 
 def require_own(folder: Path) -> None:
-    """Raise CheckpointError if another user owns a file of the checkpoint or may write to it."""
+    """Raise CheckpointError if a file belongs to another user (not root) or is world-writable."""
     for path in (folder, *folder.rglob("*")):
         found = path.stat()
         if found.st_uid not in (0, os.getuid()):

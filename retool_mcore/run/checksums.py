@@ -1,9 +1,9 @@
 """Sizes and checksums of a checkpoint's files: computed after writing, verified before loading.
 
 A file's checksum is the CRC-32 of the CRC-32s of its 64 MiB pieces, so that threads can share a
-large file. It detects corruption by disks and copies, down to four overwritten bytes, but does not
-stop an attacker. zlib processes 1.7 GB/s per core. Every rank computes the checksums of its own
-files, which are still in its node's page cache, so the total time is that of one rank.
+large file. It detects corruption by disks and copies, even of four bytes, but does not stop an
+attacker. zlib processes 1.7 GB/s per core. Every rank computes the checksums of its own files,
+which are still in its node's page cache, so the total time is that of one rank.
 """
 
 import json

@@ -84,7 +84,7 @@ def begin(run_dir: Path, stage: str) -> None:
 def begun(run_dir: Path) -> list[tuple[str, float]]:
     """Return the stages that have begun, each with its start in Unix seconds.
 
-    Differences between them come from the monotonic clock.
+    The differences come from the monotonic clock, so all stages must be of the same machine.
     """
     try:
         lines = _file(run_dir).read_text(encoding="ascii").splitlines(keepends=True)

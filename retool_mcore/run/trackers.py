@@ -237,7 +237,7 @@ class Trackers:
         """Return ``call()``; after an error, report it and disable the tracker."""
         try:
             return call()
-        except Exception as error:  # whatever the library raises
+        except Exception as error:  # libraries may raise anything
             self._open.pop(library, None)
             said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             logger.error("tracker %s", library, exc_info=error)

@@ -45,7 +45,7 @@ class LivePage:
         return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
     def newest(self) -> Path:
-        """Return the up-to-date page, or the previous one if a file is just being rewritten."""
+        """Return the up-to-date page, or the previous one while a source file is incomplete."""
         with self._writing:
             version = self.version()  # before reading, so that changes during reading get a new version
             if version != self._written:
