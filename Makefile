@@ -19,7 +19,7 @@ test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.ver
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-ascend $(PARTS:%=test-%) test-long test-fast lint docs perf clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend $(PARTS:%=test-%) test-long test-fast test-fast-1 test-fast-2 lint docs perf clean
 
 quickstart: install
 	@$(BIN)/retool quickstart --seed $(SEED)
@@ -67,9 +67,16 @@ test: install
 $(PARTS:%=test-%): test-%:
 	$(PYTEST) tests/$*
 
-# The unit tests; they start no processes.
+# The unit tests start no process. Two halves run at once.
+HALF := $(addprefix tests/unit/,data evaluate reward rollout verl)
 test-fast: install
-	$(BIN)/python -m pytest -q tests/unit
+	@$(MAKE) --no-print-directory --keep-going -j2 test-fast-1 test-fast-2
+
+test-fast-1:
+	$(PYTEST) -q $(HALF)
+
+test-fast-2:
+	$(PYTEST) -q tests/unit $(HALF:%=--ignore=%)
 
 test-long: install
 	$(BIN)/python -m pytest -m long
