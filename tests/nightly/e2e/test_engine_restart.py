@@ -70,7 +70,7 @@ def rows_of_a_run_killed_twice(argv: list[str], run_dir: Path, mark: str) -> lis
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["engine/restarts"] == 1 and sum(row["engine/restarts"] for row in rows) == 2
-    assert log.count("started again in") == 2
+    assert log.count(" restarted in ") == 2
     assert [row["rollout/dropped"] for row in rows] == [0] * 4
     trajectories = [json.loads(line) for line in (run_dir / "trajectories" / "trajectories.jsonl").open()]
     groups = Counter((row["step"], row["key"].split("_")[0]) for row in trajectories if row["partition"] == "train")
