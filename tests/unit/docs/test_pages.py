@@ -8,8 +8,6 @@ import io
 import itertools
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -265,27 +263,6 @@ def test_a_dry_run_of_a_page_is_one(line: str, monkeypatch: pytest.MonkeyPatch):
     result = CliRunner().invoke(all_commands(), shlex.split(line)[1:])
     assert result.exit_code == 0, result.output[-2000:]
     assert "Nothing was started" in result.output
-
-
-def test_the_site_is_built_without_a_warning(tmp_path: Path):
-    """By mkdocs, where `make docs` has made its environment; CI makes it."""
-    mkdocs = ROOT / ".venv-docs/bin/mkdocs"
-    if importlib.util.find_spec("mkdocs") is not None:
-        command = [sys.executable, "-m", "mkdocs"]
-    elif mkdocs.exists():
-        command = [str(mkdocs)]
-    else:
-        pytest.skip("mkdocs is not installed: make docs")
-    done = subprocess.run(
-        [*command, "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "questions/index.html").exists()
-    assert "judge" in (tmp_path / "repository/retool_mcore/reward/index.html").read_text(encoding="utf-8")
 
 
 def test_a_link_that_leads_nowhere_ends_the_build():
