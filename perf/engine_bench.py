@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import tempfile
 import time
 from collections import defaultdict
@@ -26,7 +25,6 @@ from typing import Annotated, Any
 import aiohttp
 import httpx
 import typer
-from gaps import read_trace
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import get_platform
@@ -36,7 +34,6 @@ RECORDED = 20  # engine steps to profile
 WARM_UP = (64, 128)  # tokens per warm-up request, which compiles kernels and raises clocks
 PREFILL_S = 4.0  # after this time all requests of a wave decode
 SEED = 1  # of each request, because RL's requests have seeds, too
-EXTEND = re.compile(r"_fwd_kernel(_unified)?$")  # Triton's prefill attention; decode has other kernels
 
 
 @guarded
@@ -184,11 +181,13 @@ async def profile_wave(load: Load) -> dict[str, Any]:
         async with session(load.url) as client:
             await post(client, "/start_profile", profile)
         await running
+        from kernels import read_trace
+
         return time_shares(read_trace(min(Path(folder).rglob("*.trace.json.gz"))))
 
 
 def time_shares(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Shares of the time from the first to the last kernel, by stage, kind and kernel.
+    """Shares of the time from the first to the last kernel, by kind and kernel.
 
     ``events``: a trace of torch's profiler.
     """
@@ -203,32 +202,7 @@ def time_shares(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     most = {
         name: round(used / (end - start), 4) for name, used in sorted(by_name.items(), key=lambda each: -each[1])[:15]
     }
-    stages = {stage: round(used / (end - start), 4) for stage, used in by_stage(spans).items()}
-    return {"recorded_ms": round((end - start) * 1e3, 2), "stages": stages, "kinds": by_kind, "kernels": most}
-
-
-def by_stage(spans: Sequence[tuple[str, float, float]]) -> dict[str, float]:
-    """Seconds of prefill, of decode, and between kernels, where the device waits for the host.
-
-    ``spans`` are sorted by start. A kernel belongs to the stage of the last attention kernel before
-    it. That is right for head and sampling; kernels before the first attention of a pass count for
-    the previous stage. Returns {} if no Triton kernel distinguishes the stages.
-    """
-    from kernels import kind_of
-
-    stage_of = {
-        name: "prefill" if EXTEND.match(name) else "decode" for name, *_ in spans if kind_of(name) == "attention"
-    }
-    if "prefill" not in stage_of.values():
-        return {}
-    stage = next(stage_of[name] for name, *_ in spans if name in stage_of)
-    found, now = {"prefill": 0.0, "decode": 0.0, "host": 0.0}, spans[0][1]
-    for name, begins, ends in spans:
-        stage = stage_of.get(name, stage)
-        found["host"] += max(0.0, begins - now)
-        found[stage] += max(0.0, ends - max(begins, now))
-        now = max(now, ends)
-    return found
+    return {"recorded_ms": round((end - start) * 1e3, 2), "kinds": by_kind, "kernels": most}
 
 
 if __name__ == "__main__":

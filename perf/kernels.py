@@ -5,34 +5,31 @@ r"""Divides the GPU time of an SFT step into kinds of kernels and gaps.
 Runs the case's steps like launch/sft_mcore.py and profiles the last one with torch's profiler on
 rank 0. The kernel's name determines its kind; unknown kernels are "other", and the output lists
 them. If several kernels overlap, the time counts once, for the kind that is first in ``KINDS``, so
-kinds and gaps add up to the step. perf/gaps.py finds the causes of the gaps; it also reads a trace
-that ``--trace`` has kept. Profiling costs time, so read the speed from the steps before.
+kinds and gaps add up to the step. ``--trace`` keeps the trace, in which Perfetto (ui.perfetto.dev)
+shows what the host did in a gap. Profiling costs time, so read the speed from the steps before.
 """
 
 from __future__ import annotations
 
-import gc
+import gzip
 import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import wraps
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import typer
 from bench import provenance, summarize
-from gaps import GARBAGE, Event, end_of, gaps, on_device, read_trace, summarize_gaps
 from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.sft_engine import Packer, megatron_worker
+from retool_mcore.verl.sft_engine import megatron_worker
 
 KINDS = {  # kind -> pattern of kernel names; among overlapping kernels the first kind counts
     "attention": r"fmha|flash|attention|cudnn_generated|sdpa|_fwd_(grouped_)?kernel",
@@ -47,6 +44,8 @@ KINDS = {  # kind -> pattern of kernel names; among overlapping kernels the firs
     "copies, sums": r"memcpy|memset|elementwise|copy_kernel|vectorized|reduce_kernel|index|cat|fill",
 }
 GAPS, OTHER = "gaps", "other"
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+Event = dict[str, Any]  # an event of a Chrome trace; "ts" and "dur" are in microseconds
 
 
 def kind_of(kernel: str) -> str:
@@ -92,7 +91,7 @@ def main(
     config = config_of(case, model, data, steps, overrides or ())
     platform = join_group(config.run.platform)
     worker = megatron_worker(config, platform)
-    recorder = Recorder(platform, trace, lambda: named_phases(worker.engine))
+    recorder = Recorder(platform, trace)
     records = dist.get_rank() == 0
     rows = train(
         worker,
@@ -105,7 +104,6 @@ def main(
             "case": case,
             "provenance": provenance(config),
             "seconds": recorder.found,
-            **recorder.waits,
             "recorded_step": rows[-1],
             "summary": summarize(rows[2:-1] or rows[1:-1]),
         }
@@ -117,21 +115,13 @@ def main(
 class Recorder:
     """A context manager that profiles the code within it.
 
-    Afterwards ``found`` has the seconds by kind of kernel, and ``waits`` the gaps. ``trace``: the
-    file for the trace, if it is to be kept. ``names()``: a context manager that names ranges of the
-    host.
+    Afterwards ``found`` has the seconds by kind of kernel. ``trace``: the file for the trace, if it
+    is to be kept.
     """
 
-    def __init__(
-        self,
-        platform: Platform,
-        trace: Path | None = None,
-        names: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    def __init__(self, platform: Platform, trace: Path | None = None) -> None:
         self.found: dict[str, Any] = {}
-        self.waits: dict[str, Any] = {}
         self._platform, self._trace = platform, trace
-        self._names, self._named = names, ExitStack()
         self._profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
         )
@@ -139,15 +129,12 @@ class Recorder:
     def __enter__(self) -> None:
         self._platform.synchronize()
         self._profiler.__enter__()
-        self._named.enter_context(self._names())
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._named.close()
         self._platform.synchronize()
         self._profiler.__exit__(None, None, None)
         if error is None:
-            events = self._events()
-            self.found, self.waits = report(list(kernels_of(events))), summarize_gaps(gaps(events))
+            self.found = report(list(kernels_of(self._events())))
 
     def _events(self) -> list[Event]:
         with tempfile.TemporaryDirectory() as folder:
@@ -156,53 +143,9 @@ class Recorder:
             return read_trace(path)
 
 
-@contextmanager
-def named_phases(engine: Any) -> Iterator[None]:
-    """Record the phases of an SFT step on verl's ``engine`` as ranges of the profiler."""
-    from megatron.core.pipeline_parallel import schedules
-    from verl.workers.engine.megatron import transformer_impl
-
-    phases = (
-        (Packer, "pack", "packing"),
-        (transformer_impl, "prepare_micro_batches", "cutting into micro-batches"),
-        (engine, "forward_step", "forward of a micro-batch"),
-        (engine, "postprocess_micro_batch_func", "loss of a micro-batch"),
-        (schedules, "backward_step", "backward of a micro-batch"),
-        (engine, "optimizer_step", "optimizer"),
-    )
-    with ExitStack() as stack:
-        for owner, attribute, name in phases:
-            stack.enter_context(mock.patch.object(owner, attribute, as_range(name, getattr(owner, attribute))))
-        stack.enter_context(named_garbage())
-        yield
-
-
-def as_range(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        with torch.profiler.record_function(name):
-            return function(*args, **kwargs)
-
-    return named
-
-
-@contextmanager
-def named_garbage() -> Iterator[None]:
-    """Record Python's garbage collections as ranges of the profiler."""
-    running: list[Any] = []
-
-    def collection(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            running.append(torch.profiler.record_function(f"{GARBAGE}, generation {info['generation']}"))
-            running[-1].__enter__()
-        elif running:  # otherwise the collection started before this block
-            running.pop().__exit__(None, None, None)
-
-    gc.callbacks.append(collection)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(collection)
+def read_trace(path: Path) -> list[Event]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return json.load(file)["traceEvents"]
 
 
 def kernels_of(events: Iterable[Event]) -> Iterator[tuple[str, float, float]]:
@@ -210,8 +153,8 @@ def kernels_of(events: Iterable[Event]) -> Iterator[tuple[str, float, float]]:
 
     Skips the host's ranges, which torch projects onto the device's timeline.
     """
-    for event in on_device(events):
-        yield event["name"], event["ts"] / 1e6, end_of(event) / 1e6
+    for event in sorted((event for event in events if event.get("cat") in ON_DEVICE), key=lambda event: event["ts"]):
+        yield event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
 def report(kernels: list[tuple[str, float, float]]) -> dict[str, Any]:

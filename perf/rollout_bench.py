@@ -3,13 +3,11 @@
     python perf/rollout_bench.py overshoot --protocol hermes
     python perf/rollout_bench.py drift --turns 10000
     python perf/rollout_bench.py overhead
-    python perf/rollout_bench.py throughput
 
 - overshoot: tokens sampled after the end of a call; expected: 0. Also the requests per turn: 1 if
   the engine stops at the end of a call.
 - drift: turns whose context the server saw with other token ids than the loop sent; expected: 0.
 - overhead: CPU ms per turn outside of engine and sandbox.
-- throughput: tokens/s with a tool that takes 50 ms, and without a tool.
 
 The model has the quickstart's architecture and random weights. Run it on a quiet machine: the
 record includes the load.
@@ -42,7 +40,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
-from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
+from retool_mcore.rollout.protocol import Hermes, ToolProtocol, open_protocol
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.rollout.tool_call import CALL_END, CODE_END, Parsed, code_calls
@@ -62,13 +60,13 @@ def limits_for(*, max_response_tokens: int, **budgets: Any) -> Limits:
 
 
 class Tool:
-    """A sandbox that answers after ``seconds`` and executes nothing."""
+    """A sandbox that answers at once and executes nothing."""
 
-    def __init__(self, seconds: float = 0.0, output: str = "383362") -> None:
-        self.seconds, self.output = seconds, output
+    def __init__(self, output: str = "383362") -> None:
+        self.output = output
 
     async def execute(self, code: str, **limits: Any) -> ExecResult:
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(0)
         return ExecResult(status="finished", return_code=0, stdout=self.output, stderr="")
 
 
@@ -308,64 +306,6 @@ def overhead(
         }
 
     _report("overhead", {"in_flight": in_flight, "turns": turns}, measure())
-
-
-@app.command()
-def throughput(
-    *,
-    in_flight: Annotated[int, typer.Option(min=1, help="concurrent trajectories, and the server's slots")] = 16,
-    batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 1,
-    turn_tokens: Annotated[int, typer.Option(min=1)] = 350,
-    tool_s: Annotated[float, typer.Option(min=0.0)] = 0.05,
-    calls: Annotated[int, typer.Option(min=1, help="calls per trajectory")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; the result is the median ratio")] = 3,
-    mixed: Annotated[bool, typer.Option(help="enable_mixed_chunk: prefill and decode share a batch")] = True,
-) -> None:
-    """Measure sampled tokens/s with the tool, and for as many tokens in one turn without it."""
-
-    async def measure() -> dict[str, Any]:
-        async with serve(in_flight, *(["--enable-mixed-chunk"] if mixed else [])) as (url, tokenizer):
-            tokens = (calls + 1) * turn_tokens
-            cases = {
-                "with_tool": (EveryTurnCalls(tokenizer), turn_tokens, calls + 1),
-                "without_tool": (TextOnly(tokenizer), tokens, 1),
-            }
-            rates: dict[str, list[float]] = {name: [] for name in cases}
-            for _ in range(repeats + 1):
-                for name, (protocol, length, max_turns) in cases.items():
-                    limits = limits_for(max_response_tokens=tokens + 100 * calls, max_turns=max_turns)
-                    async with BenchEngine(url, turn_tokens=length) as engine:
-                        started = time.perf_counter()
-                        done = await run_trajectories(
-                            engine,
-                            protocol,
-                            limits,
-                            tool=Tool(tool_s),
-                            count=batches * in_flight,
-                            in_flight=in_flight,
-                            seeded=False,  # with seeds, the server's cache would have the same tokens
-                        )
-                        wall_s = time.perf_counter() - started
-                    sampled = sum(each.ledger.model_tokens for each in done)
-                    assert sampled == batches * in_flight * tokens, f"{sampled} tokens instead of the planned number"
-                    rates[name].append(sampled / wall_s)
-        pairs = list(zip(rates["with_tool"][1:], rates["without_tool"][1:], strict=True))  # the first pair is a warm-up
-        return {
-            "with_tool_tokens_per_s": round(statistics.median(a for a, _ in pairs), 1),
-            "without_tool_tokens_per_s": round(statistics.median(b for _, b in pairs), 1),
-            "ratio": round(statistics.median(a / b for a, b in pairs), 3),
-            "ratios": [round(a / b, 3) for a, b in pairs],
-        }
-
-    settings = {
-        "in_flight": in_flight,
-        "batches": batches,
-        "turn_tokens": turn_tokens,
-        "tool_s": tool_s,
-        "mixed": mixed,
-        "calls": calls,
-    }
-    _report("throughput", settings, measure())
 
 
 def _report(case: str, settings: dict[str, Any], measurement: Any) -> None:

@@ -92,17 +92,3 @@ def test_each_wave_finds_the_caches_empty_and_counts_its_tokens(bench: Any):
         assert all(len(body["input_ids"]) == 7 and body["return_logprob"] for body in bodies)
         assert all(each["temperature"] == 0.5 and each["ignore_eos"] for each in sampling)
     assert found["tokens_per_s"] == [wave["tokens_per_s"] for wave in found["waves"]]
-
-
-def test_time_is_divided_into_prefill_decoding_and_host(bench: Any):
-    """The head after a pass's attention is of its stage, whatever runs before the next one."""
-    spans = [
-        ("embedding", 0.0, 1.0),
-        ("_fwd_kernel", 1.0, 3.0),
-        ("nvjet_head", 3.0, 6.0),
-        ("_fwd_grouped_kernel_stage1", 10.0, 11.0),
-        ("_fwd_kernel_stage2", 10.5, 12.0),
-        ("nvjet_head", 12.0, 13.0),
-    ]
-    assert bench.by_stage(spans) == {"prefill": 6.0, "decode": 3.0, "host": 4.0}
-    assert bench.by_stage([("flash_fwd", 0.0, 1.0)]) == {}
