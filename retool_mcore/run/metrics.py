@@ -15,7 +15,7 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.run.folder import write_whole
-from retool_mcore.run.metric_table import is_listed, is_of_validation
+from retool_mcore.run.metric_table import is_of_validation, is_written
 from retool_mcore.run.trackers import Trace, Trackers
 
 EXPERTS = "experts/"  # prefix of the metrics of experts
@@ -108,14 +108,14 @@ class MetricWriter:
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
-        """Write the metrics in metric_table.py; pass ``traces`` (trajectories) to the trackers."""
-        listed = {name: value for name, value in metrics.items() if is_listed(name)}
-        validation = {name: value for name, value in listed.items() if is_of_validation(name)}
-        rows = [{name: value for name, value in listed.items() if name not in validation}, validation]
+        """Write a step's metrics (metric_table.py). Trackers also get ``traces``."""
+        written = {name: value for name, value in metrics.items() if is_written(name)}
+        validation = {name: value for name, value in written.items() if is_of_validation(name)}
+        rows = [{name: value for name, value in written.items() if name not in validation}, validation]
         now_s = time.time()
         self._file.write("".join(json.dumps({"step": step, **row, "unix_s": now_s}) + "\n" for row in rows if row))
         self._file.flush()
-        self._trackers.log(listed, step, traces)
+        self._trackers.log(written, step, traces)
 
     def close(self) -> None:
         self._file.close()
