@@ -16,8 +16,8 @@ import torch.distributed as dist
 from bench import ROOT, read_case
 
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.data.sft import PackedBatches, load_sft
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.run.metrics import PhaseTimer
 from retool_mcore.train.sft import step_rates

@@ -100,8 +100,8 @@ def protocol(
     Hermes where tokenizer and chat template serve it and the model has met its tags in training.
     The word fits `data sft --protocol` and rollout.protocol.
     """
-    from retool_mcore.data.chat import load_tokenizer
-    from retool_mcore.data.tokenizer import encode
+    from retool_mcore.data.chat import encode
+    from retool_mcore.data.tokenizer import load_tokenizer
     from retool_mcore.data.tool import CALL_END, CALL_START
     from retool_mcore.model.tensors import never_trained
     from retool_mcore.rollout.protocol import Retool, serving_protocol
@@ -270,7 +270,7 @@ def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Ca
         return lambda _: ""
     if not model:
         raise DataError("--max-prompt-tokens counts the tokens of a model: name it with --model.")
-    from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.data.tokenizer import load_tokenizer
     from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 
     tokenizer = load_tokenizer(model)
@@ -362,9 +362,9 @@ def lint(
     Named columns are read in every file that has them; files for SFT and RL keep their own. Exits
     with 1 on errors.
     """
-    from retool_mcore.data.chat import load_tokenizer
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.lint import lint_file, overlap_lines
+    from retool_mcore.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args)) if model else None
     columns = Columns.named(problem, answer, solution_box)

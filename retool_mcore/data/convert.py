@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.data.chat import arguments_of, normalised_messages, parse_tools
 from retool_mcore.data.layouts import example, truth_text
-from retool_mcore.data.messages import arguments_of, in_order_of_calls, parse_tools, unified
 from retool_mcore.data.prompt_format import OURS, QUESTION_MARK, hermes_prompt, problem_of, retool_prompt, unwrap
 from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, TOOL_NAME, tool_call
 from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
@@ -165,7 +165,7 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
     if not is_tables(messages):
         raise Rejected("source", f"messages is {type(messages).__name__}, not a list of messages")
     try:
-        turns = in_order_of_calls([unified(turn, f"message {index}") for index, turn in enumerate(messages)])
+        turns = normalised_messages(messages)
     except DataError as error:
         raise Rejected("source", str(error)) from error
     if not turns:

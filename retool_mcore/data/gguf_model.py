@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from retool_mcore.data.tokenizer import encode, from_pretrained
+from retool_mcore.data.chat import encode
+from retool_mcore.data.tokenizer import from_pretrained
 from retool_mcore.errors import CheckpointError, DataError, PlatformError
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import render, render_prompt, renders_tool_turns
+from retool_mcore.data.chat import parse_tools, render, render_prompt, renders_tool_turns
 from retool_mcore.data.layouts import LAYOUTS, OPTIONS, Columns, NoTruth, read_problem
 from retool_mcore.data.leaks import Index, Overlap, Pair, normalised, overlap
-from retool_mcore.data.messages import parse_tools
 from retool_mcore.data.prompt_format import hermes_prompt, problem_of, retool_messages
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER

@@ -15,9 +15,8 @@ import numpy as np
 
 from retool_mcore.config.base import is_tables
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import Rendered, render
+from retool_mcore.data.chat import Rendered, parse_tools, render
 from retool_mcore.data.files import read_rows
-from retool_mcore.data.messages import parse_tools
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retool_mcore.data.chat import HERMES_MARKUP
-from retool_mcore.data.messages import ROLES, order_problem
+from retool_mcore.data.chat import HERMES_MARKUP, ROLES, order_problem
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
 

@@ -16,8 +16,9 @@ from zlib import crc32
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.shared import CONFIG_FILE
+from retool_mcore.data.chat import decode
 from retool_mcore.data.prompt_format import difference, format_of_prompts, shown_prompt
-from retool_mcore.data.tokenizer import decode, tokenizer_of
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import CheckpointError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import Case, Settings

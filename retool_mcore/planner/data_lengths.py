@@ -8,9 +8,8 @@ from typing import Any
 
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import render
+from retool_mcore.data.chat import parse_tools, render
 from retool_mcore.data.files import read_rows
-from retool_mcore.data.messages import parse_tools
 from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.rollout.protocol import protocol_of

@@ -11,13 +11,13 @@ from typing import Any
 from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import chat_format, tokenizer_of
+from retool_mcore.data.chat import chat_format, decode
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.prompt_format import difference, format_of_file, shown_prompt
 from retool_mcore.data.rl_prompts import check_first_prompts, check_prompts, messages_of, truth_of
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.tokenizer import decode
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import CheckpointError, ConfigError, DataError, ReToolError, RewardError
 from retool_mcore.model.check import check_model

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import run_trajectory

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from retool_mcore.config import ToolLoop
 from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
+from retool_mcore.data.chat import encode_piece, name_of
 from retool_mcore.data.prompt_format import retool_messages
-from retool_mcore.data.tokenizer import encode_piece, name_of
 from retool_mcore.data.tool import CODE_END, CODE_START, TOOL_NAME
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.rollout.mcp import mcp_tools

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retool_mcore.data import chat
-from retool_mcore.data.tokenizer import decode, encode_piece, name_of
+from retool_mcore.data.chat import decode, encode_piece, name_of
 from retool_mcore.data.tool import closes
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.platforms.call_end import CallEnd

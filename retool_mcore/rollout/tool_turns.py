@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from retool_mcore.data import chat
-from retool_mcore.data.tokenizer import name_of
+from retool_mcore.data.chat import name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.rollout.native_calls import mistral_ids, parse_llama3, parse_mistral, parse_qwen3_coder

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import tokenizer_of
+from retool_mcore.data.chat import end_of_turn
 from retool_mcore.data.prompt_format import format_of_file, pin_date
-from retool_mcore.data.tokenizer import end_of_turn
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
 from retool_mcore.platforms.network import keep_to_loopback

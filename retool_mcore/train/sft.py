@@ -22,10 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.config import SftConfig
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import Rendered, tokenizer_of
+from retool_mcore.data.chat import Rendered, end_of_turn
 from retool_mcore.data.prompt_format import date_of, format_of_file, pin_date
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
-from retool_mcore.data.tokenizer import end_of_turn
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.platforms.network import keep_to_loopback

@@ -28,8 +28,8 @@ import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import Algorithm, RlConfig
+from retool_mcore.data.chat import set_date
 from retool_mcore.data.prompt_format import date_of
-from retool_mcore.data.tokenizer import set_date
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.rollout.engine import (
     TRAINING,

@@ -2,8 +2,8 @@
 
 from configs.examples.two_tools.make_data import make as make_two_tools
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.rollout.protocol import protocol_of
 from tests.unit.data.commands import succeed
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.gguf_model import write_gguf_model
 from retool_mcore.data.task_model import TOOL_MARKS
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.families import check_fields
 from retool_mcore.rollout.protocol import serving_protocol

@@ -14,7 +14,7 @@ def test_a_restarted_process_goes_on_with_the_exact_batch(tmp_path):
     make_task(tmp_path, seed=2, spec=TaskSpec(sft_train=50, sft_val=4, rl_train=4, rl_val=4, eval=4))
     code = f"""
         import json, sys
-        from retool_mcore.data.chat import load_tokenizer
+        from retool_mcore.data.tokenizer import load_tokenizer
         from retool_mcore.data.sft import PackedBatches, load_sft
         data = load_sft({str(tmp_path / "sft_train.parquet")!r}, load_tokenizer({str(tmp_path / "model")!r}), 512)
         ranks = [PackedBatches(data.examples, 16, 5, 4, rank, hidden_size=64) for rank in range(4)]

@@ -8,7 +8,8 @@ from typing import Any, cast
 from pygments.lexers.python import PythonLexer  # pyright: ignore[reportMissingTypeStubs]
 from pygments.token import STANDARD_TYPES
 
-from retool_mcore.data.tokenizer import decode, from_pretrained
+from retool_mcore.data.chat import decode
+from retool_mcore.data.tokenizer import from_pretrained
 from retool_mcore.errors import DataError
 
 HIGHLIGHT_CHARS = 50_000  # longer code is not highlighted

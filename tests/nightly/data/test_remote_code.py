@@ -10,7 +10,7 @@ import pytest
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from tests.scenario import ROOT
 
-READ = "import sys; from retool_mcore.data.chat import load_tokenizer; load_tokenizer(sys.argv[1])"
+READ = "import sys; from retool_mcore.data.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1])"
 
 
 @pytest.mark.parametrize("auto", ["AutoConfig", "AutoTokenizer"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
 from tests.e2e.commands import argv_rl, succeed

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.chat import render
+from retool_mcore.data.chat import normalised_messages, render
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
-from retool_mcore.data.messages import in_order_of_calls, unified
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import DataError
@@ -131,7 +130,7 @@ def test_results_of_parallel_calls_go_to_their_calls(order):
     calls = [{"id": f"c{n}", "function": {"name": "x", "arguments": {"code": str(n)}}} for n in range(3)]
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": str(n)} for n in range(3)]
     turns = [OPENAI[1], {"role": "assistant", "content": "", "tool_calls": calls}, *(results[n] for n in order)]
-    assert in_order_of_calls([*turns, OPENAI[-1]])[2:5] == results
+    assert normalised_messages([*turns, OPENAI[-1]])[2:5] == results
 
 
 @pytest.mark.parametrize(
@@ -198,13 +197,13 @@ def test_openais_other_forms_are_read_and_two_calls_of_one_id_keep_their_results
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "function", "content": "7"},
     ]
-    read = [unified(turn, "message") for turn in turns]
+    read = normalised_messages(turns)
     assert [turn["role"] for turn in read] == ["system", "user", "assistant", "tool"]
     assert read[1]["content"] == "2+5\nis?"
     assert read[2]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
     calls = [{"id": "a", "function": {}}, {"id": "a", "function": {}}]
     results = [{"role": "tool", "tool_call_id": "a", "content": text} for text in ("1", "2")]
-    kept = in_order_of_calls([{"role": "assistant", "tool_calls": calls}, *results])
+    kept = normalised_messages([{"role": "assistant", "tool_calls": calls}, *results])
     assert [turn["content"] for turn in kept[1:]] == ["1", "2"]
 
 
@@ -318,7 +317,7 @@ def test_a_turn_that_is_marked_carries_no_loss(tmp_path, tokenizer, key):
 )
 def test_a_key_that_means_something_is_used_or_refused(message, problem):
     with pytest.raises(DataError) as error:
-        unified(message, "message 1")
+        normalised_messages([{"role": "user", "content": "x"}, message])
     assert problem in str(error.value)
 
 

@@ -13,8 +13,9 @@ import pytest
 from retool_mcore.config.model import Model
 from retool_mcore.config.shared import FORMAT_FILE
 from retool_mcore.data import prompt_format
-from retool_mcore.data.chat import load_tokenizer, render, render_prompt, tokenizer_of, tool_turn_ids
+from retool_mcore.data.chat import render, render_prompt, tool_turn_ids
 from retool_mcore.data.prompt_format import PromptFormat, date_of, pin_date, recorded_format
+from retool_mcore.data.tokenizer import load_tokenizer, tokenizer_of
 from retool_mcore.data.tool import tool_call
 from retool_mcore.errors import DataError
 

@@ -9,10 +9,11 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from retool_mcore.data.chat import load_tokenizer, render, render_prompt
+from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import TaskSpec, make_task, problems, text_trace, tokenizer_rows, tool_trace
+from retool_mcore.data.tokenizer import load_tokenizer
 
 SMALL = TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20)
 

@@ -148,11 +148,11 @@ def test_thinking_that_the_template_drops_is_refused(qwen3, field):
     [
         ({"role": "assistant", "content": None}, "neither text nor a tool call"),
         ({"role": "assistant", "content": 3}, "content is int"),
-        ({"role": "robot", "content": "x"}, "role = 'robot' is none of"),
+        ({"role": "robot", "content": "x"}, "unknown role 'robot'. Choose one of"),
         ({"role": "user", "content": "x<|im_end|>"}, "control token <|im_end|>"),
         ({"role": "user", "content": "x", "tool_calls": [call("1")]}, "only an assistant makes tool calls"),
         ({"role": "assistant", "content": "", "tool_calls": [{"function": None}]}, "a tool call is"),
-        ({"role": "assistant", "content": "x", "tool_calls": 5}, "tool_calls is 5, which is no list"),
+        ({"role": "assistant", "content": "x", "tool_calls": 5}, "tool_calls is 5, not a list"),
         ({"role": "assistant", "content": "x", "reasoning_content": 5}, "reasoning_content is 5, not a text"),
         ({"role": "assistant", "content": "", "tool_calls": [call("a<|im_start|>b")]}, "control token"),
     ],

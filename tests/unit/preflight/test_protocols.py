@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.tasks import TaskSpec, make_task
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError
 from retool_mcore.preflight import inputs
 from retool_mcore.preflight.protocols import check_protocols

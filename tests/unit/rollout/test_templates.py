@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from retool_mcore.data.chat import chat_format, render
+from retool_mcore.data.chat import chat_format, encode_piece, render
 from retool_mcore.data.prompt_format import retool_prompt
-from retool_mcore.data.tokenizer import encode_piece
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.ledger import StopReason

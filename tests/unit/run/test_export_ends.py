@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.config.shared import FORMAT_FILE
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.chat import end_of_turn
 from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.data.task_model import END_OF_TEXT, END_OF_TURN
-from retool_mcore.data.tokenizer import end_of_turn
+from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.run import saving
 from retool_mcore.run.export import export
 
