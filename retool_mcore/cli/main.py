@@ -103,8 +103,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 def _check(run: RunConfig) -> None:
     from retool_mcore.platforms.base import get_platform
-    from retool_mcore.preflight.check import Machine, check
-    from retool_mcore.preflight.findings import require
+    from retool_mcore.preflight.check import Machine, check, require
 
     for note in require(check(run, Machine(platform=get_platform(run.run.platform)))):
         tell(note)

@@ -40,8 +40,7 @@ def plan(
     from retool_mcore.planner.plan import make_plan, trainers
     from retool_mcore.planner.report import refusal, report
     from retool_mcore.planner.search import proposals
-    from retool_mcore.preflight.check import Machine, check
-    from retool_mcore.preflight.findings import require
+    from retool_mcore.preflight.check import Machine, check, require
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)

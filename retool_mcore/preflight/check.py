@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from retool_mcore.config import RunConfig
-from retool_mcore.errors import PlatformError, ReToolError
+from retool_mcore.errors import ConfigError, PlatformError, ReToolError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight import inputs, limits, machine
 from retool_mcore.preflight.findings import Finding, error, missing
@@ -41,6 +41,14 @@ def check(config: RunConfig, here: Machine, on_finding: Callable[[Finding], None
             if on_finding is not None:
                 on_finding(finding)
     return found
+
+
+def require(findings: Iterable[Finding]) -> list[str]:
+    """Return the texts of notes and warnings. Raises ConfigError with a line for each error."""
+    found = list(findings)
+    if wrong := [each.text for each in found if each.severity == "error"]:
+        raise ConfigError("\nerror: ".join(wrong))
+    return [each.text for each in found if each.severity in ("note", "warning")]
 
 
 def _findings(name: str, run_check: Check, here: Machine) -> Iterator[Finding]:

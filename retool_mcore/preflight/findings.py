@@ -1,10 +1,7 @@
 """Findings of checks: one line each. A warning or an error ends with what to do."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
-
-from retool_mcore.errors import ConfigError
 
 Severity = Literal["ok", "note", "warning", "missing", "error"]
 
@@ -43,11 +40,3 @@ def missing(name: str, text: str) -> Finding:
 
 def error(name: str, text: str) -> Finding:
     return Finding("error", name, text)
-
-
-def require(findings: Iterable[Finding]) -> list[str]:
-    """Return the texts of notes and warnings. Raises ConfigError with a line for each error."""
-    found = list(findings)
-    if wrong := [each.text for each in found if each.severity == "error"]:
-        raise ConfigError("\nerror: ".join(wrong))
-    return [each.text for each in found if each.severity in ("note", "warning")]

@@ -42,6 +42,9 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     yield ok("settings", f"{config.source} has no setting that platform {platform.name} lacks")
     for remark in platform.remarks(config):
         yield warning("settings", remark)
+    if not config.saved_every:
+        yield warning("settings", "this run saves nothing of what it trains: checkpoint.every_steps = 0 and "
+                      "checkpoint.export = false. Leave out the second to save and export the last step")  # fmt: skip
 
 
 def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:

@@ -16,10 +16,10 @@ from typing import Any
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
+from retool_mcore.run.checkpoint import STATE_FILE, step_folders
 from retool_mcore.run.environment import read_environment
 from retool_mcore.run.metrics import add_row
 from retool_mcore.run.status import printable
-from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"

@@ -20,35 +20,54 @@ run overwrites it when it reaches that step again. A kill at any moment leaves t
 checkpoint valid, even during an asynchronous save. A checkpoint whose files fail the checksums is
 damaged: the next start renames it and resumes from the one before it.
 
+A run counts, resumes from and deletes only folders named ``global_step_N``, and in them only
+CONTENTS. It does not touch a user's copy such as ``global_step_8_keep``.
+
+A file's checksum is the CRC-32 of the CRC-32s of its 64 MiB pieces, so that threads can share a
+large file. It detects corruption by disks and copies, even of four bytes, but does not stop an
+attacker. zlib processes 1.7 GB/s per core.
+
 verl, torch and Megatron unpickle parts of a checkpoint, so loading one can execute code. A run
 therefore resumes only from files that belong to its user or root and are not world-writable.
 """
 
 import json
 import os
+import re
+import shutil
 import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import repeat
 from math import ceil
 from pathlib import Path
 from typing import Any, cast
-
-from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import checksums
-from retool_mcore.run.status import print_text
-from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
+from retool_mcore.run import alive
+from retool_mcore.run.best import best_so_far, lacks_value
+from retool_mcore.run.folder import write_whole
 
+STATE_FILE = "state.json"
+SUMS = "checksums"
+CONTENTS = (STATE_FILE, SUMS, "actor", "critic", "data.pt", "transfer_queue")
 VERSION = 2  # of state.json; newer releases write higher versions
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 # Keys of identity() that may change between save and resume. New values apply from the next step.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
-NOT_RECORDED = "(not recorded)"
 UNSET = "(not set)"
+PIECE_BYTES = 64 * 2**20  # of a file, with a checksum each
+READ_BYTES = 2**20
+CHECKSUM_THREADS = 8
+DAMAGED_NAMED = 3  # number of damaged files that an error names
+_NAME = re.compile(r"global_step_([1-9][0-9]*)")
+_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")  # Megatron names a file after the rank that wrote it
 PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that locate a run but do not define it
 
 
@@ -169,8 +188,7 @@ def require_whole(config: RunConfig) -> list[str]:
         if said := _damage(path):
             damaged[path] = said
         elif read_state(path).step == step:
-            goes_on = f"The run goes on after step {step}, from {path}"
-            return [f"note: {bad} is damaged: {said}. It is kept as {set_aside(bad, 'damaged').name}. {goes_on}"
+            return [f"note: {bad} is damaged: {said}. It is kept as {set_aside(bad, 'damaged').name}"
                     for bad, said in damaged.items()]  # fmt: skip
     if damaged:
         told = "; ".join(f"{path.name}: {said}" for path, said in damaged.items())
@@ -182,7 +200,7 @@ def require_whole(config: RunConfig) -> list[str]:
 
 def _damage(path: Path) -> str:
     try:
-        return checksums.damage(path, read_state(path).files)
+        return find_damage(path, read_state(path).files)
     except Damaged as error:
         return str(error).partition(" Move ")[0].removeprefix(f"{path}/").rstrip(".")
 
@@ -214,7 +232,8 @@ def find_resume(config: RunConfig) -> Saved | None:
                 f"checkpoint.resume = {choice!r} is not a complete checkpoint: {path / STATE_FILE} is missing."
             )
         saved = read_state(path)
-    changed = {key: words for key, words in _changes(saved, config) if key not in FREE}
+    differences = _differences(saved.identity, identity(config))
+    changed = {key: phrase for key, phrase in differences if key not in FREE}
     before = saved.identity.get("steps")
     if "steps" in changed and isinstance(before, int):
         if not (refused := _refused_steps(config, saved, before)):
@@ -282,35 +301,54 @@ def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
     )
 
 
-def goes_on(saved: Saved) -> str:
-    """Return the note for the user of a run that resumes."""
-    return f"note: the run goes on after step {saved.step}, from {saved.path}"
+def is_finished(config: RunConfig) -> bool:
+    """Return whether the newest checkpoint is the last one that the run needs."""
+    saved = complete_checkpoints(config.run.dir / "checkpoints")
+    return config.checkpoint.resume == "auto" and bool(saved) and is_last(config, saved[-1].step)
 
 
-def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
-    """Print one line with every setting that differs from the checkpoint's."""
-    before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
-    keys = [
-        key
-        for key in {**now, **before}
-        if key not in PLACES and not _same(key, before.get(key, UNSET), now.get(key, UNSET))
-    ]
-    changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
+def is_last(config: RunConfig, step: int) -> bool:
+    """Return whether a run at ``step`` has no step and no validation left to do."""
+    best = best_so_far(config, step)
+    stopped_early = best is not None and best.given_up
+    return stopped_early or (step >= config.num_steps and not lacks_value(config, step))
+
+
+def choose_resume(config: RunConfig) -> tuple[Saved | None, list[str]]:
+    """Return the checkpoint to resume from (None: start from the beginning) and notes for the user.
+
+    Verifies its files first. The caller must hold the run's lock. Raises CheckpointError as
+    ``require_whole`` and ``find_resume`` do.
+    """
+    notes = require_whole(config)
+    saved = find_resume(config)
+    if saved is None:
+        return None, notes
+    changed = changed_settings(saved, config)
+    if changed:
+        notes.append(f"note: changed since {saved.path.name}, from step {saved.step + 1}: {'; '.join(changed)}")
+    if not is_last(config, saved.step):
+        notes.append(f"note: resuming after step {saved.step}, from {saved.path}")
+    return saved, notes
+
+
+def changed_settings(saved: Saved, config: RunConfig) -> list[str]:
+    """Return a phrase for every setting that differs from the checkpoint's."""
+    now = json.loads(json.dumps(config.model_dump()))
+    changed = [phrase for key, phrase in _differences(saved.settings, now) if key not in PLACES]
     scheduled = config.optim.schedule != "constant"
     if scheduled and saved.identity.get("steps") == saved.step < config.num_steps:
         changed += [f"the schedule has ended, and the rate stays at optim.min_lr = {config.optim.min_lr:g}"]
-    if changed:
-        print_text(
-            console, f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
-        )
+    return changed
 
 
-def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
-    before, now = leaves(saved.identity), leaves(identity(config))
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (key, phrase) for every setting that differs between two trees."""
+    old, new = leaves(before), leaves(now)
     return [
-        (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
-        for key, value in now.items()
-        if not _same(key, before.get(key, NOT_RECORDED), value)
+        (key, f"{key} was {old.get(key, UNSET)!r}, now {new.get(key, UNSET)!r}")
+        for key in {**new, **old}
+        if not _same(key, old.get(key, UNSET), new.get(key, UNSET))
     ]
 
 
@@ -351,3 +389,134 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
 
 def _words(sizes: dict[str, int]) -> str:
     return ", ".join(f"{size} {number}" for size, number in sizes.items() if size != "etp" or number)
+
+
+def step_folders(checkpoints: Path) -> dict[int, Path]:
+    """Return the folders named ``global_step_N``, complete or not, by step in ascending order."""
+    named = {int(found[1]): path for path in checkpoints.glob("*") if (found := _NAME.fullmatch(path.name))}
+    return {step: named[step] for step in sorted(named) if named[step].is_dir()}
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Delete the files that a run wrote into ``folder``, and the folder if it is then empty."""
+    for name in CONTENTS:  # state.json first: a half-deleted folder must not look complete
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def set_aside(folder: Path, why: str) -> Path:
+    """Rename ``folder`` so that runs ignore it, for example to ``global_step_8.damaged``."""
+    aside = folder.with_name(f"{folder.name}.{why}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{folder.name}.{why}{number}")
+    return folder.rename(aside)
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Yield the files of a checkpoint, except state.json and recorded checksums."""
+    for name in CONTENTS:
+        if name in (STATE_FILE, SUMS):
+            continue
+        path = folder / name
+        yield from (each for each in (path, *path.rglob("*")) if each.is_file())
+
+
+@dataclass(frozen=True)
+class Checksum:
+    bytes: int
+    crc32: str
+
+
+def record_checksums(role: Path, rank: int) -> None:
+    """Record the checksums of the files that ``rank`` wrote under ``role`` (``.../actor``).
+
+    Every rank calls this for its own files, which are still in its node's page cache, so the total
+    time is that of one rank.
+    """
+    folder = role.parent
+    mine = [path for path in files_of(folder) if path.is_relative_to(role) and _writing_rank(path, role) == rank]
+    times = [path.stat().st_mtime_ns for path in mine]
+    sums = zip(mine, checksums_of(mine), times, strict=True)
+    rows = {str(path.relative_to(folder)): {**asdict(found), "mtime_ns": time} for path, found, time in sums}
+    write_whole(folder / SUMS / f"{role.name}-{rank}.json", json.dumps(rows))
+
+
+def _writing_rank(path: Path, role: Path) -> int | None:
+    """Return the rank that wrote a file; None for metadata files, which belong to no rank."""
+    if found := _OF_RANK.fullmatch(path.name):
+        return int(found[1])
+    return 0 if path.is_relative_to(role / "model") else None
+
+
+def collect_checksums(folder: Path) -> dict[str, Any]:
+    """Return the checksums of all files of a finished checkpoint, by path relative to ``folder``.
+
+    Reads the files that no rank recorded or that changed after recording.
+    """
+    recorded: dict[str, Any] = {}
+    for path in (folder / SUMS).glob("*.json"):
+        recorded |= json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    unknown: list[Path] = []
+    for path in files_of(folder):
+        name, status = str(path.relative_to(folder)), path.stat()
+        row = recorded.get(name, {})
+        if (row.get("bytes"), row.get("mtime_ns")) == (status.st_size, status.st_mtime_ns):
+            found[name] = {"bytes": row["bytes"], "crc32": row["crc32"]}
+        else:
+            unknown.append(path)
+    read = zip(unknown, checksums_of(unknown), strict=True)
+    return found | {str(path.relative_to(folder)): asdict(taken) for path, taken in read}
+
+
+def find_damage(folder: Path, files: Mapping[str, Any], under: str = "") -> str:
+    """Describe which of ``files`` differ from what was written; "" if none do.
+
+    ``under``: check only files whose relative path starts with this prefix.
+    """
+    wanted = {folder / name: Checksum(**row) for name, row in files.items() if name.startswith(under)}
+    wrong = [said for path, row in wanted.items() if (said := _wrong_size(path, row, folder))]
+    if not wrong:  # read the contents only if all sizes match
+        read = zip(wanted.items(), checksums_of(wanted), strict=True)
+        wrong = [f"{path.relative_to(folder)} has other bytes than were written" for (path, row), now in read
+                 if now != row]  # fmt: skip
+    more = f" and {len(wrong) - DAMAGED_NAMED} more" if len(wrong) > DAMAGED_NAMED else ""
+    return "; ".join(wrong[:DAMAGED_NAMED]) + more
+
+
+def _wrong_size(path: Path, wanted: Checksum, folder: Path) -> str:
+    name = path.relative_to(folder)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return "" if size == wanted.bytes else f"{name} has {size} bytes and was written with {wanted.bytes}"
+
+
+def checksums_of(paths: Iterable[Path]) -> list[Checksum]:
+    """Compute the checksum of each file in up to 8 threads; zlib releases the GIL."""
+    files = {path: path.stat().st_size for path in paths}
+    pieces = [(path, start) for path, size in files.items() for start in range(0, max(size, 1), PIECE_BYTES)]
+    crcs: dict[Path, int] = dict(zip(files, repeat(0)))
+    with ThreadPoolExecutor(min(CHECKSUM_THREADS, os.cpu_count() or 1)) as threads:
+        for (path, _), crc in zip(pieces, threads.map(_crc_of_piece, pieces), strict=True):
+            crcs[path] = zlib.crc32(crc.to_bytes(4, "big"), crcs[path])
+            alive.sign()
+    return [Checksum(size, f"{crcs[path]:08x}") for path, size in files.items()]
+
+
+def _crc_of_piece(piece: tuple[Path, int]) -> int:
+    path, start = piece
+    crc, left, buffer = 0, PIECE_BYTES, memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while left and (count := file.readinto(buffer[: min(left, READ_BYTES)])):
+            crc, left = zlib.crc32(buffer[:count], crc), left - count
+    return crc

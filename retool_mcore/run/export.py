@@ -19,12 +19,10 @@ from retool_mcore.config.shared import CONFIG_FILE, END_OF_TURN, FORMAT_FILE
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.adapter import CONFIG, is_adapter, merge
 from retool_mcore.model.files import dtype_of_weights, read_config
-from retool_mcore.run import checksums
 from retool_mcore.run.best import BEST_FILE, read_best
-from retool_mcore.run.checkpoint import complete_checkpoints, read_state
+from retool_mcore.run.checkpoint import STATE_FILE, complete_checkpoints, find_damage, read_state, step_folders
 from retool_mcore.run.folder import explain_full_disk
 from retool_mcore.run.metrics import read_metrics
-from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 _WEIGHTS = Path("actor", "model", "huggingface")
 
@@ -71,7 +69,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
 
 def _require_whole(folder: Path) -> None:
     """Raise CheckpointError when the weights of a checkpoint fail their checksums."""
-    if said := checksums.damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
+    if said := find_damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
         others = sorted(saved.step for saved in complete_checkpoints(folder.parent) if saved.path != folder)
         name = f"Name another one: --checkpoint {others[-1]}." if others else "There is no other one."
         raise CheckpointError(f"{folder} is damaged: {said}. {name}")
@@ -161,16 +159,6 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
         yield f"      retool eval {source} --model {model} --out {scores}"
     elif config.checkpoint.export:
         yield f"      retool rl CONFIG model.path={model}"
-
-
-def keeps_nothing(config: RunConfig) -> str:
-    """Return a warning for a run that will save neither checkpoints nor a model; otherwise ""."""
-    if config.saved_every:
-        return ""
-    return (
-        "note: this run will keep nothing of what it trains: checkpoint.every_steps = 0 and checkpoint.export = false. "
-        "Without the second its last step is saved and exported"
-    )
 
 
 def find_weights(run_dir: Path, which: str = "newest") -> Path:

@@ -14,11 +14,21 @@ from typing import Protocol
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import checksums
 from retool_mcore.run.best import read_best
-from retool_mcore.run.checkpoint import VERSION, complete_checkpoints, identity, layout, read_state
+from retool_mcore.run.checkpoint import (
+    STATE_FILE,
+    SUMS,
+    VERSION,
+    collect_checksums,
+    complete_checkpoints,
+    identity,
+    layout,
+    read_state,
+    remove_checkpoint,
+    set_aside,
+    step_folders,
+)
 from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
-from retool_mcore.run.step_folders import STATE_FILE, SUMS, remove, set_aside, step_folders
 
 FULL = "Nothing of it is left; the checkpoint before it is kept. Free some, then run the same command again."
 
@@ -42,7 +52,7 @@ def publish(config: RunConfig, step: int) -> None:
     as the best, because a kill may destroy it.
     """
     path = step_folder(config, step) / STATE_FILE
-    files = checksums.collect(path.parent)
+    files = collect_checksums(path.parent)
     shutil.rmtree(path.parent / SUMS, ignore_errors=True)
     state = {
         "version": VERSION,
@@ -58,14 +68,14 @@ def publish(config: RunConfig, step: int) -> None:
     best_step = best.step(last=found[-1].step) if best else None
     for old in found[: -config.checkpoint.keep]:
         if old.step != best_step:
-            remove(old.path)
+            remove_checkpoint(old.path)
 
 
 def delete_incomplete(config: RunConfig) -> None:
     """Delete interrupted saves. The caller must hold the run's lock (folder.lock_run)."""
     for path in step_folders(config.run.dir / "checkpoints").values():
         if not (path / STATE_FILE).is_file():
-            remove(path)
+            remove_checkpoint(path)
 
 
 class Saver:
@@ -155,7 +165,7 @@ class Saver:
             except Exception as error:
                 if self._rank == 0 and is_full(error) and not (folder / STATE_FILE).exists():
                     with suppress(OSError):  # another rank may still write there
-                        remove(folder)
+                        remove_checkpoint(folder)
                 raise
 
 
@@ -167,5 +177,5 @@ def _make_room(folder: Path, step: int) -> None:
         own = False
     if not own:
         set_aside(folder, "found")
-    remove(folder)
+    remove_checkpoint(folder)
     folder.mkdir(parents=True, exist_ok=True)

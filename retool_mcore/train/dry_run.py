@@ -10,8 +10,7 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import Platform, get_platform, without_devices
-from retool_mcore.preflight.check import Machine, check
-from retool_mcore.preflight.findings import require
+from retool_mcore.preflight.check import Machine, check, require
 from retool_mcore.verl.resolve import differences, resolve
 
 

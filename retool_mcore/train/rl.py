@@ -5,30 +5,24 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
-from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import end_of_turn
-from retool_mcore.data.prompt_format import format_of_file, pin_date
-from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
 from retool_mcore.platforms.network import keep_to_loopback
-from retool_mcore.preflight.check import Machine, check
-from retool_mcore.preflight.findings import require
+from retool_mcore.preflight.check import Machine, check, require
 from retool_mcore.process import exit_on_sigterm, redirect_output, standard_exit_code
 from retool_mcore.report.warnings import AlarmLines
-from retool_mcore.rollout.protocol import protocol_of
-from retool_mcore.run import checkpoint, start
-from retool_mcore.run.best import best_so_far, lacks_value
+from retool_mcore.run import start
+from retool_mcore.run.best import best_so_far
+from retool_mcore.run.checkpoint import choose_resume, is_finished, is_last
 from retool_mcore.run.ending import Ended
-from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
+from retool_mcore.run.export import closing_lines, export_at_end
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
@@ -56,78 +50,51 @@ def train(config: RlConfig) -> None:
         require_cluster(config)
         platform = get_platform(config.run.platform)
         platform.activate()  # before transformers is imported, which detects installed packages only once
-        notes = [] if is_over(config) else require(check(config, Machine(platform=platform)))
+        notes = [] if is_finished(config) else require(check(config, Machine(platform=platform)))
     with (
         lock_run(config.run.dir),
-        redirect_output(config.run.dir / "logs" / "rl.log") as terminal,
         own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes
+        redirect_output(config.run.dir / "logs" / "rl.log") as terminal,
     ):
         console = Console(file=terminal)
         told = start.early_told()
         start.begin(config.run.dir, "checks")
         try:
-            with progress(config, console, told):
-                _run(config, platform, console, notes)
+            with progress(config, console, told) as show_resumed:
+                _run(config, platform, console, notes, show_resumed)
         except Ended as ended:
-            _tell(ended.words, console)
+            print_text(console, ended.words)
             raise
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
-            _tell(f"note: {best.words()}", console)
+            print_text(console, f"note: {best.words()}")
         export_at_end(config)
         print_commands(console, closing_lines(config))
 
 
-def _run(config: RlConfig, platform: Platform, console: Console, notes: Sequence[str]) -> None:
+def _run(
+    config: RlConfig,
+    platform: Platform,
+    console: Console,
+    notes: Sequence[str],
+    show_resumed: Callable[[int], None],
+) -> None:
     """Train from the newest checkpoint to the last step."""
-    for note in (keeps_nothing(config), *notes):
-        _tell(note, console)
-    os.environ.update(engine_environment(config.rollout))  # inherited by this node's processes
-    for note in checkpoint.require_whole(config):
-        _tell(note, console)
-    resume = checkpoint.find_resume(config)
-    if resume is not None:
-        checkpoint.tell_changed_settings(resume, config, console)
-    unfinished = not has_ended(config, resume.step if resume is not None else 0)
-    if resume is not None and unfinished:
-        _tell(checkpoint.goes_on(resume), console)
-    if not unfinished:
-        return
-    from retool_mcore.verl.plugin import assert_loaded  # may import Ray, so only after keep_to_loopback
-
-    assert_loaded()
-    record_prompt_format(config)
-    from retool_mcore.verl.runner import run  # imports verl and Ray, so only after platform.activate
-
-    with standard_exit_code(), Watchdog(config, console.file) as watchdog:
-        run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
-
-
-def record_prompt_format(config: RlConfig) -> None:
-    """Record the run's prompt format and the date in its prompts, in the run's folder."""
-    day = pin_date(config.run.dir, config.model.path)
-    protocol = protocol_of(config.rollout, tokenizer_of(config.model, day=day))
-    asked = format_of_file(parquet_files(config.data.train_file)[0], protocol.name if config.rollout.tool else "")
-    recorded = replace(asked, protocol=config.rollout.protocol)
-    recorded.write(config.run.dir, end_of_turn(protocol.tokenizer))
-
-
-def is_over(config: RlConfig) -> bool:
-    """Whether the run has finished, by its newest checkpoint."""
-    saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")
-    return config.checkpoint.resume == "auto" and bool(saved) and has_ended(config, saved[-1].step)
-
-
-def has_ended(config: RlConfig, step: int) -> bool:
-    """Whether a run at ``step`` has no step and no validation left to do."""
-    best = best_so_far(config, step)
-    given_up = best is not None and best.given_up
-    return given_up or (step >= config.train.steps and not lacks_value(config, step))
-
-
-def _tell(note: str, console: Console) -> None:
-    if note:
+    resume, notes_on_resume = choose_resume(config)
+    step = resume.step if resume is not None else 0
+    show_resumed(step)
+    for note in (*notes, *notes_on_resume):
         logger.warning(note)  # to the run's log
         print_text(console, note)
+    if is_last(config, step):
+        return
+    os.environ.update(engine_environment(config.rollout))  # inherited by this node's processes
+    with standard_exit_code(), Watchdog(config, console.file) as watchdog:
+        from retool_mcore.verl.plugin import assert_loaded  # may import Ray, so only after keep_to_loopback
+
+        assert_loaded()
+        from retool_mcore.verl.runner import run  # imports verl and Ray, so only after platform.activate
+
+        run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
@@ -155,19 +122,20 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
 
 
 @contextmanager
-def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[None]:
+def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Callable[[int], None]]:
     """Show the stages of the start, then the steps, as the driver writes them to the run's files.
 
     In a terminal this is a progress bar, which stays on screen if the run made a step. Elsewhere it
-    prints a line per stage and step. ``told``: number of stages already shown.
+    prints a line per stage and step. ``told``: number of stages already shown. Yields a function
+    that sets the step from which the run resumes.
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
-    lines, alarm_lines = StepLines(console, config.train.steps), AlarmLines(console, config)
+    alarm_lines = AlarmLines(console, config)
+    lines = StepLines(console, config.train.steps)
     earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
     step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
-        saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")  # the run resumes from the last
-        bar = bars.add_task("rl", total=config.train.steps, completed=saved[-1].step if saved else 0)
+        bar = bars.add_task("rl", total=config.train.steps)
         begins = StartShown(config.run.dir, bars, bar, told)
 
         def follow(*, over: bool = False) -> bool:
@@ -197,7 +165,7 @@ def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Non
         watcher.start()
         well = False
         try:
-            yield
+            yield lambda step: bars.update(bar, completed=step)
             well = True
         finally:
             ended.set()

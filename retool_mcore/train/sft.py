@@ -29,14 +29,13 @@ from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.platforms.network import keep_to_loopback
-from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.process import die_with_parent, exit_on_sigterm, redirect_output
 from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending, exit_code
 from retool_mcore.run.environment import differing, fingerprint, write_environment
-from retool_mcore.run.export import closing_lines, export_at_end, keeps_nothing
+from retool_mcore.run.export import closing_lines, export_at_end
 from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
@@ -86,7 +85,7 @@ def train(config: SftConfig) -> None:
                 _run(config, platform, rank, Console(file=terminal))
             except Ended as ended:
                 if rank == 0:
-                    _tell(ended.words, Console(file=terminal))
+                    print_text(Console(file=terminal), ended.words)
                 raise
             finally:
                 dist.destroy_process_group()
@@ -96,16 +95,17 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     """Train, then export; call after rendezvous, with the run's folder locked."""
     told = start.early_told()
     _begins(config, rank, "data")
-    notes = checkpoint.require_whole(config) if rank == 0 else []
+    chosen: list[checkpoint.Saved | None] = [None]
     if rank == 0:
+        chosen[0], notes = checkpoint.choose_resume(config)
+        for note in notes:
+            print_text(console, note)
         pin_date(config.run.dir, config.model.path)
-    dist.barrier()  # other ranks read checkpoints and the date only after rank 0 has checked and written them
-    _require_equal_nodes(config)
-    if rank == 0:
         write_environment(config.run.dir, platform)  # before the model uses device memory
         alive.belong_to(config.run.dir)
-        for note in (*notes, keeps_nothing(config)):
-            _tell(note, console)
+    # Other ranks read checkpoints and the date only after rank 0 has checked and written them.
+    dist.broadcast_object_list(chosen, src=0)
+    _require_equal_nodes(config)
     first_of_node = os.environ["LOCAL_RANK"] == "0"
     report = Reporter(config, console, told) if rank == 0 else None
     with (
@@ -113,7 +113,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         Watchdog(config, console.file, rank) if first_of_node else nullcontext(),
         report or nullcontext(),
     ):
-        _loop(config, platform, rank, console, report)
+        _loop(config, platform, rank, console, resume=chosen[0], report=report)
     if rank == 0:
         exit_on_sigterm()  # a SIGTERM during the export removes the partial export
         export_at_end(config)
@@ -152,26 +152,25 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
     """Print a note for each file with rows that are not trained on."""
     for data in files:
         if note := data.left_out(max_length_tokens):
-            _tell(f"note: {note}", console)
+            print_text(console, f"note: {note}")
 
 
-def _tell(note: str, console: Console) -> None:
-    if note:
-        print_text(console, note)
-
-
-def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, report: Reporter | None = None) -> None:
+def _loop(
+    config: SftConfig,
+    platform: Platform,
+    rank: int,
+    console: Console,
+    *,
+    resume: checkpoint.Saved | None,
+    report: Reporter | None,
+) -> None:
     timer = PhaseTimer()
-    resume = _resume(config, rank)  # rejects incompatible settings before the model is built
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
     done = resume.step if resume is not None else 0
     if resume is not None:
         _begins(config, rank, "checkpoint")
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
-        if rank == 0:
-            _tell(checkpoint.goes_on(resume) if done < config.train.steps else "", console)
-            checkpoint.tell_changed_settings(resume, config, console)
     best = BestKeeper(config, done, writes=rank == 0)
     if best.lacks(done):  # best.metric was added to the run
         best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
@@ -179,7 +178,6 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, re
         report.goes_on_after(done)
         saving.delete_incomplete(config)
         config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
-        (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
     saver = saving.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
     asked = 0
@@ -213,7 +211,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console, re
     if asked:
         raise Ended(asked, saver.what_is_kept())
     if rank == 0 and best.given_up:
-        _tell(f"note: {best.words()}", console)
+        print_text(console, f"note: {best.words()}")
 
 
 def _set_up(
@@ -223,7 +221,6 @@ def _set_up(
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
     tokenizer = tokenizer_of(config.model, day=date_of(config.run.dir, config.model.path))
-    check_protocols(config, tokenizer)
     if console is not None:
         asked = format_of_file(parquet_files(config.data.train_file)[0])
         asked.write(config.run.dir, end_of_turn(tokenizer))
@@ -232,6 +229,7 @@ def _set_up(
     if console is not None:
         tell_left_out((data, *held_out), config.data.max_length_tokens, console)
         start.begin(config.run.dir, "model")
+        (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     worker = megatron_worker(config, platform)
     time_optimizer(worker.engine, platform, timer)
     engine = SftEngine(worker, config, platform)
@@ -253,13 +251,6 @@ def _end_at_once(rank: int, asked: int) -> None:
     if rank == 0:
         os.write(2, b"ended at once: the same command goes on from the newest complete checkpoint\n")
     os._exit(exit_code(asked))
-
-
-def _resume(config: SftConfig, rank: int) -> checkpoint.Saved | None:
-    """The checkpoint to resume from, chosen by rank 0: other nodes may still see moved folders."""
-    box = [checkpoint.find_resume(config) if rank == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:
@@ -302,7 +293,8 @@ class Reporter:
         self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps)
         self._begins = StartShown(config.run.dir, self._progress, self._bar, told)
-        self._lines, self._alarm_lines = StepLines(console, config.train.steps), AlarmLines(console, config)
+        self._lines = StepLines(console, config.train.steps)
+        self._alarm_lines = AlarmLines(console, config)
         self._stepped = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 

@@ -25,8 +25,7 @@ from retool_mcore.model.tensors import untrained_copies
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
 from retool_mcore.process import die_with_parent
-from retool_mcore.run import checksums
-from retool_mcore.run.checkpoint import read_state
+from retool_mcore.run.checkpoint import read_state, record_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +212,7 @@ def save(engine: Any, folder: str, step: int) -> None:
     apply_all(MEGATRON_PATCHES)
     with explain_failed_write(folder):
         engine.save_checkpoint(local_path=folder, global_step=step)
-    checksums.record(Path(folder), dist.get_rank())
+    record_checksums(Path(folder), dist.get_rank())
 
 
 def start_save(engine: Any, folder: str, step: int) -> PendingSave:
@@ -258,7 +257,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     finally:
         del manager._dispatch_finalize
         engine.bridge.save_weights = save_weights
-    jobs.append(partial(checksums.record, Path(folder), dist.get_rank()))
+    jobs.append(partial(record_checksums, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,10 @@ from verl.utils.logging_utils import configure_verl_logging
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from retool_mcore.config import RlConfig
+from retool_mcore.config.files import parquet_files
+from retool_mcore.data.chat import end_of_turn
+from retool_mcore.data.prompt_format import format_of_file, pin_date
+from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
@@ -102,12 +107,21 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: W
     """
     tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
+    _record_prompt_format(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
     write_environment(config.run.dir, platform)
     with ray_arguments(config) as arguments:
         with open_dict(tree):
             tree.ray_kwargs.ray_init = {**tree.ray_kwargs.get("ray_init", {}), **arguments}
         _run(config, tree, watch)
+
+
+def _record_prompt_format(config: RlConfig) -> None:
+    """Record how the run renders problems, and the date in its prompts, in the run's folder."""
+    day = pin_date(config.run.dir, config.model.path)
+    tokenizer = tokenizer_of(config.model, day=day)
+    prompt_format = replace(format_of_file(parquet_files(config.data.train_file)[0]), protocol=config.rollout.protocol)
+    prompt_format.write(config.run.dir, end_of_turn(tokenizer))
 
 
 def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:

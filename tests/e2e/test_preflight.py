@@ -11,8 +11,7 @@ from retool_mcore.config import load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
-from retool_mcore.preflight.check import check
-from retool_mcore.preflight.findings import require
+from retool_mcore.preflight.check import check, require
 from tests import forked
 from tests.unit.preflight.test_preflight import HERE, RL, Usage, command, good, judged, levels, settings
 

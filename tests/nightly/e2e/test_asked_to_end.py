@@ -50,7 +50,7 @@ def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_
         file.write(b"\xa5\x5a\xa5\x5a")
     again = succeed(argv(task, tmp_path), mark)
     assert f"global_step_{step} is damaged: actor/optimizer/dist_ckpt/__1_0.distcp has other bytes" in again.stderr
-    assert f"The run goes on after step {saved[0]}, from" in again.stderr
+    assert f"resuming after step {saved[0]}, from" in again.stderr
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 9))
     assert [row["loss"] for row in rows] == pytest.approx(GOLDEN["loss"], rel=1e-5)

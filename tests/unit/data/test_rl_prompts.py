@@ -13,8 +13,7 @@ from retool_mcore.data.rl_prompts import check_prompts, messages_of
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import Machine, check
-from retool_mcore.preflight.findings import require
+from retool_mcore.preflight.check import Machine, check, require
 
 PROBLEM = "A bus has 31 seats. How many seats have 7 such buses?"
 DAPO = next(each for each in WRAPPERS if each.name == "DAPO")

@@ -18,9 +18,9 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
-from retool_mcore.preflight.check import Machine, _findings
+from retool_mcore.preflight.check import Machine, _findings, require
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _node_facts
-from retool_mcore.preflight.findings import Finding, ok, require
+from retool_mcore.preflight.findings import Finding, ok
 from retool_mcore.run.environment import differing, file_hash, fingerprint
 from tests.plain_chatml import PLAIN_CHATML
 
@@ -125,6 +125,9 @@ def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.Monke
     )
     assert [finding.severity for finding in machine.disk(config)] == ["error"]
     assert [finding.severity for finding in machine.disk(nothing)] == ["ok"]
+    *_, last = machine.settings(nothing, get_platform("cpu"))
+    assert last.severity == "warning" and "saves nothing of what it trains" in last.text
+    assert levels(list(machine.settings(config, get_platform("cpu")))) == ["ok"]
 
 
 @pytest.mark.parametrize(("settings_", "level"), [((), None), (("memory.offload_idle=true",), "ok")])

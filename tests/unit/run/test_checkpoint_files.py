@@ -6,19 +6,17 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.run import checkpoint, saving, step_folders
-from retool_mcore.run.export import closing_lines, export, export_at_end, find_weights, keeps_nothing
-from retool_mcore.run.step_folders import STATE_FILE
+from retool_mcore.run import checkpoint, saving
+from retool_mcore.run.checkpoint import STATE_FILE
+from retool_mcore.run.export import closing_lines, export, export_at_end, find_weights
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -178,12 +176,9 @@ def test_a_changed_learning_rate_is_told_and_counts(
         config = load_config(kind, path, [here, *before, *settings])
         found = checkpoint.find_resume(config)
         assert found is not None
-        told = StringIO()
-        checkpoint.tell_changed_settings(found, config, Console(file=told))
-        assert told.getvalue().count("\n") == lines
-        assert not lines or (
-            "from step 51 on, other than in global_step_50: " in told.getvalue() and said in told.getvalue()
-        )
+        found, notes = checkpoint.choose_resume(config)
+        changes = [note for note in notes if "changed since global_step_50, from step 51: " in note]
+        assert len(changes) == lines and (not lines or said in changes[0])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +207,7 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
             (Path(path) / "model/huggingface/config.json").unlink()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(step_folders.shutil, "rmtree", killed)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         save(config, 100)
     assert steps(config) == [100]
@@ -314,14 +309,6 @@ def test_a_run_ends_without_an_export_only_where_that_is_written(tmp_path: Path)
         config = run_in(tmp_path, *changes)
         with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
             export_at_end(config)
-
-
-def test_a_run_that_keeps_nothing_says_so(tmp_path: Path):
-    nothing = run_in(tmp_path, "checkpoint.every_steps=0", "checkpoint.export=false")
-    assert "will keep nothing of what it trains" in keeps_nothing(nothing) and nothing.saved_every == 0
-    last = run_in(tmp_path, "checkpoint.every_steps=0", "train.steps=37")
-    assert (last.saved_every, keeps_nothing(last)) == (37, ""), "its last step is saved, for the export"
-    assert run_in(tmp_path, "checkpoint.every_steps=5", "checkpoint.export=false").saved_every == 5
 
 
 def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import CheckpointError
 from retool_mcore.report.record import read_run
-from retool_mcore.run import checkpoint, checksums, saving
+from retool_mcore.run import checkpoint, saving
+from retool_mcore.run.checkpoint import STATE_FILE
 from retool_mcore.run.export import export
-from retool_mcore.run.step_folders import STATE_FILE
 from tests.unit.run.saved_steps import save_steps, steps
 
 SFT = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
@@ -40,7 +40,7 @@ def write_model(folder: str, step: int) -> None:
         for rank in (0, 1):
             (shards / f"__{rank}_0.distcp").write_bytes(bytes([step % 251]) * 5000)
     for rank in (0, 1):
-        checksums.record(Path(folder), rank)
+        checkpoint.record_checksums(Path(folder), rank)
     (Path(folder) / "optimizer/dist_ckpt/.metadata").write_bytes(b"described last")
 
 
@@ -76,17 +76,16 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_says_so(tmp_path: Path, nam
     config = run_in(tmp_path)
     save(config, 50, 100)
     harm(saving.step_folder(config, 100) / name)
-    [note] = checkpoint.require_whole(config)
+    found, [note, resuming] = checkpoint.choose_resume(config)
     assert f"global_step_100 is damaged: {said}" in note
-    assert "It is kept as global_step_100.damaged. The run goes on after step 50" in note
-    found = checkpoint.find_resume(config)
+    assert note.endswith("It is kept as global_step_100.damaged") and "resuming after step 50" in resuming
     assert found is not None and found.step == 50
     assert names(config) == ["global_step_100.damaged", "global_step_50"]
     assert checkpoint.require_whole(config) == []
     save(config, 100)  # the run comes there again
     assert checkpoint.require_whole(config) == [] and steps(config) == [50, 100]
     harm(saving.step_folder(config, 100) / name)
-    assert "kept as global_step_100.damaged2." in checkpoint.require_whole(config)[0]
+    assert "kept as global_step_100.damaged2" in checkpoint.require_whole(config)[0]
 
 
 def test_an_older_damaged_one_blocks_nothing_and_is_not_deleted(tmp_path: Path):
@@ -151,18 +150,18 @@ def test_what_was_written_again_after_its_checksum_is_read_again(tmp_path: Path)
 
 
 def test_the_checksum_sees_every_piece_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checksums, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(checksums, "READ_BYTES", 300)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "READ_BYTES", 300)
     path = tmp_path / "file"
     data = bytes(range(256)) * 20
     seen: set[str] = set()
     for change in (None, 0, 299, 300, 999, 1000, 5119):
         path.write_bytes(data if change is None else data[:change] + b"?" + data[change + 1 :])
-        [found] = checksums.take([path])
+        [found] = checkpoint.checksums_of([path])
         assert found.bytes == 5120
         seen.add(found.crc32)
     path.write_bytes(data[1000:2000] + data[:1000] + data[2000:])
-    seen |= {checksums.take([path])[0].crc32}
+    seen |= {checkpoint.checksums_of([path])[0].crc32}
     assert len(seen) == 8, "two pieces that change places are seen, too"
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.run import start
+from retool_mcore.run.status import print_text
 from retool_mcore.train import rl
 from tests.terminal import CONTROL
 
@@ -123,7 +124,7 @@ def shows(config: RlConfig, row: dict[str, float] | None) -> str:
     console = Console(file=said, force_terminal=True, width=80)
     with rl.progress(config, console):
         start.begin(config.run.dir, "checks")
-        rl._tell("note: of the start", console)  # pyright: ignore[reportPrivateUsage]
+        print_text(console, "note: of the start")
         if row is not None:
             (config.run.dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     return said.getvalue()

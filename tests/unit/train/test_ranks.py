@@ -101,8 +101,8 @@ def test_the_first_rank_of_each_node_has_a_watchdog(
 
     for name in ("checkpoint", "dist", "write_environment", "alive", "export_at_end", "_loop", "_require_equal_nodes"):
         monkeypatch.setattr(sft, name, mock.MagicMock())
-    for name, lines in (("keeps_nothing", ""), ("closing_lines", [])):
-        monkeypatch.setattr(sft, name, lambda config, lines=lines: lines)
+    sft.checkpoint.choose_resume.return_value = (None, [])  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(sft, "closing_lines", lambda config: [])
     monkeypatch.setattr(sft, "Watchdog", watchdog)
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     config = mock.MagicMock()
