@@ -155,12 +155,12 @@ class Ascend(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES  # applied when a checkpoint is saved
+        from retool_mcore.platforms.patches_megatron import WRITER_PATCH  # applied when a checkpoint is saved
         from retool_mcore.platforms.patches_torch import STORE_PATCH
         from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH, MICRO_BATCH_PATCH
 
         # MICRO_BATCH_PATCH applies only with memory.recompute = "auto".
-        return (MICRO_BATCH_PATCH, MASTER_PORT_PATCH, *MEGATRON_PATCHES, STORE_PATCH)
+        return (MICRO_BATCH_PATCH, MASTER_PORT_PATCH, WRITER_PATCH, STORE_PATCH)
 
     def mapping(self) -> str:
         return limits.markdown()

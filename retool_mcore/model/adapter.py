@@ -1,9 +1,15 @@
-"""Reads, writes and merges LoRA adapters in PEFT's format.
+"""Reads, writes and merges LoRA adapters in PEFT's format; quantizes their frozen base to FP8.
 
 adapter_model.safetensors   base_model.model.<matrix>.lora_A.weight [r, in] and lora_B [out, r]
 adapter_config.json         PEFT's LoraConfig, which names the base model
 adapter_base.json           hashes of the base's files, to detect a different base; "precision":
-                            "fp8" if the base's layer matrices were rounded to FP8 (model/fp8.py)
+                            "fp8" if the base's layer matrices were rounded to FP8
+
+In FP8 a matrix has float8_e4m3fn values and a power-of-two scale per row, which maps the row's
+largest value to the top of float8's range, 448. Multiplying by a power of two is exact, so
+dequantization adds no error in any dtype that can represent the result. float8_e4m3fn has four
+significant bits, so the relative rounding error is at most 1/16, except for values below 2^-14 of
+their row's largest.
 """
 
 from __future__ import annotations
@@ -18,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files
-from retool_mcore.model.fp8 import rounded
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "adapter_base.json"
 FILES = (WEIGHTS, CONFIG, BASE)
 _PREFIX, _PRECISION = "base_model.model.", "precision"
+LARGEST = 448.0  # largest finite value of float8_e4m3fn
 _MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight")
 
 
@@ -151,3 +157,30 @@ def merge(adapter: Path, to: Path) -> None:
         if path.name not in FILES:
             shutil.copy2(path, to / path.name)
     shutil.copyfile(base / "config.json", to / "config.json")
+
+
+def row_scales(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Power-of-two scales [rows, 1] in ``dtype``, from each row's largest absolute value [rows]."""
+    import torch
+
+    mantissa, exponent = torch.frexp(largest.float() / LARGEST)
+    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=-100)  # an exact power of two needs no larger scale
+    return torch.ldexp(torch.ones_like(largest, dtype=torch.float32), exponent).to(dtype)[:, None]
+
+
+def to_fp8(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Quantize weight [rows, columns] to float8_e4m3fn with ``scales`` [rows, 1]."""
+    import torch
+
+    return (weight / scales).to(torch.float8_e4m3fn)
+
+
+def from_fp8(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Dequantize ``to_fp8``'s result to the dtype of ``scales``. Allocates only the result."""
+    return stored.to(scales.dtype).mul_(scales)
+
+
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    """weight [rows, columns] after quantization and dequantization, in its dtype."""
+    scales = row_scales(weight.abs().amax(1), weight.dtype)
+    return from_fp8(to_fp8(weight, scales), scales)

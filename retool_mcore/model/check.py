@@ -6,12 +6,17 @@ from typing import Any
 
 from retool_mcore.config import Experts, RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
 from retool_mcore.model.families import check_engine_fields, check_fields, check_window
 from retool_mcore.model.files import check_files, fetch_config, highest_token, read_config, tensor_files
 from retool_mcore.model.rope import rope_of_config
-from retool_mcore.model.shape import ModelShape, shape_of_config
-from retool_mcore.model.tensors import EMBEDDING, HEAD, check_tensors, check_values, same_tensor, trained_tensors
+from retool_mcore.model.shape import (
+    ModelShape,
+    layers_to_recompute,
+    micro_batch_tokens,
+    shape_of_config,
+    token_memory,
+)
+from retool_mcore.model.tensors import EMBEDDING, HEAD, check_headers, check_tensors, same_tensor, trained_tensors
 
 
 def check_model(config: RunConfig) -> None:
@@ -75,7 +80,7 @@ def _check_fields(config: RunConfig, values: dict[str, Any]) -> None:
 
 
 def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
-    """Raise CheckpointError unless the checkpoint has valid values for the tensors of training.
+    """Raise CheckpointError unless the checkpoint fits the tensors of training.
 
     Loading checks the weights of a hub name that is not in the cache.
     """
@@ -85,7 +90,7 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
     folder, files = found
     check_files(folder)
     check_tensors(files, values, config.model.path)
-    check_values(folder, files, trained_tensors(values), config.model.path)
+    check_headers(folder, files, trained_tensors(values), config.model.path)
     if HEAD in files and HEAD not in trained_tensors(values) and not same_tensor(folder, files, EMBEDDING, HEAD):
         raise CheckpointError(
             f"{config.model.path} says tie_word_embeddings = true in its config.json, and its {HEAD} differs from "
@@ -133,8 +138,8 @@ def _check_dense(config: RunConfig) -> None:
     if isinstance(config, RlConfig) and config.algorithm.router_replay != "off":
         asked["algorithm.router_replay"] = config.algorithm.router_replay
     if asked:
-        told = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
-        raise ConfigError(f"{config.source}: {told}: {config.model.path} has no experts. Leave it out.")
+        settings = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
+        raise ConfigError(f"{config.source}: {settings}: {config.model.path} has no experts. Leave it out.")
 
 
 def _check_old_log_prob(config: RlConfig) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.model.published import PUBLISHED
-from retool_mcore.model.shape import ModelShape, shape_of_config
+from retool_mcore.model.shape import PUBLISHED, ModelShape, shape_of_config
 
 GENERATION = "generation_config.json"
 WHOLE, ADAPTER = "model.safetensors", "adapter_config.json"

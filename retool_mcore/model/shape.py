@@ -1,7 +1,13 @@
-"""A model's dimensions, with its parameter counts and the memory and FLOPs per token."""
+"""A model's dimensions, with its parameter counts and the memory and FLOPs per token.
+
+Also chooses how many layers to recompute for long sequences (``memory.recompute = "auto"``). A
+micro-batch of train.micro_batch_tokens fits without recomputation. A longer sequence needs a larger
+micro-batch, which recomputes just enough layers to stay within the same memory.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from retool_mcore.config.lora import Lora
@@ -9,6 +15,8 @@ from retool_mcore.errors import ConfigError
 
 OPTIONAL = ("num_key_value_heads", "head_dim")
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+LOGIT_BYTES = 4  # per logit, over forward and backward pass, with memory.fused_cross_entropy (measured)
+PLAIN_LOGIT_BYTES = 14  # the same without memory.fused_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +167,48 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
         experts=experts,
         experts_per_token=values.get("num_experts_per_tok") or 0,
     )
+
+
+def layers_to_recompute(tokens: int, budget_tokens: int, layers: int, *, rest: float, input_share: float) -> int:
+    """How many of ``layers`` to recompute so that ``tokens`` fit the memory of ``budget_tokens``.
+
+    ``budget_tokens``: the tokens that fit without recomputation. ``rest``: a token's memory other
+    than its layers' activations, as a multiple of one layer's. ``input_share``: the fraction of a
+    layer's activations that is its input, which a recomputed layer keeps. A result above ``layers``
+    means that the tokens do not fit.
+    """
+    if tokens <= budget_tokens:
+        return 0
+    return ceil((layers + rest) * (1 - budget_tokens / tokens) / (1 - input_share))
+
+
+def token_memory(shape: ModelShape, *, fused_cross_entropy: bool) -> tuple[float, float]:
+    """``rest`` and ``input_share`` of a model. ``rest`` includes the layer being recomputed."""
+    logit_bytes = LOGIT_BYTES if fused_cross_entropy else PLAIN_LOGIT_BYTES
+    return 1 + logit_bytes * shape.vocab / shape.kept_bytes, 2 * shape.hidden / shape.kept_bytes
+
+
+def micro_batch_tokens(usual_tokens: int, longest_tokens: int, cp: int) -> int:
+    """A rank's micro-batch budget in tokens: ``usual_tokens``, or more for a longer sequence."""
+    return max(usual_tokens, ceil(longest_tokens / cp))
+
+
+# Shapes from published config.json files, for planning without a local copy of the model.
+_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied", "experts", "experts_per_token")
+_ROWS: dict[str, tuple[Any, ...]] = {
+    "Qwen2.5-0.5B": (24, 896, 14, 2, 64, 4864, 151936, True),
+    "Qwen2.5-1.5B": (28, 1536, 12, 2, 128, 8960, 151936, True),
+    "Qwen2.5-3B": (36, 2048, 16, 2, 128, 11008, 151936, True),
+    "Qwen2.5-7B": (28, 3584, 28, 4, 128, 18944, 152064, False),
+    "Qwen2.5-14B": (48, 5120, 40, 8, 128, 13824, 152064, False),
+    "Qwen2.5-32B": (64, 5120, 40, 8, 128, 27648, 152064, False),
+    "Qwen2.5-72B": (80, 8192, 64, 8, 128, 29568, 152064, False),
+    "Qwen3-0.6B": (28, 1024, 16, 8, 128, 3072, 151936, True),
+    "Qwen3-1.7B": (28, 2048, 16, 8, 128, 6144, 151936, True),
+    "Qwen3-4B": (36, 2560, 32, 8, 128, 9728, 151936, True),
+    "Qwen3-8B": (36, 4096, 32, 8, 128, 12288, 151936, False),
+    "Qwen3-14B": (40, 5120, 40, 8, 128, 17408, 151936, False),
+    "Qwen3-32B": (64, 5120, 64, 8, 128, 25600, 151936, False),
+    "Qwen3-30B-A3B": (48, 2048, 32, 4, 128, 768, 151936, False, 128, 8),
+}
+PUBLISHED = {name: ModelShape(**dict(zip(_COLUMNS, row, strict=False))) for name, row in _ROWS.items()}

@@ -4,9 +4,7 @@ The Megatron bridge silently skips tensors with unknown names, and thus a part o
 """
 
 import re
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from math import isfinite
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,8 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
 DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
-SAMPLED_ROWS = 64  # rows to check at the start and in the middle of a matrix
 ALIKE = 0.999  # minimum cosine similarity of two untrained rows
 MANY = 100  # an untrained row is similar to more rows than this
-MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # zero in newly added, untrained layers
 
 
 def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -60,43 +56,29 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
     wanted, found = trained_tensors(values).keys(), set(names)
     tied = {HEAD} if HEAD not in wanted else set[str]()
     unknown = sorted(name for name in found - wanted - tied if not UNREAD.fullmatch(name))
-    for told, which, what in (
+    for different, verb, why in (
         (unknown, "has", "which training would leave out"),
         (sorted(wanted - found), "lacks", "which training reads"),
     ):
-        if told:
-            more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        if different:
+            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             raise CheckpointError(
-                f"the checkpoint {model} {which} {', '.join(told[:3])}{more}, {what} by its config.json (model_type "
+                f"the checkpoint {model} {verb} {', '.join(different[:3])}{more}, {why} by its config.json (model_type "
                 f"{values['model_type']}). Take a checkpoint and a config.json that belong together, or another model."
             )
 
 
-@contextmanager
-def one_thread() -> Generator[None]:
-    """Limit torch to one thread: with 64 cores, many small reductions wait seconds for threads."""
-    import torch
+def check_headers(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tuple[int, ...]], model: str) -> None:
+    """Raise CheckpointError for a tensor with a wrong shape or dtype in its file's header.
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tuple[int, ...]], model: str) -> None:
-    """Raise CheckpointError for a tensor with a wrong shape or dtype, or without values.
-
-    An incomplete download may have the right size and header but zeros inside, so some rows of each
-    matrix are checked. ``files``: tensor name -> file in ``folder``; skips files that are missing
-    from the hub cache, which are downloaded later. ``wanted``: tensor name -> shape.
+    ``files``: tensor name -> file in ``folder``; skips files that are missing from the hub cache,
+    which are downloaded later. ``wanted``: tensor name -> shape.
     """
     for file in sorted({files[name] for name in wanted if (folder / files[name]).exists()}):
-        with one_thread(), safe_open()(folder / file, "pt") as opened:
-            held = set(opened.keys())
+        with safe_open()(folder / file, "pt") as opened:
+            present = set(opened.keys())
             for name in sorted(name for name in wanted if files[name] == file):
-                if name not in held:
+                if name not in present:
                     raise CheckpointError(
                         f"{folder / INDEX} says that {name} is in {file}, which does not have it. Copy or fetch the "
                         "index and its files again."
@@ -112,16 +94,6 @@ def check_values(folder: Path, files: Mapping[str, str], wanted: Mapping[str, tu
                     raise CheckpointError(
                         f"{folder / file} has {name} as {dtype}, and {model} is trained from {', '.join(DTYPES)}: a "
                         "quantized checkpoint. Take the one that it was made from."
-                    )
-                if len(shape) != 2:
-                    continue
-                largest = [float(matrix[row : row + SAMPLED_ROWS].float().abs().amax()) for row in (0, shape[0] // 2)]
-                empty = not name.endswith(MAY_BE_ZERO) and not any(largest)
-                if empty or not all(map(isfinite, largest)):
-                    what = "zeros" if empty else "values that are no numbers"
-                    raise CheckpointError(
-                        f"{folder / file} has {what} in {name}, which {model} cannot be trained from: the file "
-                        "is presumably not whole. Compare its checksum with the source's, and copy or fetch it again."
                     )
 
 

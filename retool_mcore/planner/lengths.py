@@ -8,8 +8,7 @@ from statistics import fmean
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_run
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.activations import layers_to_recompute, token_memory
-from retool_mcore.model.shape import ModelShape
+from retool_mcore.model.shape import ModelShape, layers_to_recompute, token_memory
 from retool_mcore.planner.data_lengths import InFile
 from retool_mcore.run.metrics import read_metrics
 

@@ -272,7 +272,7 @@ def training_patches() -> tuple[Patch, ...]:
 
     return (
         *patches_verl.TRAINING_PATCHES,
-        *patches_megatron.MEGATRON_PATCHES,
+        patches_megatron.WRITER_PATCH,
         *patches_mbridge.MBRIDGE_PATCHES,
     )
 

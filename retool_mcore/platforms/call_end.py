@@ -5,11 +5,8 @@ patches_sglang.py. A server without that patch stops at each token that can comp
 the loop continues the turn with another request.
 """
 
-import base64
 import json
-import zlib
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Self
 
 # Keys in SGLang's custom_params:
@@ -28,7 +25,7 @@ class CallEnd:
     def __init__(self, left: Sequence[Mapping[int, int]]) -> None:
         self.left = tuple(dict(each) for each in left)
         self.completing = frozenset(self.left[-1])
-        self.text = _written(self.left)
+        self.text = json.dumps(self.left)  # 5 kB for the 464 tokens of Qwen2.5
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int], tag: str) -> Self:
@@ -58,8 +55,7 @@ class CallEnd:
     @classmethod
     def read(cls, text: str) -> Self:
         """Decode the ``text`` of a CallEnd in another process."""
-        left = json.loads(zlib.decompress(base64.b64decode(text)))
-        return cls([{of: int(start) for start, steps in each.items() for of in accumulate(steps)} for each in left])
+        return cls([{int(token_id): start for token_id, start in each.items()} for each in json.loads(text)])
 
     @property
     def max_tokens(self) -> int:
@@ -77,17 +73,3 @@ class CallEnd:
             if needed == 0:
                 return True
         return False
-
-
-def _written(left: Sequence[Mapping[int, int]]) -> str:
-    """Encode ``left`` compactly, since each request carries it: 1.3 kB for Qwen2.5's 464 tokens.
-
-    For each value, the token ids are sorted and delta-encoded.
-    """
-    found: list[dict[int, list[int]]] = []
-    for each in left:
-        of_start: dict[int, list[int]] = {}
-        for token_id, start in sorted(each.items()):
-            of_start.setdefault(start, []).append(token_id)
-        found.append({start: [b - a for a, b in pairwise([0, *ids])] for start, ids in of_start.items()})
-    return base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 9)).decode()

@@ -32,8 +32,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import dropout, linear
 
-from retool_mcore.model.adapter import merged
-from retool_mcore.model.fp8 import from_fp8, row_scales, to_fp8
+from retool_mcore.model.adapter import from_fp8, merged, row_scales, to_fp8
 
 HELD = {  # path of a linear in Megatron's layer -> the Hugging Face matrices fused into it, in order
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -254,7 +253,7 @@ def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
 
 
 class _Stored:
-    """Mixin for the class of a linear layer whose weight is stored in FP8 (model/fp8.py).
+    """Mixin for the class of a linear layer whose weight is stored in FP8 (model/adapter.py).
 
     The parameter has one byte per element. It is dequantized while the layer computes its output.
     Autograd saves a reference to the layer instead of the weight, and dequantizes it again for the
@@ -347,40 +346,32 @@ def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
 @torch.no_grad()
 def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
     """All adapters of the model, unsharded, on every rank: matrix name -> (A, B). Collective."""
-    mine = factors_of(chunks)
-    found = dict(zip((factor.name for factor in mine), _over_tensor_parallel(mine), strict=True))
-    group: Any = parallel_state.get_pipeline_model_parallel_group()
-    if group.size() == 1:
-        return found
-    shapes = [(name, *(each.shape for each in pair)) for name, pair in found.items()]
-    of_all: list[Any] = [None] * group.size()
-    dist.all_gather_object(of_all, shapes, group=group)
-    like, whole = mine[0].A, dict[str, Pair]()
-    for stage, told in enumerate(of_all):
-        count = sum(a.numel() + b.numel() for _, a, b in told)
-        flat = torch.empty(count, device=like.device, dtype=like.dtype)
-        if stage == group.rank():
-            flat = torch.cat([each.reshape(-1) for pair in found.values() for each in pair])
-        dist.broadcast(flat, dist.get_global_rank(group, stage), group=group)
-        pieces = iter(flat.split([shape.numel() for _, *pair in told for shape in pair]))
-        for name, a, b in told:
-            whole[name] = next(pieces).view(a), next(pieces).view(b)
-    return whole
+    mine = {factor.name: _unsharded(factor) for factor in factors_of(chunks)}
+    stages: Any = parallel_state.get_pipeline_model_parallel_group()
+    if stages.size() == 1:
+        return mine
+    shapes_of_stages: list[Any] = [None] * stages.size()
+    shapes = {name: [tuple(matrix.shape) for matrix in pair] for name, pair in mine.items()}
+    dist.all_gather_object(shapes_of_stages, shapes, group=stages)
+    like, gathered = next(iter(mine.values()))[0], dict[str, Pair]()
+    for stage, shapes in enumerate(shapes_of_stages):
+        for name, (a_shape, b_shape) in shapes.items():
+            pair = mine.get(name) or (like.new_empty(a_shape), like.new_empty(b_shape))
+            for matrix in pair:
+                dist.broadcast(matrix, dist.get_global_rank(stages, stage), group=stages)
+            gathered[name] = pair
+    return gathered
 
 
-def _over_tensor_parallel(factors: Sequence[Factor]) -> Iterator[Pair]:
+def _unsharded(factor: Factor) -> Pair:
+    """A factor's A [r, in] and B [out, r] on every TP rank. Collective."""
     group: Any = parallel_state.get_tensor_model_parallel_group()
-    cut = [getattr(factor, factor.cut).detach() for factor in factors]
-    parts = [[each] for each in cut]
-    if group.size() > 1:
-        flat = torch.cat([each.reshape(-1) for each in cut])
-        of_all = [torch.empty_like(flat) for _ in range(group.size())]
-        dist.all_gather(of_all, flat, group=group)
-        split = [each.split([one.numel() for one in cut]) for each in of_all]
-        parts = [[rank[number].view_as(one) for rank in split] for number, one in enumerate(cut)]
-    for factor, pieces in zip(factors, parts, strict=True):
-        whole = torch.cat(pieces, 1 if factor.cut == "A" else 0)
-        yield (whole, factor.B.detach()) if factor.cut == "A" else (factor.A.detach(), whole)
+    shard = getattr(factor, factor.cut).detach().contiguous()
+    shards = [torch.empty_like(shard) for _ in range(group.size())]
+    dist.all_gather(shards, shard, group=group)
+    if factor.cut == "A":
+        return torch.cat(shards, 1), factor.B.detach()
+    return factor.A.detach(), torch.cat(shards)
 
 
 @torch.no_grad()

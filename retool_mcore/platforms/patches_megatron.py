@@ -1,4 +1,4 @@
-"""Patches of Megatron-core's checkpoint writer, for every training process."""
+"""Patch of Megatron-core's checkpoint writer, for every training process."""
 
 import pickle
 import queue
@@ -64,25 +64,18 @@ def _in_threads(original: Any) -> Any:
 
 
 _WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async."
-MEGATRON_PATCHES = (
-    Patch(
-        changes=(
-            Change(
-                f"{_WRITER}FileSystemWriterAsync.write_preloaded_data_multiproc",
-                ("transform_list", "use_msc", "rank", "write_buckets", "global_results_queue"),
-                _in_threads,
-            ),
+WRITER_PATCH = Patch(
+    changes=(
+        Change(
+            f"{_WRITER}FileSystemWriterAsync.write_preloaded_data_multiproc",
+            ("transform_list", "use_msc", "rank", "write_buckets", "global_results_queue"),
+            _in_threads,
         ),
-        reason="a save waits forever for a writer process that was killed, as the kernel does when memory is short",
-        gain="The save ends whatever happens to a process",
-        applies_to=requirement("megatron-core"),
-        remove_when="Megatron-core's checkpoint writer notices that one of its processes has ended",
+        Change(f"{_WRITER}_get_write_results_queue", (), _by_save),
     ),
-    Patch(
-        changes=(Change(f"{_WRITER}_get_write_results_queue", (), _by_save),),
-        reason="one queue for all saves: two roles can get each other's results, and its manager survives the rank",
-        gain="Actor and critic are saved side by side, and a killed run leaves no process behind",
-        applies_to=requirement("megatron-core"),
-        remove_when="Megatron-core keeps a queue for each save, bound to the rank's life",
-    ),
+    reason="a save waits forever for a writer process that the kernel killed when memory was short; all saves share "
+    "one queue, whose manager process survives a killed rank",
+    gain="Lost data without it: a save hangs, or actor and critic, which save at once, get each other's results",
+    applies_to=requirement("megatron-core"),
+    remove_when="Megatron-core's checkpoint writer detects dead processes and has a queue for each save",
 )

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
+from retool_mcore.platforms.cuda.log_probs import entropy_on_request, log_probs_by_transformer_engine
 from retool_mcore.platforms.network import LATER_PORTS, engine_key
 from retool_mcore.platforms.patches import Change, Patch, requirement
 
@@ -356,23 +356,15 @@ PACKING_PATCH = Patch(
         Change(f"{_MCORE}model_forward.postprocess_thd_engine", _POSTPROCESS, unpacked_by_index),
         Change(f"{_MCORE}model_forward_fused.preprocess_thd_engine", _PREPROCESS, packed_by_index),
         Change(f"{_MCORE}model_forward_fused.postprocess_thd_engine", _POSTPROCESS, unpacked_by_index),
-    ),
-    reason="verl reads the lengths of sequences back from the device, which then idles until the host answers",
-    gain="SFT of 7B in FP8 on two H200: 75.1 % MFU instead of 72.5; no gain in bfloat16",
-    applies_to=VERL,
-    remove_when="verl's Megatron engine packs a micro-batch from lengths that it has on the host",
-)
-PADDING_PATCH = Patch(
-    changes=(
         Change("verl.workers.utils.losses.no_padding_2_padding", ("tensor", "data"), padded_by_index),
         Change(f"{_ENGINE}postprocess_batch_func", ("output_lst", "indices", "data"), joined_by_index),
     ),
-    reason="verl pads outputs to the shape of its losses response by response, with three reads from the device each, "
-    "and splits and joins the outputs of all micro-batches twice",
-    gain="An update of 512 responses takes 376 us of host time per response instead of 2,090 (with the columns that "
-    "verl/ leaves out): 0.9 s of an 8 s step",
+    reason="to pack, pad and join sequences, verl reads their lengths back from the device, which then idles until the "
+    "host answers, and loops over the sequences",
+    gain="An update of 512 responses of 0.5B takes 376 us of host time per response instead of 2,090: 0.9 s of an 8 s "
+    "step. SFT of 7B in FP8 on two H200: 75.1 % MFU instead of 72.5; no gain in bfloat16",
     applies_to=VERL,
-    remove_when="verl pads and joins a model's output by one index, from lengths that it has on the host",
+    remove_when="verl's Megatron engine packs, pads and joins by one index, from lengths that it has on the host",
 )
 
 MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: minimum number of micro-batches
@@ -439,7 +431,7 @@ LOG_PROB_PATCH = Patch(
     changes=(
         # LinearCrossEntropy.apply, which has no inspectable parameters
         Change(f"{_MCORE}model_forward_fused.linear_cross_entropy", None, log_probs_by_transformer_engine),
-        Change(f"{_MCORE}get_mcore_forward_fused_model_engine_fn", ("hf_config",), entropy_where_asked),
+        Change(f"{_MCORE}get_mcore_forward_fused_model_engine_fn", ("hf_config",), entropy_on_request),
     ),
     reason="verl's kernel computes the output layer two more times, slower than cuBLAS, and computes entropies that no "
     "setting asks for; its plain path copies the logits to float32",
@@ -573,4 +565,4 @@ MASTER_PORT_PATCH = Patch(
     remove_when="verl's trainer passes its worker groups a master_port_range",
 )
 
-TRAINING_PATCHES = (PACKING_PATCH, PADDING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)  # with Megatron, on any device
+TRAINING_PATCHES = (PACKING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)  # with Megatron, on any device

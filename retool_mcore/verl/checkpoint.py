@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from retool_mcore.errors import CheckpointError, ReToolError
 from retool_mcore.model.tensors import untrained_copies
-from retool_mcore.platforms.patches import apply_all
-from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES
+from retool_mcore.platforms.patches_megatron import WRITER_PATCH
 from retool_mcore.process import die_with_parent
 from retool_mcore.run.checkpoint import read_state, record_checksums
 
@@ -209,7 +208,7 @@ class PendingSave:
 
 def save(engine: Any, folder: str, step: int) -> None:
     """Write a checkpoint. Collective. Raises CheckpointError."""
-    apply_all(MEGATRON_PATCHES)
+    WRITER_PATCH.apply()
     with explain_failed_write(folder):
         engine.save_checkpoint(local_path=folder, global_step=step)
     record_checksums(Path(folder), dist.get_rank())
@@ -220,7 +219,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
 
     Collective. Requires ``checkpoint.async_save`` in verl's configuration of the engine.
     """
-    apply_all(MEGATRON_PATCHES)
+    WRITER_PATCH.apply()
     manager = engine.checkpoint_mananager
     jobs: list[Callable[[], object]] = []
     finishers: list[Callable[[], object]] = []

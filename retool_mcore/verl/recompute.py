@@ -12,8 +12,7 @@ from functools import partial, wraps
 from math import ceil
 from typing import Any
 
-from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
-from retool_mcore.model.shape import shape_of_config
+from retool_mcore.model.shape import layers_to_recompute, micro_batch_tokens, shape_of_config, token_memory
 from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES, lengths_of
 
 

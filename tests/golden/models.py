@@ -26,9 +26,8 @@ An export has the config.json, tensor names and shapes of its source.
 | `families.py`, `rope.py` | model families, fields of config.json, rotary positions |
 | `check.py` | checks that a run fits its model, without starting an engine |
 | `files.py`, `tensors.py` | read a model's folder; compare its tensors with those that training uses |
-| `shape.py`, `published.py` | a model's shape, memory and arithmetic; shapes of published models |
-| `activations.py` | chooses how many layers to recompute (`memory.recompute = "auto"`) |
-| `adapter.py`, `fp8.py` | LoRA adapters on disk; frozen weights in FP8 |
+| `shape.py` | a model's shape, memory and arithmetic; layers to recompute; shapes of published models |
+| `adapter.py` | LoRA adapters on disk; frozen weights in FP8 |
 
 """
 TAIL = """\

@@ -63,7 +63,7 @@ def outputs_of_micro_batches(_) -> str:
     return reads(lambda: join(output_lst=outputs, indices=[[0, 2], [1, 3]], data=batch))
 
 
-ENABLES = {
+PROBES = {
     "verl.utils.tensordict_utils.index_select_tensor_dict": rows_of_a_batch,
     "verl.workers.utils.losses.no_padding_2_padding": output_in_the_shape_of_a_loss,
     "verl.workers.engine.megatron.transformer_impl.postprocess_batch_func": outputs_of_micro_batches,

@@ -1,4 +1,4 @@
-"""Megatron's checkpoint writers under our patch: the same files, and a writer that dies is told."""
+"""Megatron's checkpoint writers under our patch: the same files, and an error if a writer dies."""
 
 import queue
 from functools import partial
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.patches_megatron import MEGATRON_PATCHES, Results
+from retool_mcore.platforms.patches_megatron import WRITER_PATCH, Results
 from retool_mcore.verl.checkpoint import Writer
 from tests.parity.writers import write
 
 pytestmark = [pytest.mark.usefixtures("verl_on_cpu", "patched")]  # threads start the writers
-[PATCH] = [patch for patch in MEGATRON_PATCHES if patch.changes[0].target.endswith("write_preloaded_data_multiproc")]
+PATCH = WRITER_PATCH
 
 
 def test_files_and_reports_are_the_originals(tmp_path: Path):

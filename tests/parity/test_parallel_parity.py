@@ -1,5 +1,4 @@
-"""However a model is cut over two processes, it trains as in one; and one process trains as plain
-transformers does.
+"""Every layout over two processes trains like one process, which trains like plain transformers.
 
 Real verl TrainingWorker, Megatron-core and gloo. Tolerances were measured once (2-core machine):
 losses agree to 2e-6, gradient norms to 3e-6 of their value, against bounds of 1e-4 and 1e-4.
@@ -15,18 +14,8 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 
 TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-AUTO = ("tp2", "pp2", "pp2_vpp2", "cp2")  # with layers recomputed as a micro-batch needs it
-QWEN3 = {"qwen3_tp2": {"tp": 2}, "qwen3_cp2": {"cp": 2}}
+QWEN3 = {"qwen3_tp2": {"tp": 2}}
 EXPERTS = {"qwen3_moe_ep2": {"ep": 2}, "qwen3_moe_tp2": {"tp": 2}, "qwen3_moe_pp2": {"pp": 2}, "qwen3_moe_dp2": {}}
-COOL, BONUS = {"temperature": 0.7}, {"entropy_bonus": 0.5}
-FUSED = {  # platform cuda's fused cross-entropy, on twins of its kernels, and the job that it must train like
-    "fused": "one",
-    "fused_cool": "cool",
-    "fused_bonus": "bonus",
-    "fused_cool_bonus": "cool_bonus",
-    "tp2_fused": "one",
-    "tp2_fused_bonus": "bonus",
-}
 FOUR_STEPS = [["train", 1, 4]]
 
 
@@ -47,15 +36,10 @@ def runs(models, tmp_path_factory):
     one = [job("one"), job("padded", packed=False), job("recompute", transformer=RECOMPUTE)]
     one += [job("recompute_auto", recompute_above=MICRO_BATCH_TOKENS // 2), job("qwen3_one", "qwen3")]
     one += [job("qwen3_moe_one", "qwen3_moe")]
-    one += [job("cool", **COOL), job("bonus", **BONUS), job("cool_bonus", **COOL, **BONUS)]
-    one += [job("fused", fused=True), job("fused_cool", fused=True, **COOL), job("fused_bonus", fused=True, **BONUS)]
-    one += [job("fused_cool_bonus", fused=True, **COOL, **BONUS)]
-    two = [
-        job("tp2_fused", fused=True, layout={"tp": 2}),
-        job("tp2_fused_bonus", fused=True, layout={"tp": 2}, **BONUS),
-    ]
+    one += [job("fused", fused=True)]  # platform cuda's fused cross-entropy, on twins of its kernels
+    two = [job("tp2_fused", fused=True, layout={"tp": 2})]
     two += [job(name, layout=layout) for name, layout in TWO_PROCESSES.items()]
-    two += [job(f"{name}_auto", layout=TWO_PROCESSES[name], recompute_above=MICRO_BATCH_TOKENS // 2) for name in AUTO]
+    two += [job("pp2_vpp2_auto", layout=TWO_PROCESSES["pp2_vpp2"], recompute_above=MICRO_BATCH_TOKENS // 2)]
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
     two += [job(name, "qwen3", layout=layout) for name, layout in QWEN3.items()]
     two += [job(name, "qwen3_moe", layout=layout) for name, layout in EXPERTS.items()]
@@ -66,28 +50,14 @@ def column(steps, name):
     return [step[name] for step in steps]
 
 
-@pytest.mark.parametrize(
-    "name", [*TWO_PROCESSES, *(f"{name}_auto" for name in AUTO), "tp2_no_sp", "padded", "recompute", "recompute_auto"]
-)
+ALIKE = ("pp2_vpp2_auto", "tp2_no_sp", "padded", "recompute", "recompute_auto", "fused", "tp2_fused")
+
+
+@pytest.mark.parametrize("name", [*TWO_PROCESSES, *ALIKE])
 def test_every_layout_trains_like_one_process(runs, name):
     assert column(runs[name], "loss") == pytest.approx(column(runs["one"], "loss"), abs=1e-4)
     assert column(runs[name], "grad_norm") == pytest.approx(column(runs["one"], "grad_norm"), rel=1e-4)
     assert column(runs[name], "lr") == column(runs["one"], "lr")
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_the_fused_cross_entropy_trains_like_the_plain_one(runs, name):
-    plain = runs[FUSED[name]]
-    assert column(runs[name], "loss") == pytest.approx(column(plain, "loss"), abs=1e-4)
-    assert column(runs[name], "grad_norm") == pytest.approx(column(plain, "grad_norm"), rel=1e-4)
-
-
-def test_temperature_and_entropy_bonus_change_what_is_learnt(runs):
-    """Or the test above would compare nothing."""
-    for name in ("cool", "bonus", "cool_bonus"):
-        for value in ("loss", "grad_norm"):
-            apart = [abs(a / b - 1) for a, b in zip(column(runs[name], value), column(runs["one"], value), strict=True)]
-            assert min(apart) > 1e-3
 
 
 @pytest.mark.parametrize("name", QWEN3)

@@ -1,4 +1,4 @@
-"""[lora]: what is asked for, what is refused by name, and the model that adapters and base make."""
+"""[lora]: its settings, what they exclude, and the merged model of adapters and base."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.model.adapter import merge, merged, peft_config, read_adapter, write_adapter
-from retool_mcore.model.fp8 import rounded
+from retool_mcore.model.adapter import merge, merged, peft_config, read_adapter, rounded, write_adapter
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import checkpoint, saving
 from retool_mcore.run.export import export
@@ -21,13 +19,6 @@ from tests.unit.test_models import DENSE, EXPERTS, check
 CONFIGS = Path(__file__).parents[2] / "configs"
 SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
 RANK = "lora.rank=8"
-
-
-def test_targets_are_matrices_by_name_or_as_a_group():
-    assert Lora(targets=["up_proj", "attention", "q_proj"]).matrices == [
-        "q_proj", "k_proj", "v_proj", "o_proj", "up_proj",
-    ]  # fmt: skip
-    assert len(Lora().matrices) == 7 and Lora().rank == 0
 
 
 @pytest.mark.parametrize(
@@ -40,10 +31,7 @@ def test_targets_are_matrices_by_name_or_as_a_group():
             ("lora.base_precision=fp8",),
             'base_precision = "fp8" needs adapters, and rank = 0 trains all weights',
         ),
-        (("lora.rank=-1",), "lora.rank = -1: give 0 or more"),
         ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1 is for SFT only: RL compares"),
-        (("lora.dropout=1.0",), "lora.dropout = 1.0: give less than 1"),
-        (("lora.targets=[]",), "lora.targets = []: 1 or more are needed"),
         (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": choose one of 'attention', 'mlp', 'q_proj'"),
     ],
 )
@@ -59,7 +47,7 @@ def test_experts_get_no_adapters(tmp_path: Path):
     check(tmp_path, {}, RANK, DENSE)
 
 
-def test_verl_is_told_of_adapters_and_of_whole_weights_for_its_engines():
+def test_verl_gets_the_adapters_and_sends_whole_weights_to_its_engines():
     pytest.importorskip("verl", reason="verl is not installed")
     platform = get_platform("cpu")
     platform.activate()
@@ -95,9 +83,7 @@ def save(run: SftConfig, step: int, **adapter: Any) -> None:
         saver.save(step)
 
 
-@pytest.mark.parametrize(
-    "changed", ["lora.rank=0", "lora.rank=16", "lora.alpha=8", 'lora.targets=["mlp"]', "lora.base_precision=fp8"]
-)
+@pytest.mark.parametrize("changed", ["lora.rank=0", 'lora.targets=["mlp"]', "lora.base_precision=fp8"])
 def test_adapters_belong_to_their_run(tmp_path: Path, changed: str):
     save(run_in(tmp_path, RANK), 5)
     assert checkpoint.find_resume(run_in(tmp_path, RANK)) is not None

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.families import FAMILIES, ONLY, check_fields
+from retool_mcore.model.families import FAMILIES, check_fields
 from retool_mcore.model.rope import check_engine_rope, rope_of_config
 from retool_mcore.model.tensors import trained_tensors, untrained_copies
 from retool_mcore.platforms import get_platform
@@ -46,33 +46,20 @@ def check(folder: Path, kind: type[SftConfig] | type[RlConfig] = SftConfig, *set
     check_model(load_config(kind, RL if kind is RlConfig else SFT, [f"model.path={folder}", *settings]))
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [  # model_type, fields, what is said
+REFUSED: list[tuple[str, dict[str, Any], str]] = [  # model_type, fields, message
     ("llama", {"mlp_bias": True}, "mlp_bias of .* is True, and training takes False: training has no such bias"),
-    ("llama", {"attention_bias": True}, "attention_bias of .* is True"),
-    ("qwen3", {"attention_bias": True}, "attention_bias of .* is True"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act of .* is 'gelu', and training takes 'silu' or 'swish'"),
-    ("llama", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor of .* is 0\.5"),
     ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ("llama", {"logits_scaling": 8.0}, r"logits_scaling of .* is 8\.0"),
-    ("llama", {"residual_multiplier": 0.22}, "residual_multiplier"),
-    ("llama", {"embedding_multiplier": 12.0}, "embedding_multiplier"),
-    ("llama", {"qk_norm": True}, "qk_norm of .* is True"),
-    ("llama", {"hidden_dropout": 0.1}, "hidden_dropout"),
-    ("llama", {"rope_interleaved": True}, "rope_interleaved"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping .* does not know this field"),
-    ("qwen2", {"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 100}, "sliding_window of .* is 100"),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 100}, "is 100"),
     ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
     ("mistral", {"sliding_window": 100}, "sequences here have up to"),
-    ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob"),
     ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
-    ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
     ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling has type "dynamic"'),
-    ("qwen2", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, 'rope_parameters has type "longrope"'),
-    ("qwen2", {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
     ("qwen2", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
     ("qwen2", {"rope_scaling": YARN | {"attn_factor": 2.0}}, "attn_factor = 2"),
     ("qwen2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for each type of layer"),
@@ -81,22 +68,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [  # model_type, fields, what i
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "more", "said"), REFUSED)
-def test_a_field_that_training_would_not_heed_is_refused_by_name(
-    tmp_path: Path, kind: str, more: dict[str, Any], said: str
+@pytest.mark.parametrize(("kind", "more", "message"), REFUSED)
+def test_a_field_that_training_would_ignore_is_refused_by_name(
+    tmp_path: Path, kind: str, more: dict[str, Any], message: str
 ):
     values = values_of(kind)
     write(tmp_path, values)
     (tmp_path / "config.json").write_text(json.dumps(values | more))
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         check(tmp_path)
     assert SFT in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ONLY)
-def test_what_a_field_may_be_passes(name: str):
-    for value in (*ONLY[name].values, None):
-        check_fields(values_of("llama", **{name: value}), "model")
 
 
 def test_fields_of_published_files_pass(tmp_path: Path):
@@ -117,8 +98,6 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
             check_fields(values, "model")
 
 
-@pytest.mark.parametrize("theta", [1e4, 1e6])
-@pytest.mark.parametrize("width", [32, 128])
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -126,11 +105,7 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
         {"type": "linear", "factor": 3.0},
         {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 8192},
-        {"rope_type": "llama3", "factor": 7.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0,
-         "original_max_position_embeddings": 300},
         YARN,
-        {"type": "yarn", "factor": 4.0},
-        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6},  # a ramp of no width
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100, "beta_fast": 20,
          "beta_slow": 2, "truncate": False, "attention_factor": 1.3},
         {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
@@ -138,15 +113,13 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
     ],
 )  # fmt: skip
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-def test_rl_takes_positions_whose_factor_of_attention_is_the_usual_one(
-    scaling: dict[str, Any], width: int, theta: float
-):
+def test_rl_takes_positions_whose_factor_of_attention_is_the_usual_one(scaling: dict[str, Any]):
     get_platform("cpu").activate()  # transformers imports there
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    values = {"hidden_size": 4 * width, "num_attention_heads": 4, "max_position_embeddings": 32768}
-    values |= {"rope_theta": theta, "rope_scaling": scaling}
+    values = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 32768}
+    values |= {"rope_theta": 1e6, "rope_scaling": scaling}
     config = LlamaConfig(**json.loads(json.dumps(values)))
     rope = rope_of_config(values)
     assert rope == rope_of_config(config.to_dict()), "the keys of transformers 4 and of 5"
@@ -165,13 +138,6 @@ def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
         check(tmp_path, RlConfig, *response)
     write(tmp_path, values_of("qwen2", rope_scaling=YARN) | {"max_position_embeddings": 131072})
     check(tmp_path, RlConfig, *response)
-
-
-def test_a_factor_that_sglang_does_not_sample_with_is_for_sft_alone(tmp_path: Path):
-    write(tmp_path, values_of("qwen2", rope_scaling=YARN | {"attention_factor": 1.0}))
-    check(tmp_path)
-    with pytest.raises(ConfigError, match=r"attention factor 1 .* 0\.1 ln\(factor\) \+ 1 = 1\.13863"):
-        check(tmp_path, RlConfig)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj.bias", "model.mtp.0.norm.weight"])

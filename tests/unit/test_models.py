@@ -1,4 +1,4 @@
-"""What a layout must have in common with the model, told before anything is loaded."""
+"""A run that does not fit its model is refused before anything is loaded."""
 
 import json
 from contextlib import nullcontext
@@ -50,18 +50,16 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize(
-    ("experts", "settings", "said"),
+    ("experts", "settings", "message"),
     [
         ({}, (), r"parallel\.ep = 8 spreads experts, and .* has none"),
         (MOE | {"num_experts": 12}, (), r"parallel\.ep = 8 spreads experts, and .* has 12\. "),
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
-        (EXPERTS, ("parallel.pp=8", "parallel.ep=1"), "parallel.pp = 8 does not divide the 4 layers"),
         (
             {},
             (DENSE, "experts.load_balancing={aux_loss=0.1}"),
             r"experts\.load_balancing = \{'aux_loss': 0\.1\}: .* has no experts",
         ),
-        ({}, (DENSE, "parallel.etp=1"), r"parallel\.etp = 1: .* has no experts"),
         (
             EXPERTS | {"moe_intermediate_size": 44},
             ("parallel.ep=1", "parallel.etp=8"),
@@ -71,9 +69,9 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
     ],
 )
 def test_a_layout_that_does_not_fit_the_model_is_one_error(
-    tmp_path: Path, experts: dict[str, Any], settings: tuple[str, ...], said: str
+    tmp_path: Path, experts: dict[str, Any], settings: tuple[str, ...], message: str
 ):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check(tmp_path, experts, *settings)
 
 
@@ -88,13 +86,6 @@ def test_router_replay_is_for_experts(tmp_path: Path):
 def test_a_familys_shape_gives_its_published_size(name: str):
     values, millions = FAMILIES[name]
     assert shape_of_config(values).params / 1e6 == pytest.approx(millions, rel=0.005)
-
-
-def test_families_in_the_cache_pass_the_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in FAMILIES:
-        write_hub_cache(tmp_path, name)
-        check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"]))
 
 
 def test_the_tensors_of_a_hub_name_in_the_cache_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

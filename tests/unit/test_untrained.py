@@ -1,4 +1,4 @@
-"""Which tokens a model has never met, by its weights, and what `retool data protocol` says then."""
+"""Tokens that a model has never trained, by its weights, and the protocol that they rule out."""
 
 import json
 from pathlib import Path
@@ -39,14 +39,14 @@ def test_the_output_matrix_counts_where_it_is_not_tied_also_in_several_files(tmp
 
 
 def test_weights_that_cannot_be_read_are_one_error(tmp_path: Path):
-    assert never_trained(str(tmp_path), [0]) is None, "a folder without weights tells nothing"
+    assert never_trained(str(tmp_path), [0]) is None, "no weights, no answer"
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(CheckpointError, match="cannot be read"):
         never_trained(str(tmp_path), [0])
 
 
-@pytest.mark.parametrize(("trained", "said"), [(True, "hermes"), (False, "retool")])
-def test_a_model_that_never_met_the_tags_is_served_by_retool(tokenizer, tmp_path: Path, trained: bool, said: str):
+@pytest.mark.parametrize(("trained", "protocol"), [(True, "hermes"), (False, "retool")])
+def test_a_model_with_untrained_tags_gets_protocol_retool(tokenizer, tmp_path: Path, trained: bool, protocol: str):
     tokenizer.save_pretrained(tmp_path)
     drawn = torch.randn(len(tokenizer) + 400, WIDTH, generator=torch.Generator().manual_seed(0))
     drawn[len(tokenizer) :] = drawn[-1]
@@ -55,12 +55,5 @@ def test_a_model_that_never_met_the_tags_is_served_by_retool(tokenizer, tmp_path
             drawn[tokenizer.convert_tokens_to_ids(tag)] = drawn[-1]
     save_file({"model.embed_tokens.weight": drawn}, tmp_path / "model.safetensors")
     done = CliRunner().invoke(app, ["protocol", str(tmp_path)])
-    assert done.exit_code == 0 and done.stdout.strip().splitlines()[-1] == said, done.output
+    assert done.exit_code == 0 and done.stdout.strip().splitlines()[-1] == protocol, done.output
     assert ("never met" in done.output) is not trained
-
-
-def test_a_folder_without_weights_is_said_to_be_no_ground_for_the_protocol(tokenizer, tmp_path: Path):
-    tokenizer.save_pretrained(tmp_path)
-    done = CliRunner().invoke(app, ["protocol", str(tmp_path)])
-    assert done.exit_code == 0 and done.stdout.splitlines() == ["hermes"]
-    assert f"{tmp_path} has no weights" in done.stderr

@@ -1,4 +1,4 @@
-"""Norm and attention of a GPT layer in plain PyTorch, for machines without Transformer Engine.
+"""Norm, attention and experts of a GPT layer in plain PyTorch, without Transformer Engine.
 
 Megatron-core's local modules are not enough: WrappedTorchNorm does not support sequence
 parallelism, and DotProductAttention supports neither packed sequences nor context parallelism.
@@ -8,6 +8,7 @@ and K key/value heads of this tensor-parallel rank (H a multiple of K), D head w
 context-parallel ranks.
 """
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
-from retool_mcore.platforms.cpu.experts import PlainTorchExperts
+EXPERT_LINEARS = ("linear_fc1", "linear_fc2")
+_LOCAL_EXPERT = re.compile(r"local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -150,6 +153,28 @@ class Attention(MegatronModule):
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return out.transpose(1, 2).flatten(2)
+
+
+class PlainTorchExperts(SequentialMLP):
+    """Runs the experts one by one; names weights as Transformer Engine's grouped experts do.
+
+    For example linear_fc1.weight7: mbridge reads the expert's number from the name.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        experts = tuple(self.local_experts)
+        del self.local_experts  # a ModuleList would register each weight under a second name
+        object.__setattr__(self, "local_experts", experts)
+        for name in EXPERT_LINEARS:
+            named = torch.nn.Module()
+            for index, expert in enumerate(experts):
+                named.register_parameter(f"weight{index}", getattr(expert, name).weight)
+            self.add_module(name, named)
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        shards: dict[str, Any] = super().sharded_state_dict(*args, **kwargs)
+        return {_LOCAL_EXPERT.sub(r"\2.weight\1", name): shard for name, shard in shards.items()}
 
 
 def plain_torch_spec(block: TransformerBlockSubmodules, *, qk_norm: bool) -> TransformerBlockSubmodules:

@@ -1,13 +1,62 @@
-"""verl's platform `cpu`, which VERL_PLATFORM selects."""
+"""verl's platform `cpu`, which VERL_PLATFORM selects, and its device module."""
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
+import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from retool_mcore.platforms.cpu import device
+from retool_mcore.platforms.patches import ModuleView
+
+CPU = torch.device("cpu")
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    """Stand in for what a CPU does not need: a current device, streams, caches, profilers."""
+
+
+def _resident_bytes(device: object = None) -> int:
+    return psutil.Process().memory_info().rss
+
+
+def _peak_resident_bytes(device: object = None) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _free_and_total_bytes(device: object = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _manual_seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed CUDA
+
+
+# torch.cpu with the names of torch.cuda that verl uses
+DEVICE = ModuleView(
+    torch.cpu,
+    current_device=lambda: CPU,
+    set_device=_do_nothing,
+    empty_cache=_do_nothing,
+    ipc_collect=_do_nothing,
+    reset_peak_memory_stats=_do_nothing,  # nothing resets the operating system's peak
+    memory_stats=lambda device=None: dict[str, Any](),
+    memory_allocated=_resident_bytes,
+    memory_reserved=_resident_bytes,
+    max_memory_allocated=_peak_resident_bytes,
+    max_memory_reserved=_peak_resident_bytes,
+    mem_get_info=_free_and_total_bytes,
+    get_device_name=lambda device=None: "cpu",
+    is_bf16_supported=lambda: True,
+    manual_seed=_manual_seed,
+    manual_seed_all=_manual_seed,
+    get_rng_state=lambda device=None: torch.get_rng_state(),
+    set_rng_state=lambda state, device=None: torch.set_rng_state(state),
+)
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -17,17 +66,11 @@ class PlatformCPU(PlatformBase):
     The run starts Ray with that many logical GPUs.
     """
 
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    @property
-    def device_module(self) -> ModuleType:
-        return device
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module: ModuleType = DEVICE
+    set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing
 
     def is_available(self) -> bool:
         return True
@@ -36,28 +79,16 @@ class PlatformCPU(PlatformBase):
         return not torch.cuda.is_available()
 
     def current_device(self) -> torch.device:  # type: ignore[override]  # verl passes it on to Tensor.to()
-        return device.current_device()
+        return CPU
 
     def device_count(self) -> int:
-        return device.device_count()
-
-    def set_device(self, device_index: int) -> None:
-        device.set_device(device_index)
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        device.synchronize()
+        return 1
 
     def manual_seed(self, seed: int) -> None:
-        device.manual_seed(seed)
+        _manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        device.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """Do nothing: torch's CPU allocator has no such settings."""
-
-    def empty_cache(self) -> None:
-        device.empty_cache()
+        _manual_seed(seed)
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -72,12 +103,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        """Do nothing: the CPU has no device profiler."""
-
-    def profiler_stop(self) -> None:
-        """Do nothing: the CPU has no device profiler."""
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -91,6 +116,3 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None

@@ -16,15 +16,15 @@ import torch.distributed as dist
 
 ROWS = 1024  # number of tokens whose logits are in float32 at a time
 
-_entropy_is_asked: ContextVar[bool] = ContextVar("entropy_is_asked", default=True)
+_entropy_is_requested: ContextVar[bool] = ContextVar("entropy_is_requested", default=True)
 
 
 def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace verl's fused kernel by cuBLAS's GEMM and Transformer Engine's cross-entropy.
 
     The cross-entropy kernel overwrites the bfloat16 logits with their gradient. This takes 2 bytes
-    per logit instead of about 14. If the temperature is not 1, verl's kernel runs, which scales in
-    float32.
+    per logit instead of about 14. verl's kernel still runs if the temperature is not 1, because it
+    scales in float32, and if the loss has an entropy term, because it differentiates entropies.
     """
 
     @wraps(original)
@@ -36,12 +36,13 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         reduction: str,
         group: dist.ProcessGroup,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute log-probs of ``labels`` and entropies, both float32 [T] and differentiable.
+        """Compute log-probs of ``labels``, differentiable, and entropies, both float32 [T].
 
         ``hidden`` is [T, 1, H], ``weight`` [V, H], ``labels`` [T]. Entropies are NaN if the caller
         did not request them.
         """
-        if temperature != 1.0 or reduction != "none":
+        entropy_in_loss = _entropy_is_requested.get() and torch.is_grad_enabled()
+        if temperature != 1.0 or reduction != "none" or entropy_in_loss:
             return original(hidden, weight, labels, temperature, reduction, group)
         from megatron.core.tensor_parallel.layers import (
             linear_with_frozen_weight,
@@ -62,7 +63,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         )
         logits_TV, labels_1T = logits_T1V.view(-1, logits_T1V.shape[-1]), labels.view(1, -1)
         # Compute entropies first: the cross-entropy kernel overwrites the logits with gradients.
-        if _entropy_is_asked.get():
+        if _entropy_is_requested.get():
             entropy_T = entropy(logits_TV, group)
         else:
             entropy_T = torch.full(labels_1T.shape[1:], torch.nan, device=labels.device)
@@ -78,7 +79,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
     return linear_cross_entropy
 
 
-def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
+def entropy_on_request(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap verl's choice of a fused forward, to record whether the caller requests entropies.
 
     ``log_probs_by_transformer_engine`` reads the record. The log-prob pass before the update
@@ -90,58 +91,30 @@ def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
         forward = original(hf_config)
 
         @wraps(forward)
-        def told(*args: Any, calculate_entropy: bool, **kwargs: Any) -> Any:
-            before = _entropy_is_asked.set(calculate_entropy)
+        def recording_forward(*args: Any, calculate_entropy: bool, **kwargs: Any) -> Any:
+            before = _entropy_is_requested.set(calculate_entropy)
             try:
                 return forward(*args, calculate_entropy=calculate_entropy, **kwargs)
             finally:
-                _entropy_is_asked.reset(before)
+                _entropy_is_requested.reset(before)
 
-        return told
+        return recording_forward
 
     return forward_of
 
 
 def entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Entropies [T], float32, in nats, over the vocabulary of all ranks of ``group``.
-
-    Differentiable. If gradients are enabled, this copies the logits once, in their own dtype,
-    because the cross-entropy kernel overwrites them.
-    """
-    return _Entropy.apply(logits_TV, group) if torch.is_grad_enabled() else _entropy(logits_TV, group)
-
-
-class _Entropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        ctx.save_for_backward(logits_TV.clone())
-        return _entropy(logits_TV, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (logits_TV,) = ctx.saved_tensors
-        for logits_RV, grad_R in zip(logits_TV.split(ROWS), grad_T.split(ROWS), strict=True):
-            log_probs_RV, entropy_R = _log_probs_and_entropy(logits_RV, ctx.group)
-            slope_RV = -log_probs_RV.exp() * (log_probs_RV + entropy_R[:, None])
-            logits_RV.copy_(slope_RV * grad_R[:, None])
-        return logits_TV, None
+    """Entropies [T], float32, in nats, over the vocabulary of all ranks; without a gradient."""
+    entropies: list[torch.Tensor] = []
+    for logits_RV in logits_TV.split(ROWS):
+        top_R1 = _reduce(logits_RV.amax(-1, keepdim=True).float(), dist.ReduceOp.MAX, group)
+        log_probs_RV = logits_RV.float() - top_R1
+        log_probs_RV -= _reduce(log_probs_RV.exp().sum(-1, keepdim=True), dist.ReduceOp.SUM, group).log()
+        entropies.append(-_reduce((log_probs_RV.exp() * log_probs_RV).sum(-1), dist.ReduceOp.SUM, group))
+    return torch.cat(entropies)
 
 
-def _entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    return torch.cat([_log_probs_and_entropy(logits_RV, group)[1] for logits_RV in logits_TV.split(ROWS)])
-
-
-def _log_probs_and_entropy(logits_RV: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 log-probs [R, V] of this rank's vocabulary, and entropies [R] over all of it."""
-    top_R1 = _over(group, logits_RV.amax(-1, keepdim=True).float(), dist.ReduceOp.MAX)
-    log_probs_RV = logits_RV.float() - top_R1
-    log_probs_RV -= _over(group, log_probs_RV.exp().sum(-1, keepdim=True), dist.ReduceOp.SUM).log()
-    entropy_R = -_over(group, (log_probs_RV.exp() * log_probs_RV).sum(-1), dist.ReduceOp.SUM)
-    return log_probs_RV, entropy_R
-
-
-def _over(group: dist.ProcessGroup, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+def _reduce(tensor: torch.Tensor, op: Any, group: dist.ProcessGroup) -> torch.Tensor:
     if group.size() > 1:
         dist.all_reduce(tensor, op=op, group=group)
     return tensor

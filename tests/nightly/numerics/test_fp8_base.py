@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from retool_mcore.model.adapter import merge
-from retool_mcore.model.fp8 import rounded
+from retool_mcore.model.adapter import merge, rounded
 from tests.parity.lora_ranks import adapters
 from tests.parity.megatron_ranks import MICRO_BATCH_TOKENS, launch_all, make_model
 from tests.parity.test_lora import FFN, HIDDEN, KV, LAYERS, RANK, SEQUENCES, SOME, weights

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from retool_mcore.model.fp8 import rounded
+from retool_mcore.model.adapter import rounded
 from tests.nightly.numerics.test_gpu_parity import ON_GPU, SHAPE, assert_same_training, two_gpus
 from tests.parity.lora_ranks import adapters
 from tests.parity.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model

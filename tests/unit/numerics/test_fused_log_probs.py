@@ -1,9 +1,7 @@
-"""Platform cuda's fused cross-entropy on a CPU: values and gradients against log_softmax, at any
-temperature.
+"""Platform cuda's fused cross-entropy on a CPU: values and gradients against log_softmax.
 
-The function of a run; of its two kernels, and of verl's, cuda_twin.py has plain-torch twins. On the
-real engine, with tensor parallelism: test_parallel_parity.py. With the kernels themselves:
-tests/unit/platforms/test_cuda.py.
+cuda_twin.py replaces the two kernels, and verl's, by plain torch. test_parallel_parity.py runs the
+same in a real engine with tensor parallelism, and test_cuda.py with the kernels themselves.
 """
 
 import sys
@@ -42,53 +40,45 @@ def wanted(inputs: Any, temperature: float) -> tuple[torch.Tensor, torch.Tensor]
     return log_probs_TV[torch.arange(T), labels_T], entropy_T
 
 
-def found(inputs: Any, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def found(inputs: Any, temperature: float = 1.0, *, request_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies, through the functions that verl's engine calls."""
     hidden_TH, weight_VH, labels_T = inputs
     fused = log_probs.log_probs_by_transformer_engine(cuda_twin.linear_cross_entropy)
-    return fused(hidden_TH[:, None], weight_VH, labels_T[None], temperature, "none", ONE)
+
+    def forward(**_: Any) -> Any:
+        return fused(hidden_TH[:, None], weight_VH, labels_T[None], temperature, "none", ONE)
+
+    return log_probs.entropy_on_request(lambda hf_config: forward)(None)(calculate_entropy=request_entropy)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize(("policy", "bonus"), [(1.0, 0.0), (0.0, 1.0), (1.0, 0.3)])
-def test_values_and_gradients_are_those_of_a_softmax(inputs: Any, temperature: float, policy: float, bonus: float):
+def test_log_probs_and_their_gradients_equal_those_of_a_softmax(inputs: Any):
     upstream_T = torch.randn(T)
-
-    def gradients(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        loss = (upstream_T * (policy * pair[0] + bonus * pair[1])).sum()
-        return torch.autograd.grad(loss, inputs[:2])
-
-    ours, theirs = found(inputs, temperature), wanted(inputs, temperature)
-    for mine, other in zip((*ours, *gradients(ours)), (*theirs, *gradients(theirs)), strict=True):
+    ours, theirs = found(inputs, request_entropy=False)[0], wanted(inputs, 1.0)[0]
+    gradients = [torch.autograd.grad((upstream_T * each).sum(), inputs[:2]) for each in (ours, theirs)]
+    for mine, other in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
 
 
-def test_entropies_are_the_same_without_a_gradient_and_leave_the_log_probabilities_alone(inputs: Any):
-    expected = wanted(inputs, 1.0)
+@pytest.mark.parametrize(("temperature", "request_entropy"), [(0.7, False), (1.0, True)])
+def test_verls_kernel_computes_other_temperatures_and_entropies_in_the_loss(
+    inputs: Any, temperature: float, request_entropy: bool
+):
+    ours = found(inputs, temperature, request_entropy=request_entropy)
+    gradients = [torch.autograd.grad(sum(pair).sum(), inputs[:2]) for pair in (ours, wanted(inputs, temperature))]
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
+
+
+def test_entropies_without_a_gradient_leave_the_log_probs_unchanged(inputs: Any):
     with torch.no_grad():
-        for mine, other in zip(found(inputs, 1.0), expected, strict=True):
-            torch.testing.assert_close(mine, other.detach(), atol=1e-5, rtol=1e-5)
+        for mine, other in zip(found(inputs, request_entropy=True), wanted(inputs, 1.0), strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+        assert found(inputs, request_entropy=False)[1].isnan().all(), "nobody asked for them"
 
 
-def test_sixteen_bit_logits_give_float32_entropies(inputs: Any):
+def test_bfloat16_logits_give_float32_entropies(inputs: Any):
     logits_TV = (inputs[0] @ inputs[1].t()).detach().bfloat16()
     before_TV = logits_TV.clone()
     expected_T = torch.distributions.Categorical(logits=logits_TV.float()).entropy()
     torch.testing.assert_close(log_probs.entropy(logits_TV, ONE), expected_T, atol=1e-5, rtol=1e-5)
     assert torch.equal(logits_TV, before_TV)
-
-
-def test_entropies_cost_nothing_where_verl_does_not_ask_for_them(inputs: Any, monkeypatch: pytest.MonkeyPatch):
-    """Through the function that verl's engine calls, which is told; an entropy that nobody asked
-    for cannot be used.
-    """
-    given = []
-
-    def forward(**_: Any) -> None:
-        given.append(found(inputs, 1.0)[1])
-
-    forward_of = log_probs.entropy_where_asked(lambda hf_config: forward)
-    forward_of(None)(calculate_entropy=True)
-    monkeypatch.setattr(log_probs, "entropy", None)
-    forward_of(None)(calculate_entropy=False)
-    torch.testing.assert_close(given[0], wanted(inputs, 1.0)[1], atol=1e-5, rtol=1e-5)
-    assert given[1].isnan().all() and given[1].shape == (T,)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.plan import make_plan
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import PUBLISHED
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"

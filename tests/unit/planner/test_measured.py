@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from retool_mcore.model.published import PUBLISHED
-from retool_mcore.model.shape import ModelShape
+from retool_mcore.model.shape import PUBLISHED, ModelShape
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.lengths import Lengths
 from retool_mcore.planner.plan import Plan, make_plan

@@ -10,8 +10,7 @@ from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_conf
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
-from retool_mcore.model.published import PUBLISHED
-from retool_mcore.model.shape import shape_of_config
+from retool_mcore.model.shape import PUBLISHED, shape_of_config
 from retool_mcore.planner.calibration import CALIBRATION
 from retool_mcore.planner.generation import Engines
 from retool_mcore.planner.hardware import GIB, of_run, parse

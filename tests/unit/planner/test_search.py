@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
-from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.files import of_model
-from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import PUBLISHED, layers_to_recompute, token_memory
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import of_run, parse
 from retool_mcore.planner.lengths import Lengths, assumed

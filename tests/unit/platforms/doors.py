@@ -1,4 +1,4 @@
-"""Where torch's store listens, at which port, and what verl sends to a server."""
+"""Where torch's store listens, at which port, and the headers that verl sends to a server."""
 
 import asyncio
 import os
@@ -19,15 +19,15 @@ def where_the_store_listens(_: object, host: str = "127.0.0.1") -> str:
     before = listening([os.getpid()])
     store = TCPStore(host, 0, is_master=True, multi_tenant=True, timeout=timedelta(seconds=10))
     shared = TCPStore(host, store.port, is_master=True, multi_tenant=True, timeout=timedelta(seconds=10))
-    shared.set("word", "said")
+    shared.set("key", "value")
     (mine,) = set(listening([os.getpid()])) - set(before)
-    assert store.get("word") == b"said"
+    assert store.get("key") == b"value"
     address, _, port = mine.rpartition(":")
     assert int(port) == store.port == shared.port
     return address
 
 
-def what_verl_says_to_a_server(_: object) -> str:
+def headers_to_a_server(_: object) -> str:
     from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
 
     adapter = AsyncHttpServerAdapter.__new__(AsyncHttpServerAdapter)
@@ -67,8 +67,8 @@ def are_ports_of_clients(_: object) -> str:
     return f"of clients: {any(port >= clients for port in ports_of_workers(None))}"
 
 
-ENABLES = {
+PROBES = {
     MASTER_PORT_PATCH.changes[0].target: are_ports_of_clients,
-    KEY_PATCH.changes[0].target: what_verl_says_to_a_server,
+    KEY_PATCH.changes[0].target: headers_to_a_server,
     "torch.distributed.TCPStore.__init__": where_the_store_listens,
 }

@@ -1,20 +1,29 @@
-"""A run on one node keeps to loopback, and its Ray has a secret that no other run has."""
+"""A run's ports: on loopback for one node, with a secret, and away from the ports of clients."""
 
 import os
+import socket
+from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.network import INTERFACES, RAY_SECRETS, keep_to_loopback
+from retool_mcore.platforms.network import INTERFACES, LATER_PORTS, RAY_SECRETS, keep_to_loopback
+from retool_mcore.platforms.patches_torch import STORE_PATCH
+from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
+from tests.sockets import listening, reachable_from_elsewhere
+from tests.unit.platforms.doors import ports_of_workers, where_the_store_listens
+
+PATCH = STORE_PATCH
+EVERY_INTERFACE = ["::", "0.0.0.0"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_set(monkeypatch):
     for name in ("RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", *INTERFACES, *RAY_SECRETS):
         monkeypatch.setenv(name, "")  # or what the call sets stays after the test
         monkeypatch.delenv(name)
 
 
-def test_each_start_has_a_secret_of_its_own(monkeypatch):
+def test_each_start_has_another_secret(nothing_set, monkeypatch):
     keep_to_loopback()
     first = os.environ["RAY_AUTH_TOKEN"]
     assert len(first) == 64 and os.environ["RAY_AUTH_MODE"] == "token"
@@ -24,7 +33,7 @@ def test_each_start_has_a_secret_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("name", RAY_SECRETS)
-def test_the_users_own_secret_is_kept(monkeypatch, name: str):
+def test_the_users_own_secret_is_kept(nothing_set, monkeypatch, name: str):
     monkeypatch.setenv(name, "/their/own")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     keep_to_loopback()
@@ -32,7 +41,52 @@ def test_the_users_own_secret_is_kept(monkeypatch, name: str):
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
-def test_the_users_own_interface_is_kept(monkeypatch):
+def test_the_users_own_interface_is_kept(nothing_set, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     keep_to_loopback()
     assert [os.environ[name] for name in INTERFACES] == ["lo", "ib0"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("127.0.0.9", ["127.0.0.9"]),
+        ("localhost", ["127.0.0.1", "::1"]),
+        ("::1", ["::1"]),
+        (socket.gethostname(), EVERY_INTERFACE),  # a name may resolve to another address on other nodes
+    ],
+)
+def test_a_store_listens_on_its_host(patched, host: str, address: list[str]):
+    if host == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    assert where_the_store_listens(None, host) in address
+
+
+def test_torchruns_stores_of_one_node_listen_on_loopback(patched):
+    """As `retool sft` starts it: --standalone --local-addr 127.0.0.1."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    before = set(listening([os.getpid()]))
+    place = RendezvousParameters("c10d", "localhost:0", "a run", 1, 1, local_addr="127.0.0.1")
+    handler = get_rendezvous_handler(place)
+    try:
+        store = handler.next_rendezvous().bootstrap_store_info
+        found = set(listening([os.getpid()])) - before
+    finally:
+        handler.shutdown()
+    assert len(found) == 2, "one for the agents, one for the ranks"
+    assert not reachable_from_elsewhere(found)
+    assert store is not None and f"{store.master_addr}:{store.master_port}" in found
+
+
+def test_a_worker_groups_store_gets_a_port_that_no_client_is_given(monkeypatch: pytest.MonkeyPatch):
+    """Nor, at the same time, the store of another run."""
+    base = pytest.importorskip("verl.single_controller.ray.base", reason="verl is not installed")
+    [change] = MASTER_PORT_PATCH.changes
+    name = change.target.rpartition(".")[2]
+    monkeypatch.setattr(base.RayWorkerGroup, name, change.replace(getattr(base.RayWorkerGroup, name)))
+    chosen = ports_of_workers(None)
+    first, end = LATER_PORTS
+    assert all(first <= port < end for port in chosen) and len(set(chosen)) > 15

@@ -1,4 +1,4 @@
-"""The packing of platforms/patches_verl.py against what it replaces, verl's own."""
+"""Packing, padding and joining of platforms/patches_verl.py, compared with verl's functions."""
 
 import pytest
 import torch
@@ -8,18 +8,26 @@ from tensordict import TensorDict
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms import patches_verl as packing
-from retool_mcore.platforms.patches_verl import PADDING, Layout
+from retool_mcore.verl.plugin import assert_loaded
 
 if torch.accelerator.is_available():
     pytest.skip("platform cpu refuses an accelerator", allow_module_level=True)
 get_platform("cpu").activate()  # verl imports here
+assert_loaded()
 from megatron.core import parallel_state  # noqa: E402
 from verl.models.mcore import util  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.engine import utils as verls_engine  # noqa: E402
+from verl.workers.utils import padding as verls  # noqa: E402
+
+from tests.parity.host_reads import reads  # noqa: E402
 
 pack = packing.packed_by_index(util.preprocess_thd_engine)
 unpack = packing.unpacked_by_index(util.postprocess_thd_engine)
 select_rows = packing.selected_by_index(tu.index_select_tensor_dict)
+pad = packing.padded_by_index(verls.no_padding_2_padding)
+join = packing.joined_by_index(verls_engine.postprocess_batch_func)
+some_rows = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=6)
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
@@ -119,15 +127,6 @@ def test_ranks_of_context_parallelism_are_left_to_verl(parallel):
     assert rows.tolist() == want.tolist() and not hasattr(params, packing.LAYOUT)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
-def test_other_tensors_of_a_token_are_packed_alike(parallel, dtype):
-    parallel(tp=2)
-    values = nested([3, 2], width=(2, 4)).to(dtype)
-    rows = pack(values)[0]
-    assert rows.dtype == dtype
-    assert torch.equal(rows, util.preprocess_thd_engine(values)[0])
-
-
 def test_a_stage_without_the_embedding_keeps_the_tokens(parallel):
     parallel()
     ids = nested([3, 2])
@@ -143,12 +142,6 @@ def test_an_unusual_layout_is_left_to_verl(parallel):
     rows, params, _ = pack(nested([3, 2]), pad_to_length_bucket=8)
     assert rows.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
     assert [row.tolist() for row in unpack(rows, params, nested([3, 2]), 2).unbind()] == [[1, 2, 3], [4, 5]]
-
-
-def test_padding_is_that_of_the_sequence_and_of_all():
-    layout = Layout((5, 9), multiple=8, total_multiple=32)
-    assert layout.padded == [8, 24]
-    assert layout.rows()[0].tolist() == [*range(5), *[PADDING] * 3, *range(5, 14), *[PADDING] * 15]
 
 
 def batch_of(lengths):
@@ -181,12 +174,6 @@ def test_a_sent_batch_is_packed_and_unpacked_without_reading_the_device(parallel
     labels, _, _ = pack(ids.clone(), need_roll=True, use_fp8_padding=True)
     assert labels.shape == (1, 128)
     assert unpack(rows, params, ids, 2).values().shape == (5,)
-
-
-def test_a_batch_on_the_device_stays_there():
-    batch = batch_of([3, 2])
-    sent = packing.send_batch(batch, torch.device("cpu"))
-    assert sent["input_ids"].values().data_ptr() == batch["input_ids"].values().data_ptr()
 
 
 @settings(max_examples=60)
@@ -230,3 +217,90 @@ def test_a_window_of_a_nested_tensor_is_left_to_verl():
     window = torch.nested.narrow(whole, 1, torch.tensor([0, 1]), torch.tensor([3, 2]), layout=torch.jagged)
     assert not packing.is_jagged(window)
     assert packing.is_jagged(nested([3, 2]))
+
+
+def responses_of(rows, **more):
+    """A micro-batch of (prompt, response) lengths."""
+    prompts, responses = zip(*rows, strict=True)
+    columns = {"prompts": nested(prompts), "responses": nested(responses)}
+    return tu.get_tensordict(columns, {"dp_size": 1, **more})
+
+
+@pytest.mark.parametrize(("more", "width"), [({}, ()), ({"max_response_len": 40}, (3,))], ids=["longest", "fixed"])
+def test_a_padded_output_and_its_gradient_are_verls_to_the_bit(width, more):
+    @settings(max_examples=40)
+    @given(some_rows)
+    def compare(rows):
+        total = sum(map(sum, rows))
+        drawn = torch.Generator().manual_seed(total)
+        batch, found = responses_of(rows, **more), []
+        values = torch.randn(total, *width, generator=drawn)
+        longest = more.get("max_response_len", max(response for _, response in rows))
+        weights = torch.randn(len(rows), longest, *width, generator=drawn)
+        for function in (verls.no_padding_2_padding, pad):
+            leaf = values.clone().requires_grad_()
+            padded = function(leaf, batch)
+            (padded.sin() * weights).sum().backward()
+            found.append((padded.detach(), leaf.grad))
+        (want, want_gradient), (got, gradient) = found
+        assert torch.equal(got, want)
+        assert torch.equal(gradient, want_gradient)
+        assert gradient.any()
+
+    compare()
+
+
+def test_padding_an_output_reads_nothing_from_the_device(monkeypatch):
+    """verl's reads each length of each response; here a batch on "meta" has numbers to nobody."""
+    prompts, responses = ((2, 1), torch.tensor([0, 2, 3])), ((3, 1), torch.tensor([0, 3, 4]))
+    columns = {
+        name: packing.jagged(torch.arange(sum(lengths)), offsets, lengths)
+        for name, (lengths, offsets) in {"prompts": prompts, "responses": responses}.items()
+    }
+    batch = tu.get_tensordict(columns, {})
+    assert reads(lambda: pad(torch.arange(7.0), batch)) == "0 reads"
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    on_device = packing.send_batch(batch, torch.device("meta"))
+    assert pad(torch.empty(7, device="meta"), on_device).shape == (2, 3)
+    with pytest.raises(Exception, match="meta"):
+        verls.no_padding_2_padding(torch.empty(7, device="meta"), on_device)
+
+
+def test_a_padded_batch_is_left_to_verl():
+    columns = {"prompts": torch.ones(2, 2), "responses": torch.ones(2, 3)}
+    batch = TensorDict({**columns, "attention_mask": torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 0, 0]])}, batch_size=2)
+    assert pad(torch.arange(6.0), batch).tolist() == [[0, 1, 0], [4, 0, 0]]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
+def test_outputs_of_micro_batches_come_back_in_order_as_verls_do(lengths, data):
+    order = data.draw(st.permutations(range(len(lengths))))
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(order) - 1)), max_size=2)))
+    parts = [part for part in (order[a:b] for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True)) if part]
+    outputs = []
+    for number, part in enumerate(parts):
+        outputs_of_part = {
+            name: nested([lengths[row] for row in part]) + 100 * number for name in ("log_probs", "entropy")
+        }
+        outputs.append(
+            {"model_output": outputs_of_part, "loss": float(number), "metrics": {"clip": number, "rows": part}}
+        )
+    batch = tu.get_tensordict({"input_ids": nested(lengths)}, {"use_dynamic_bsz": True})
+    want = verls_engine.postprocess_batch_func(output_lst=outputs, indices=parts, data=batch)
+    got = join(output_lst=outputs, indices=parts, data=batch)
+    assert (got["loss"], got["metrics"]) == (want["loss"], want["metrics"])
+    assert list(got["model_output"]) == list(want["model_output"])
+    for name, found in got["model_output"].items():
+        expected = want["model_output"][name]
+        assert torch.equal(found.values(), expected.values())
+        assert torch.equal(found.offsets(), expected.offsets())
+        assert packing.lengths_of(found) == tuple(lengths)
+
+
+def test_a_batch_in_equal_parts_and_a_stage_without_output_are_verls():
+    batch = tu.get_tensordict({"input_ids": nested([2, 1])}, {"use_dynamic_bsz": False})
+    outputs = [{"model_output": {"log_probs": nested([length])}, "loss": 0.5, "metrics": {}} for length in (2, 1)]
+    joined = join(output_lst=outputs, indices=None, data=batch)
+    assert [row.tolist() for row in joined["model_output"]["log_probs"].unbind()] == [[1, 2], [1]]
+    assert join(output_lst=[], indices=[], data=batch)["model_output"] == {}

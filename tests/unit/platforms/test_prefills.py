@@ -1,5 +1,7 @@
 """Requests that come while others decode are prefilled together."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,49 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import engine_environment
 from retool_mcore.platforms.patches_sglang import MOST_STEPS, PREFILL_PATCH, prefill_together
-from tests.unit.platforms.prefill_waits import Request, Scheduling
+
+
+class Scheduling:
+    """The part of SGLang's scheduler that decides between a prefill and a decoding step.
+
+    ``decoding`` requests decode and never end; others wait, and prefills take them all.
+
+    ``slots``: the most that decode. ``own``: attributes of SGLang's scheduler that differ.
+    """
+
+    def __init__(self, decoding: int, waiting: int = 0, *, slots: int = 512, **own: Any) -> None:
+        self.running_batch = SimpleNamespace(reqs=[Request() for _ in range(decoding)], is_prefill_only=False)
+        self.waiting_queue = [Request() for _ in range(waiting)]
+        self.slots = slots
+        self.chunked_req = self.prefill_delayer = None
+        self.__dict__ |= own
+
+    def get_num_allocatable_reqs(self, running: int) -> int:
+        return self.slots - running
+
+    def _get_new_batch_prefill_raw(self, prefill_delayer_single_pass: Any = None) -> list[Any] | None:
+        """SGLang's own choice."""
+        del prefill_delayer_single_pass
+        free = self.get_num_allocatable_reqs(len(self.running_batch.reqs))
+        batch, self.waiting_queue = self.waiting_queue[:free], self.waiting_queue[free:]
+        self.running_batch.reqs += batch
+        return batch or None
+
+    def prefills(self, choose: Any, steps: int, *, every: int) -> Iterator[tuple[int, int]]:
+        """(step, requests) of each prefill. A request comes before every ``every``-th step."""
+        for step in range(steps):
+            if step % every == 0:
+                self.waiting_queue.append(Request())
+            while batch := choose(self):
+                yield step, len(batch)
+
+
+class Request:
+    def __init__(self, over: bool = False) -> None:
+        self.over = over
+
+    def finished(self) -> bool:
+        return self.over
 
 
 def sglangs_choice(scheduler: Scheduling) -> Any:

@@ -25,13 +25,6 @@ def test_tokens_are_drawn_from_their_distribution_over_seeds_and_over_positions(
         assert counts[2] == 0, "what has no probability is never drawn"
 
 
-def test_neighbouring_seeds_are_independent():
-    n = 20_000
-    first, second = draws(list(range(n)), [3] * n), draws(list(range(1, n + 1)), [3] * n)
-    same = sum(a == b for a, b in zip(first, second, strict=True)) / n
-    assert abs(same - sum(p * p for p in PROBS)) < 0.0142
-
-
 def test_a_draw_hangs_on_its_own_row_only():
     alone = [draws([seed], [position])[0] for seed, position in ((5, 1), (6, 1), (5, 2))]
     assert draws([5, 6, 5], [1, 1, 2]) == alone

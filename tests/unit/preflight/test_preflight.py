@@ -15,7 +15,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.check import Machine, _findings, require

@@ -1,6 +1,5 @@
 """The paper's inline form: read, stopped exactly at a tag of several tokens, written back."""
 
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -146,14 +145,3 @@ def test_the_prompt_explains_the_form_unless_the_row_does(tokenizer):
     assert RETOOL_INSTRUCTION in tokenizer.decode(retool.prompt_ids(QUESTION))
     own = [{"role": "user", "content": "Use code.\n*user question:*\nWhat is 1 + 1?"}]
     assert RETOOL_INSTRUCTION not in tokenizer.decode(retool.prompt_ids(own))
-
-
-def test_what_a_request_carries_for_the_tag_is_small():
-    """A vocabulary of Qwen's size, in which 500 tokens scattered over it hold a part of the tag."""
-    draw = random.Random(0)
-    places = draw.sample(range(150_000), 500)
-    names = [f"{before}</" for before in range(100)] + [f"{before}<" for before in range(100)]
-    names += [f">{after}" for after in range(300)]
-    call_end = CallEnd.of(dict(zip(names, places, strict=True)), "</code>")
-    assert len(call_end.text) < 2000
-    assert CallEnd.read(call_end.text).left == call_end.left

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from retool_mcore.config import Memory, RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.check import check_recompute
-from retool_mcore.model.shape import shape_of_config
+from retool_mcore.model.shape import layers_to_recompute, shape_of_config, token_memory
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
 from retool_mcore.verl.plugin import assert_loaded

@@ -1,31 +1,34 @@
-"""Takes one change of platform `cpu` out at a time and does, for real, what it is there for.
+"""Removes one change of platform `cpu` at a time and runs what the change enables.
 
-    python -m tests.unit.platforms.without_patches OUT_FOLDER
+    python -m tests.nightly.platforms.without_patches OUT_FOLDER
 
-Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its
-own because the patches concern a whole process. For every change there is something it enables, in
-ENABLES.
+Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. Patches change a
+whole process, so this is a program. PROBES has the probe of each change.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
 import shutil
 import socket
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from retool_mcore.errors import CheckpointError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
-from tests.parity import expert_gathers, host_reads, megatron_ranks
+from tests.parity import host_reads, megatron_ranks
 from tests.parity.host_reads import known_tokens, reads
-from tests.unit.platforms import doors, model_probes, prefill_waits, token_stops
+from tests.unit.platforms import doors
+from tests.unit.platforms.test_prefills import Scheduling
 
 
 def join_gloo() -> None:
@@ -142,8 +145,24 @@ class Probes:
         info = SamplingBatchInfo.from_schedule_batch(Batch(reqs=requests, device="cpu"), 4)
         return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
 
-    def a_comparison_and_a_call(self) -> str:
-        return f"{token_stops.response()}; {token_stops.streams()}"
+    def end_of_a_call(self) -> str:
+        """Whether SGLang stops after "x > 3" or after </code>, and whether the request is freed."""
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        from retool_mcore.platforms.call_end import TABLE, CallEnd
+
+        call_end = CallEnd.of({"</": 1, "code": 2, ">": 3, "x": 4}, "</code>")
+        params = SamplingParams(stop_token_ids=[3], custom_params={TABLE: call_end.text})
+        request = Req("0", "", [9], params)
+        request.output_ids.extend([4, 3, 4, 1, 2, 3, 4])  # as a speculative step accepts them
+        found = f"{request._check_token_based_finish(request.output_ids[:])}, {request.finished_len} tokens"
+        alive = weakref.ref(request)
+        gc.disable()
+        del request
+        freed = alive() is None
+        gc.enable()
+        return f"{found}, freed {freed}"
 
     def sums_of_weights(self) -> str:
         import torch
@@ -202,14 +221,34 @@ class Probes:
 
     def log_probabilities_beyond_the_original_context(self) -> str:
         join_gloo()
-        return model_probes.log_probabilities_beyond_the_original_context(self.folder)
+        rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e3}
+        model = str(megatron_ranks.make_model(self.folder / "yarn", rope_parameters=rope))
+        return repr(megatron_ranks.run({"model": model, "actions": [["logprobs", [list(range(2, 42))]]]}))
 
     def head_of_a_tied_llama(self) -> str:
-        return model_probes.head_of_a_tied_llama()
+        """The name that the output layer of its last pipeline stage is read by."""
+        from mbridge.models.llama import LLaMABridge
+
+        bridge: Any = LLaMABridge.__new__(LLaMABridge)
+        bridge.hf_config = SimpleNamespace(tie_word_embeddings=True)
+        bridge._adjust_mapping_for_shared_weights()
+        return repr(bridge._weight_name_mapping_mcore_to_hf("output_layer.weight"))
 
     def load_a_model_with_more_biases(self) -> str:
         join_gloo()
-        return model_probes.load_a_model_with_more_biases(self.folder)
+        model = str(megatron_ranks.make_model(self.folder / "biased", "llama", attention_bias=True))
+        try:
+            megatron_ranks.run({"model": model, "actions": []})
+        except CheckpointError as refused:
+            return "refused" if "self_attn.o_proj.bias" in str(refused) else repr(refused)
+        return "loaded"
+
+    def batched_prefills(self) -> str:
+        """The number of prefills for 30 requests that come one before each step of 200 others."""
+        from sglang.srt.managers.scheduler import Scheduler
+
+        made = list(Scheduling(200).prefills(Scheduler.get_new_batch_prefill, 31, every=1))
+        return f"{len(made)} prefills of {sum(size for _, size in made)}"
 
     def micro_batches_of_a_batch(self) -> str:
         from verl.utils import tensordict_utils as tu
@@ -273,16 +312,15 @@ class Probes:
 WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
-ENABLES = {
+PROBES = {
     f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
     f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
-    **doors.ENABLES,
-    **expert_gathers.ENABLES,
-    **host_reads.ENABLES,
-    **prefill_waits.ENABLES,
+    **doors.PROBES,
+    **host_reads.PROBES,
+    "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill": Probes.batched_prefills,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     "mbridge.core.llm_bridge.LLMBridge._model_provider": Probes.log_probabilities_beyond_the_original_context,
@@ -305,8 +343,11 @@ ENABLES = {
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
     "sglang.srt.utils.weight_checker.WeightChecker.handle": Probes.sums_of_weights,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
-    "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.a_comparison_and_a_call,
+    "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.end_of_a_call,
 }
+
+
+PROVEN_IN_PARITY = {"mbridge.core.bridge.Bridge.export_weights"}  # test_expert_exports.py
 
 
 def outcome(probe, probes: Probes) -> str:
@@ -331,7 +372,9 @@ def main(folder: Path) -> None:
     with_all, result = dict[object, str](), {}
     for patch in platform.patches():
         for target in (change.target for change in patch.changes):
-            probe = ENABLES.get(target, Probes.train_and_resume)
+            if target in PROVEN_IN_PARITY:
+                continue
+            probe = PROBES.get(target, Probes.train_and_resume)
             if probe not in with_all:
                 with_all[probe] = outcome(probe, probes)
             patch.revert(target)

@@ -1,6 +1,7 @@
-"""Buckets of weights reach SGLang's model bit for bit, under one handle each."""
+"""Weights reach engines bit for bit: in flat buckets on CUDA, over TCP on the CPU."""
 
 import asyncio
+import threading
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("sglang", reason="sglang is not installed")
 pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import send_as_one_tensor
 
@@ -19,7 +21,7 @@ LIMIT = 4096
 
 @pytest.fixture(scope="module")
 def send() -> Any:
-    """SGLang's function that sends a bucket, as the patch leaves it."""
+    """SGLang's function that sends a bucket, patched."""
     get_platform("cpu").activate()
     from sglang.srt.weight_sync.utils import update_weights
 
@@ -56,7 +58,7 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
 
 
 def loaded(request: Any) -> dict[str, torch.Tensor]:
-    """What SGLang's model is given to load from a request."""
+    """The weights that SGLang's model loads from a request."""
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.utils import MultiprocessingSerializer
 
@@ -68,7 +70,7 @@ def loaded(request: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in got}
 
 
-def test_sglang_loads_what_was_sent_from_one_handle_a_bucket(send, monkeypatch):
+def test_sglang_loads_the_sent_weights_from_one_handle_per_bucket(send, monkeypatch):
     from sglang.srt.utils import patch_torch
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -92,14 +94,64 @@ def test_sglang_loads_what_was_sent_from_one_handle_a_bucket(send, monkeypatch):
     assert len(packed) == len(buckets) < len(sent)
 
 
-def test_a_bucket_of_another_load_format_is_left_to_sglang():
-    sent = []
+@pytest.fixture(scope="module")
+def engine_class():
+    get_platform("cpu").activate()
+    from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-    async def original(*arguments: Any) -> str:
-        sent.append(arguments)
-        return "answered"
+    from retool_mcore.platforms.cpu import weights  # noqa: F401  registers it
 
-    batch = [("a", torch.ones(2))]
-    send = send_as_one_tensor(original)
-    assert asyncio.run(send("engine", batch, "infer_tp", "mesh", "direct")) == "answered"
-    assert sent == [("engine", batch, "infer_tp", "mesh", "direct")]
+    return CheckpointEngineRegistry.get("tcp")
+
+
+def connected(engine_class, actors: int, workers: int, timeout_s: float = 10.0):
+    """The actor's and the workers' engines, created and connected as verl's manager does."""
+    ends = [engine_class(1 << 20, is_master=rank == 0, timeout_s=timeout_s) for rank in range(actors)]
+    ends += [engine_class(1 << 20, timeout_s=timeout_s) for _ in range(workers)]
+    for_actors, for_workers = engine_class.build_topology(actors, workers, [end.prepare() for end in ends])
+    for end, receivers in zip(ends, for_actors["receivers"] + for_workers["receivers"], strict=True):
+        end.init_process_group(receivers=receivers)
+    return ends[:actors], ends[actors:]
+
+
+def test_every_worker_gets_every_weight_bit_for_bit_update_after_update(engine_class):
+    buffer = torch.randn(4096)
+    sent = {
+        "view": buffer[7:31].view(4, 6),
+        "transposed": buffer[:12].view(3, 4).t(),
+        "bfloat16": torch.randn(5, 3).bfloat16(),
+        "scalar": torch.tensor(2.5),
+        **{f"layer.{number}": torch.randn(64, 64) for number in range(32)},
+    }
+    for _ in range(2):
+        actors, workers = connected(engine_class, actors=2, workers=2)
+        got: list[dict[str, torch.Tensor]] = [{}, {}]
+        threads = [
+            threading.Thread(target=lambda end=end, into=into: into.update(end.receive_weights()))
+            for end, into in zip(workers, got, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        walked = []
+        for actor in actors:
+            asyncio.run(actor.send_weights((walked.append(name) or (name, sent[name])) for name in sent))
+        for thread in threads:
+            thread.join(timeout=300)
+        for end in actors + workers:
+            end.finalize()
+        assert walked == [*sent, *sent], "every rank of the actor takes part in the export"
+        for weights in got:
+            assert list(weights) == list(sent)
+            for name, weight in weights.items():
+                assert weight.dtype == sent[name].dtype and torch.equal(weight, sent[name])
+        buffer.add_(1.0)  # views of it are sent next
+
+
+def test_an_end_without_a_peer_fails_after_its_timeout(engine_class):
+    [sender], [worker] = connected(engine_class, actors=1, workers=1, timeout_s=0.3)
+    with pytest.raises(PlatformError, match="no weights came from the actor"):
+        next(worker.receive_weights())
+    worker.finalize()
+    with pytest.raises(PlatformError, match="took no weights"):
+        asyncio.run(sender.send_weights((f"layer.{n}", torch.zeros(1 << 20)) for n in range(64)))
+    sender.finalize()
