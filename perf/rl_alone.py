@@ -190,8 +190,8 @@ def main(file: str, words: Sequence[str]) -> None:
     platform = get_platform(config.run.platform)
     platform.activate()
     os.environ |= {**TORCHRUN_ENV, PLATFORM_ENV: platform.name}
-    from retool_mcore.verl.keys.ppo import ppo_tree
     from retool_mcore.verl.keys.rollout import write_settings
+    from retool_mcore.verl.keys.tree import ppo_tree
     from retool_mcore.verl.plugin import assert_loaded
 
     assert_loaded()

@@ -18,7 +18,7 @@ from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.tool_call import Parsed, code_calls
 from retool_mcore.verl.agent_loop import ReToolAgentLoop, VerlEngine
-from retool_mcore.verl.keys.ppo import run_config_of
+from retool_mcore.verl.keys.tree import run_config_of
 
 CALLS = 2  # per response; its last turn has no call
 SAMPLED = (0.4, 0.8)  # range of sampled tokens / rollout.max_response_tokens; the rest is for results

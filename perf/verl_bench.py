@@ -31,7 +31,8 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run.metrics import read_metrics, token_rates
-from retool_mcore.verl.keys.algorithm import algorithm_keys
+from retool_mcore.verl.keys.algorithm import ALGORITHM
+from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.rollout import engine_args
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -154,7 +155,7 @@ def write_parts(config: RlConfig, folder: Path, url: str) -> None:
 def verl_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
     """Changes to verl's default configuration, by verl's keys."""
     return {
-        **algorithm_keys(config),
+        **values(ALGORITHM, config),
         **_actor_keys(config),
         **_rollout_keys(config, folder),
         **_trainer_keys(config, folder),

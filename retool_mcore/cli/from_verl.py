@@ -25,9 +25,8 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import PLATFORMS, get_platform
 from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
 from retool_mcore.verl.keys.key import NOT_SET, Key
-from retool_mcore.verl.keys.ppo import ppo_defaults, ppo_keys
-from retool_mcore.verl.keys.refused import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by
 from retool_mcore.verl.keys.rollout import UNDER
+from retool_mcore.verl.keys.tree import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by, ppo_defaults, ppo_keys
 
 # Keys that our trainer never sets, and the settings that take their values.
 SAME = (

@@ -11,7 +11,7 @@ from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import Platform, get_platform, without_devices
 from retool_mcore.preflight.check import Machine, check, require
-from retool_mcore.verl.resolve import differences, resolve
+from retool_mcore.verl.keys.tree import differences, resolve
 
 
 def dry_run(config: RunConfig) -> str:

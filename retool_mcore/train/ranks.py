@@ -16,7 +16,7 @@ PEER_IS_GONE = (  # in the error messages of gloo and NCCL
     "Broken pipe",
     "ncclRemoteError",
 )
-HELD = "retool_run_is_held"  # key in the rendezvous store; its value is rank 0's error, or ""
+LOCK_ERROR = "retool_lock_error"  # key in the rendezvous store; its value is rank 0's error, or ""
 
 
 class RankLost(RunError):
@@ -28,7 +28,7 @@ class RankLost(RunError):
 
 
 @contextmanager
-def told_as_lost() -> Generator[None]:
+def rank_loss_reported() -> Generator[None]:
     """Turn torch's error for a dead rank or a dead rendezvous store into RankLost."""
     try:
         yield
@@ -36,25 +36,25 @@ def told_as_lost() -> Generator[None]:
         gone = isinstance(error, dist.DistNetworkError) or any(words in str(error) for words in PEER_IS_GONE)
         if isinstance(error, ReToolError) or not gone:
             raise
-        raise RankLost("another rank has ended; what it said is the cause") from error
+        raise RankLost("another rank has ended; its error is the cause") from error
 
 
 @contextmanager
-def held_by_first(store: Store, rank: int, run_dir: Path) -> Generator[None]:
+def locked_by_rank_0(store: Store, rank: int, run_dir: Path) -> Generator[None]:
     """Rank 0 locks the run's folder. The other ranks wait until it has, then enter the block.
 
     Raises ConfigError on every rank if another process has the lock.
     """
     if rank != 0:
-        if refused := store.get(HELD).decode():
+        if refused := store.get(LOCK_ERROR).decode():
             raise ConfigError(refused)
         yield
         return
     try:
         lock = lock_run(run_dir)
     except ConfigError as error:
-        store.set(HELD, str(error))
+        store.set(LOCK_ERROR, str(error))
         raise
     with lock:
-        store.set(HELD, "")
+        store.set(LOCK_ERROR, "")
         yield

@@ -57,10 +57,10 @@ def train(config: RlConfig) -> None:
         redirect_output(config.run.dir / "logs" / "rl.log") as terminal,
     ):
         console = Console(file=terminal)
-        told = start.early_told()
+        shown_stages = start.early_told()
         start.begin(config.run.dir, "checks")
         try:
-            with progress(config, console, told) as show_resumed:
+            with progress(config, console, shown_stages) as show_resumed:
                 _run(config, platform, console, notes, show_resumed)
         except Ended as ended:
             print_text(console, ended.words)
@@ -122,36 +122,36 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
 
 
 @contextmanager
-def progress(config: RlConfig, console: Console, told: int = 0) -> Generator[Callable[[int], None]]:
+def progress(config: RlConfig, console: Console, shown_stages: int = 0) -> Generator[Callable[[int], None]]:
     """Show the stages of the start, then the steps, as the driver writes them to the run's files.
 
     In a terminal this is a progress bar, which stays on screen if the run made a step. Elsewhere it
-    prints a line per stage and step. ``told``: number of stages already shown. Yields a function
-    that sets the step from which the run resumes.
+    prints a line per stage and step. ``shown_stages``: number of stages already shown. Yields a
+    function that sets the step from which the run resumes.
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     alarm_lines = AlarmLines(console, config)
     lines = StepLines(console, config.train.steps)
     earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
-    step_told = 0
+    last_shown = 0
     with notes_on(console), bar_of_steps(console) as bars:
         bar = bars.add_task("rl", total=config.train.steps)
-        begins = StartShown(config.run.dir, bars, bar, told)
+        begins = StartShown(config.run.dir, bars, bar, shown_stages)
 
         def follow(*, over: bool = False) -> bool:
             """Show new stages and steps; returns whether this process has finished a step.
 
             ``over``: the run has ended without an error.
             """
-            nonlocal step_told
+            nonlocal last_shown
             rows = read_metrics(path) if path.exists() else []
             stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
             begins.look(over=over or stepped)
             if stepped:
                 reward = f"  reward {rows[-1][REWARD]:+.3f}" if REWARD in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
-            if stepped and rows[-1]["step"] > step_told:
-                step_told = int(rows[-1]["step"])
+            if stepped and rows[-1]["step"] > last_shown:
+                last_shown = int(rows[-1]["step"])
                 lines.tell(rows[-1])
                 alarm_lines.tell(rows)
             return stepped

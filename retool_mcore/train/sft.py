@@ -40,10 +40,10 @@ from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
 from retool_mcore.run.status import notes_on, print_commands, print_text, shown
-from retool_mcore.train.ranks import held_by_first, told_as_lost
+from retool_mcore.train.ranks import locked_by_rank_0, rank_loss_reported
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.checkpoint import seed_at
-from retool_mcore.verl.keys.sft import sft_tree
+from retool_mcore.verl.keys.tree import sft_tree
 from retool_mcore.verl.plugin import assert_loaded
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def train(config: SftConfig) -> None:
     die_with_parent()
     if config.cluster.nodes == 1:
         keep_to_loopback()
-    with ExitStack() as status, told_as_lost():
+    with ExitStack() as status, rank_loss_reported():
         if os.environ.get("RANK") == "0":
             status.enter_context(shown("sft"))
         platform = get_platform(config.run.platform)
@@ -70,7 +70,7 @@ def train(config: SftConfig) -> None:
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
         with (
-            held_by_first(store, rank, config.run.dir),
+            locked_by_rank_0(store, rank, config.run.dir),
             redirect_output(log) as terminal,
             own_tmpdir(config.run.dir, f".{rank}"),
         ):
@@ -93,8 +93,8 @@ def train(config: SftConfig) -> None:
 
 def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     """Train, then export; call after rendezvous, with the run's folder locked."""
-    told = start.early_told()
-    _begins(config, rank, "data")
+    shown_stages = start.early_told()
+    _begin_stage(config, rank, "data")
     chosen: list[checkpoint.Saved | None] = [None]
     if rank == 0:
         chosen[0], notes = checkpoint.choose_resume(config)
@@ -107,7 +107,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     dist.broadcast_object_list(chosen, src=0)
     _require_equal_nodes(config)
     first_of_node = os.environ["LOCAL_RANK"] == "0"
-    report = Reporter(config, console, told) if rank == 0 else None
+    report = Reporter(config, console, shown_stages) if rank == 0 else None
     with (
         notes_on(console),
         Watchdog(config, console.file, rank) if first_of_node else nullcontext(),
@@ -120,7 +120,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         print_commands(console, closing_lines(config))
 
 
-def _begins(config: SftConfig, rank: int, stage: str) -> None:
+def _begin_stage(config: SftConfig, rank: int, stage: str) -> None:
     if rank == 0:
         start.begin(config.run.dir, stage)
 
@@ -148,7 +148,7 @@ def _require_equal_nodes(config: SftConfig) -> None:
         raise ConfigError(f"the nodes differ: {'; '.join(different)}. Give every node the same.")
 
 
-def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: Console) -> None:
+def print_left_out_rows(files: Sequence[SftDataset], max_length_tokens: int, console: Console) -> None:
     """Print a note for each file with rows that are not trained on."""
     for data in files:
         if note := data.left_out(max_length_tokens):
@@ -168,14 +168,14 @@ def _loop(
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
     done = resume.step if resume is not None else 0
     if resume is not None:
-        _begins(config, rank, "checkpoint")
+        _begin_stage(config, rank, "checkpoint")
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
     best = BestKeeper(config, done, writes=rank == 0)
     if best.lacks(done):  # best.metric was added to the run
         best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
     if report is not None:
-        report.goes_on_after(done)
+        report.resume_after(done)
         saving.delete_incomplete(config)
         config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
     timer.flush()
@@ -190,7 +190,7 @@ def _loop(
             with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
-            asked = _of_any_rank(ending.asked)
+            asked = _signal_of_any_rank(ending.asked)
             if asked and config.saved_every:  # before a validation, for which there may be no time
                 with timer.span("save_checkpoint"):
                     saver.save(step)
@@ -227,7 +227,7 @@ def _set_up(
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if console is not None:
-        tell_left_out((data, *held_out), config.data.max_length_tokens, console)
+        print_left_out_rows((data, *held_out), config.data.max_length_tokens, console)
         start.begin(config.run.dir, "model")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     worker = megatron_worker(config, platform)
@@ -239,17 +239,17 @@ def _set_up(
     return engine, batches, validation_batches(held_out, batch, dp_size=size, dp_rank=rank)
 
 
-def _of_any_rank(asked: int) -> int:
+def _signal_of_any_rank(asked: int) -> int:
     """The signal that asked any rank to stop, 0 if none. Collective; the same on all ranks."""
-    heard = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None means the CPU
-    dist.all_reduce(heard, dist.ReduceOp.MAX)
-    return int(heard)
+    number = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None means the CPU
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return int(number)
 
 
 def _end_at_once(rank: int, asked: int) -> None:
     """Exit the process even if the main thread waits in a collective for dead ranks."""
     if rank == 0:
-        os.write(2, b"ended at once: the same command goes on from the newest complete checkpoint\n")
+        os.write(2, b"ended at once: the same command resumes from the newest complete checkpoint\n")
     os._exit(exit_code(asked))
 
 
@@ -288,11 +288,11 @@ def validation_batches(
 class Reporter:
     """Rank 0's output: start stages, a progress bar or lines for the steps, and metric files."""
 
-    def __init__(self, config: SftConfig, console: Console, told: int) -> None:
+    def __init__(self, config: SftConfig, console: Console, shown_stages: int) -> None:
         self._config, self._writer = config, None
         self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps)
-        self._begins = StartShown(config.run.dir, self._progress, self._bar, told)
+        self._begins = StartShown(config.run.dir, self._progress, self._bar, shown_stages)
         self._lines = StepLines(console, config.train.steps)
         self._alarm_lines = AlarmLines(console, config)
         self._stepped = threading.Event()
@@ -312,7 +312,7 @@ class Reporter:
         if self._writer is not None:
             self._writer.close()
 
-    def goes_on_after(self, step: int) -> None:
+    def resume_after(self, step: int) -> None:
         """Set the step from which the run continues; its next row of metrics is ``step`` + 1."""
         if step < self._config.train.steps:
             start.begin(self._config.run.dir, "update")
@@ -320,7 +320,7 @@ class Reporter:
         self._progress.update(self._bar, completed=step)
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
-        assert self._writer is not None, "goes_on_after comes before the first step"
+        assert self._writer is not None, "resume_after comes before the first step"
         if not self._stepped.is_set():
             self._start_is_over()
             metrics = {**metrics, **start.start_times(self._config.run.dir)}

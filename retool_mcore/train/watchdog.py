@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +55,7 @@ class Watchdog:
         self._terminal, self._rank = terminal, rank
         self._ended = threading.Event()
         self._error: RunError | None = None
-        self._asking = threading.Lock()  # held during a check for dead processes
+        self._asking = threading.Lock()  # locked during a check for dead processes
         self._lost: Callable[[], RunError | None] | None = None
         self._family: dict[int, psutil.Process] = {}  # all descendants seen so far, including orphans
 
@@ -67,7 +67,6 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
-        remove_shared_memory(self._family)
         if self._error is not None:
             raise self._error from error
 
@@ -116,8 +115,8 @@ class Watchdog:
         saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
         return RunError(
             f"no turn, pass, update, step, stage or checkpoint was ended for {silent_s:.0f} s, and train.stall_s = "
-            f"{self._stall_s:g}. What each process was doing is in {stacks}, what it said in {self._dir / 'logs'}. The "
-            f"same command goes on {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a run whose "
+            f"{self._stall_s:g}. All stacks are in {stacks}, the output in {self._dir / 'logs'}. The "
+            f"same command resumes {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a run whose "
             "longest turn, pass or update takes more than that needs a higher train.stall_s: `retool plan` has them."
         )
 
@@ -127,28 +126,14 @@ class Watchdog:
         self._error = error
         os.kill(os.getpid(), STALLED)  # _leave raises SystemExit in the main thread, which runs every ``finally``
         if not self._ended.wait(grace_s):
-            told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
-            os.write(self._terminal.fileno(), told.encode())
+            line = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
+            os.write(self._terminal.fileno(), line.encode())
             # The main thread is blocked in code that handles no signals.
             for process in self._family.values():
                 with suppress(psutil.Error):  # it has ended
                     process.kill()
-            remove_shared_memory(self._family)
             remove_temporary()
             os._exit(EXIT_RETRYABLE)
-
-
-def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
-    """Remove shared-memory files that CUDA and loky left behind for processes that have ended."""
-    gone = {pid for pid in pids if not psutil.pid_exists(pid)}
-    found = [
-        (path, path.name.split(".")[3], 16) for path in folder.glob("*.shm.*.*.*")
-    ]  # the CUDA driver's, pid in hex
-    found += [(path, path.name.split("-")[1], 10) for path in folder.glob("sem.loky-*-*")]
-    for path, pid, base in found:
-        with suppress(ValueError, OSError):
-            if int(pid, base) in gone:
-                path.unlink()
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -12,10 +12,16 @@ verl handles the output of ``ReToolAgentLoop.run`` as follows:
 - It stores nothing for ``[]``, a dropped trajectory. No advantage includes it, verl pads the batch
   with rows of loss mask 0, and ``verl.replay`` counts it and stops the run above
   rollout.max_dropped_fraction.
+
+The worker processes start while the training workers build the model. verl creates them last; each
+then imports verl and SGLang and opens the sandbox before its first prompt, which took 22 s of a
+first validation of 40 s on an H100 node. Here they get verl's settings later, when verl creates its
+agent-loop manager.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -25,11 +31,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import numpy as np
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from retool_mcore.config import Algorithm, RlConfig
 from retool_mcore.data.chat import set_date
 from retool_mcore.data.prompt_format import date_of
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.rollout.engine import (
     TRAINING,
@@ -51,7 +63,7 @@ from retool_mcore.rollout.tools import Given
 from retool_mcore.run import alive
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
-from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.keys.rollout import settings_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +72,10 @@ if TYPE_CHECKING:
     from verl.workers.rollout.replica import TokenOutput
 
 logger = logging.getLogger(__name__)
+
+# verl exports its worker as a Ray actor class; a subclass needs the plain class behind it.
+_remote: Any = AgentLoopWorkerTQ
+_Worker: Any = _remote.__ray_actor_class__
 
 causes: Counter[str] = Counter()  # errors that dropped trajectories in this process: "TYPE: text"
 
@@ -103,9 +119,9 @@ class ReToolAgentLoop(AgentLoopBase):
             causes[trajectory.drop_error or "an outage"] += 1
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
-        said = self._record(trajectory, kwargs) if _is_candidate(kwargs, shared.config) else None
-        masked = not kwargs["held_out"] and leaves_out(shared.config.algorithm, trajectory)
-        output = _output(trajectory, said, masked=masked, row=int(kwargs["row"]))
+        recorded = self._record(trajectory, kwargs) if _is_candidate(kwargs, shared.config) else None
+        masked = not kwargs["held_out"] and is_masked(shared.config.algorithm, trajectory)
+        output = _output(trajectory, recorded, masked=masked, row=int(kwargs["row"]))
         if shared.config.algorithm.router_replay == "R3":
             output.routed_experts = routes_of(trajectory)
         return output
@@ -170,8 +186,6 @@ class VerlEngine:
         self.options, self.request_seeds = options or {}, request_seeds
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
-        from ray.exceptions import RayError
-
         params = {
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
@@ -267,20 +281,20 @@ def routes_of(trajectory: Trajectory) -> Routes:
     """
     ledger = trajectory.ledger
     routes = ledger.routes
-    told, needed = 0 if routes is None else len(routes), len(ledger.context) - 1
-    assert told == needed, f"the engine told the experts of {told} tokens, and {needed} are replayed"
+    returned, needed = 0 if routes is None else len(routes), len(ledger.context) - 1
+    assert returned == needed, f"the engine returned the experts of {returned} tokens; replay needs {needed}"
     assert routes is not None
     return routes
 
 
-def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:
+def is_masked(algorithm: Algorithm, trajectory: Trajectory) -> bool:
     """Whether ``algorithm.mask`` excludes the whole response from the loss."""
     truncated = trajectory.stop_reason in (StopReason.LENGTH, StopReason.NO_ROOM)
     masked = {"truncated": truncated, "void_turns": trajectory.has_void_turn}
     return any(masked[kind] for kind in algorithm.mask)
 
 
-def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool, row: int) -> AgentLoopOutput:
+def _output(trajectory: Trajectory, recorded: dict[str, Any] | None, *, masked: bool, row: int) -> AgentLoopOutput:
     """The trajectory of dataset row ``row`` in verl's format; ``masked`` zeros its loss mask."""
     ledger = trajectory.ledger
     versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
@@ -298,7 +312,79 @@ def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool
             # interpreter printed.
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),
-            "record": said,
+            "record": recorded,
             "row": row,  # for the curriculum
         },
     )
+
+
+# ------------------------------------------------- the worker processes
+
+
+class CountCauses(logging.Handler):
+    """Counts exceptions that verl only logs as causes of dropped trajectories."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            first = error.cause if isinstance(error, RayTaskError) else error  # RayTaskError: from a reward worker
+            causes[f"{type(first).__name__}: {first}"] += 1
+
+
+class LoopWorker(_Worker):
+    """verl's agent-loop worker, created before verl's settings exist."""
+
+    def __init__(self) -> None:
+        """Do nothing; ``construct`` calls verl's constructor later."""
+
+    async def warm_up(self, run_config: str) -> None:
+        """Open the sandbox and import sglang_server, which unpickling an engine's handle needs."""
+        config = settings_of_run(run_config)
+        if get_platform(config.run.platform).rollout.engine.own_server:
+            importlib.import_module("retool_mcore.verl.sglang_server")
+        if sandbox := sandbox_of(run_config):
+            try:
+                await sandbox.open()
+            except SandboxUnavailable as error:  # each tool call retries, and counts as an outage if that fails
+                logger.warning("the sandbox could not be opened yet: %s", error)
+
+    def construct(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        logging.getLogger(AgentLoopManagerTQ.__module__).addHandler(CountCauses(logging.ERROR))
+
+    async def take_causes(self) -> dict[str, int]:
+        """How many trajectories each exception or outage dropped since the last call."""
+        taken = dict(causes)
+        causes.clear()
+        return taken
+
+
+_created: list[tuple[Any, Any]] = []  # each worker, and the Ray reference of its warm-up call
+
+
+def create_workers(config: RlConfig) -> None:
+    """Create the agent-loop workers, spread over the run's nodes round-robin as verl does."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    for number in range(config.rollout.agent_workers):
+        node = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=True)
+        worker: Any = ray.remote(LoopWorker).options(scheduling_strategy=node).remote()
+        _created.append((worker, worker.warm_up.remote(str(config.run.config_file))))
+
+
+class LoopManager(AgentLoopManagerTQ):
+    """verl's agent-loop manager, with the workers of ``create_workers``."""
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> LoopManager:
+        manager = cls(*args, **kwargs)
+        ray.get([warm_up for _, warm_up in _created])
+        manager.agent_loop_workers = [worker for worker, _ in _created]
+        settings = (manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles)
+        ray.get([worker.construct.remote(*settings) for worker in manager.agent_loop_workers])
+        _created.clear()
+        return manager
+
+    def causes(self) -> Counter[str]:
+        """The sum of ``take_causes`` over all workers."""
+        taken = ray.get([worker.take_causes.remote() for worker in self.agent_loop_workers])
+        return sum(map(Counter, taken), Counter())

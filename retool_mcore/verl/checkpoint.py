@@ -44,7 +44,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     try:
         if new_seed is not None:
             manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
-        with _own_schedule(engine), _explain_failed_read(folder):
+        with _keep_schedule(engine), _explain_failed_read(folder):
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
@@ -76,7 +76,7 @@ LOADED = ("optimizer", "num_steps", "lr_decay_steps", "lr_warmup_steps", "wd_inc
 
 
 @contextmanager
-def _own_schedule(engine: Any) -> Iterator[None]:
+def _keep_schedule(engine: Any) -> Iterator[None]:
     """Keep the run's learning rates and weight decay, which a load would silently overwrite.
 
     The schedule keeps the checkpoint's length: raising train.steps does not start a new schedule
@@ -132,13 +132,13 @@ class Writer:
 
     def wait(self) -> str | None:
         """Wait until the process ends. Returns its error message, or None if it succeeded."""
-        said: str | None = None
+        message: str | None = None
         with suppress(EOFError):  # the process ended without a message: it succeeded or was killed
-            said = self._receiver.recv()
+            message = self._receiver.recv()
         self._process.join()
-        if said is None and self._process.exitcode:
+        if message is None and self._process.exitcode:
             return f"the process that wrote it ended with exit code {self._process.exitcode}"
-        return said
+        return message
 
     def kill(self) -> None:
         self._process.kill()

@@ -5,35 +5,27 @@ verl passes every column to the agent loop as an argument: a column ``agent_name
 loop by one of verl's, and ``output`` or ``trace`` would end the run.
 """
 
-import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import datasets
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+import torch
 from torch.utils.data import ConcatDataset, Dataset
-from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from retool_mcore.data.rl_prompts import messages_of, truth_of
 
-READ = ("data_source", "extra_info", "index", "dummy_tensor")
 
+class _File(Dataset[dict[str, Any]]):
+    """The rows of one parquet file."""
 
-@contextmanager
-def _no_copy_kept() -> Generator[None]:
-    """Put the cache of `datasets` into TMPDIR and delete its files after loading.
+    def __init__(self, path: str) -> None:
+        self._table: Any = pq.read_table(path)
 
-    By default `datasets` keeps a copy of each file below HOME for ever, and HOME may be read-only.
-    A mapped file stays readable after it is deleted.
-    """
-    kept = datasets.config.HF_DATASETS_CACHE
-    with tempfile.TemporaryDirectory(prefix="retool_rows_") as folder:
-        datasets.config.HF_DATASETS_CACHE = Path(folder)
-        try:
-            yield
-        finally:
-            datasets.config.HF_DATASETS_CACHE = kept
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        return self._table.slice(item, 1).to_pylist()[0]
 
 
 class ReToolDataset(Dataset[dict[str, Any]]):
@@ -45,17 +37,21 @@ class ReToolDataset(Dataset[dict[str, Any]]):
 
     held_out = False
 
-    def __init__(self, data_files: Sequence[str], **settings: Any) -> None:
-        with _no_copy_kept():  # one dataset of verl's per file, because it rejects files of different structs
-            self._rows: Any = ConcatDataset([RLHFDataset(data_files=[file], **settings) for file in data_files])
+    def __init__(self, data_files: Sequence[str], **_: Any) -> None:
+        """Read the files; verl's other arguments concern its own preprocessing."""
+        self._rows: ConcatDataset[dict[str, Any]] = ConcatDataset([_File(path) for path in data_files])
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = self._rows[item]
+        extra_info = row.get("extra_info") or {}
         return {
-            **{name: row[name] for name in READ},
+            "data_source": row["data_source"],
+            "extra_info": extra_info,
+            "index": extra_info.get("index", 0),
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl 0.9.1 needs a tensor in each batch
             "raw_prompt": messages_of(row["prompt"]),
             "reward_model": {"ground_truth": truth_of(row["reward_model"])},
             "row": int(item),

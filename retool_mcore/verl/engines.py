@@ -17,6 +17,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from statistics import fmean
 from typing import Any
 
 import ray
@@ -35,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 # How long a request is retried. In mode "partial_rollout" an engine may die before a step's update,
 # and restarts only after it.
-ENGINE_AWAY_S = 3600.0
+MAX_RETRY_S = 3600.0
 PAUSE_S = (0.2, 5.0)  # between attempts: initial and maximum
 ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error message for a dead router
-NONE_NOW = "No available servers"  # in the router's error message
+NO_ENGINE = "No available servers"  # in the router's error message
 
 
 class EngineClient(LLMServerClient):
@@ -48,25 +50,25 @@ class EngineClient(LLMServerClient):
     has reached the trajectory, so no token is lost or counted twice.
     """
 
-    away_s = ENGINE_AWAY_S
+    max_retry_s = MAX_RETRY_S
 
     async def generate(self, request_id: Any, **request: Any) -> Any:
-        """Retry verl's ``generate`` until an engine answers; re-raise its error after away_s."""
+        """Retry verl's ``generate``; re-raise its error after ``max_retry_s``."""
         retrying = AsyncRetrying(
-            retry=retry_if_exception(is_away),
-            stop=stop_after_delay(self.away_s),
+            retry=retry_if_exception(is_retryable),
+            stop=stop_after_delay(self.max_retry_s),
             wait=wait_exponential_jitter(multiplier=PAUSE_S[0], max=PAUSE_S[1]),
             reraise=True,
         )
         return await retrying(super().generate, request_id, **request)
 
 
-def is_away(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Whether ``error`` means that the engine died or that the router has no engine.
 
     A dead router does not count: nothing restarts it, so the request must fail.
     """
-    none_now = isinstance(error, RayTaskError) and NONE_NOW in str(error.cause)
+    none_now = isinstance(error, RayTaskError) and NO_ENGINE in str(error.cause)
     return none_now or (isinstance(error, RayActorError) and ROUTER_DIED not in str(error))
 
 
@@ -97,9 +99,9 @@ class EngineRestarts(PPOTrainer):
 
     _run: RlConfig
     engine_version = 0  # step of the last weight sync
-    actor_is_ahead = False  # whether the actor was updated after that sync
     _restarts = 0  # since this process started
     _restarts_reported = 0  # restarts already in rows of metrics
+    _polls: Sequence[tuple[int, int]] = ()  # (running, queued) requests of a server, since the last row of metrics
 
     def _managers(self) -> tuple[Any, Any]:
         """verl's managers of the sampling engines and of their weight sync."""
@@ -124,12 +126,31 @@ class EngineRestarts(PPOTrainer):
         self._watch, self._lost = Watch(), list[Any]()
         self.compare_weights()
 
+    def fetch_engine_load(self) -> list[tuple[int, int]]:
+        """The servers' polls of their (running, queued) requests since the last call.
+
+        Only our SGLang servers poll; see verl/sglang_server.py.
+        """
+        polls: list[tuple[int, int]] = []
+        for call in [server.take_polls.remote() for server in self.servers() if self._watches]:
+            with suppress(RayActorError):  # polls of a dead server are lost
+                polls += ray.get(call)
+        return polls
+
+    def keep_engine_load(self) -> None:
+        """Add the polls since the last call to the next row of metrics."""
+        self._polls = [*self._polls, *self.fetch_engine_load()]
+
     def engine_metrics(self) -> dict[str, float]:
-        """``engine/restarts`` since the last row of metrics; {} if we do not watch the engines."""
+        """The metrics ``engine/*`` since the last row; {} for vLLM, which we do not watch."""
         if not self._watches:
             return {}
-        since, self._restarts_reported = self._restarts - self._restarts_reported, self._restarts
-        return {"engine/restarts": float(since)}
+        metrics = {"engine/restarts": float(self._restarts - self._restarts_reported)}
+        if self._polls:
+            running, queued = zip(*self._polls, strict=True)
+            metrics |= {"engine/running/mean": fmean(running), "engine/queued/mean": fmean(queued)}
+        self._restarts_reported, self._polls = self._restarts, ()
+        return metrics
 
     def compare_weights(self) -> None:
         """Raise RunError unless all engines have the weights that the actor sent."""
@@ -143,9 +164,9 @@ class EngineRestarts(PPOTrainer):
                 continue  # it died; the next detach_dead_engines finds it
             if different:
                 raise RunError(
-                    f"Engine {number} does not hold the actor's weights after the weight sync of step "
+                    f"Engine {number} does not have the actor's weights after the weight sync of step "
                     f"{self.global_steps}: {len(different)} parts differ, the first of them {different[0]!r}. What it "
-                    "samples would not be from this model. The same command goes on after the last checkpoint; if it "
+                    "samples would not be from this model. The same command resumes from the last checkpoint; if it "
                     "happens again, report it with the versions that `retool preflight` lists"
                 )
 
@@ -232,8 +253,8 @@ class EngineRestarts(PPOTrainer):
 class DetachedEngineRestarts(EngineRestarts):
     """For mode "async", whose engines run on separate GPUs and never sleep.
 
-    During a step the engines keep the weights from its start. A restarted engine gets those weights
-    too, from the copy in host memory with which verl computes old log-probs.
+    A restart in the middle of a step sends the actor's current weights, which may be a few updates
+    newer than the version that the step's tokens record.
     """
 
     def _managers(self) -> tuple[Any, Any]:
@@ -243,15 +264,7 @@ class DetachedEngineRestarts(EngineRestarts):
         """Do nothing: verl's weight sync expects these engines to be awake."""
 
     def _sync_all_engines(self) -> None:
-        syncs, actor = self._managers()[1], self.actor_rollout_wg
-        ahead = self.actor_is_ahead  # False with one update per step, where verl makes no copy
-        if ahead:
-            actor.save_model_to_cpu(1)
-            actor.restore_model_from_cpu(0)
-        syncs.update_weights(self.engine_version)
-        if ahead:
-            actor.restore_model_from_cpu(1)
-            actor.clear_cpu_model(1)
+        self._managers()[1].update_weights(self.engine_version)
 
 
 async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:

@@ -1,4 +1,4 @@
-"""Turns Ray's error for a dead or failed process into one message for the user.
+"""Finds dead processes of the run, and turns Ray's errors into one message for the user.
 
 The message names the process, quotes its last lines and says how to resume. Ray's own tracebacks go
 to the run's log.
@@ -7,7 +7,11 @@ to the run's log.
 import os
 import re
 from pathlib import Path
+from typing import Any
 
+import ray
+from ray._private import state
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import RayError, RayTaskError
 
 from retool_mcore.config import RlConfig
@@ -16,9 +20,34 @@ from retool_mcore.run import checkpoint
 
 LAST_LINES = 8
 TAIL_BYTES = 1 << 20
+DIED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)  # excludes actors that the run killed
+RESTARTED = "MeasuredServer"  # verl/engines.py restarts these, or raises the error above its limit
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DIED = re.compile(r"class_name: (?P<what>\S+).*?pid: (?P<pid>\d+)", re.DOTALL)
 _FAILED = re.compile(r"ray::(?P<what>[\w.]+)\(\).*?pid=(?P<pid>\d+)", re.DOTALL)
+
+
+def dead_actor(config: RlConfig) -> RunError | None:
+    """The error for the run's first dead actor, or None.
+
+    Ray raises an error only in a process that calls a dead actor. verl's trainer reaches some
+    actors through sockets (TransferQueue) or only waits for data that they put there (agent loops),
+    so the run would hang. If one of Ray's own servers dies, Ray ends the driver, or the watchdog
+    ends the run after train.stall_s.
+    """
+    if not ray.is_initialized():
+        return None
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    dead = state.actors(job_id=job, actor_state_name="DEAD").values()
+    for actor in sorted(dead, key=lambda actor: actor["EndTime"]):
+        name = actor["ActorClassName"].rpartition(".")[2]
+        if _has_died(actor["DeathCause"]) and name != RESTARTED:
+            return death_for_user(name, actor["Pid"], config)
+    return None
+
+
+def _has_died(cause: Any) -> bool:
+    return cause.HasField("oom_context") or cause.actor_died_error_context.reason in DIED
 
 
 def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolError:
@@ -30,11 +59,11 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
         error = error.cause  # this process failed because another one did
     if isinstance(error, RayTaskError) and isinstance(error.cause, ReToolError):
         return error.cause
-    said = _COLOURS.sub("", str(error))
-    found = _FAILED.search(said) if isinstance(error, RayTaskError) else _DIED.search(said)
+    text = _COLOURS.sub("", str(error))
+    found = _FAILED.search(text) if isinstance(error, RayTaskError) else _DIED.search(text)
     name = found["what"].rpartition("<locals>.")[2] if found else ""
     if found is None:
-        what = f"Ray ended the run: {type(error).__name__}: {said.splitlines()[0]}"
+        what = f"Ray ended the run: {type(error).__name__}: {text.splitlines()[0]}"
     elif isinstance(error, RayTaskError):
         first, *more = f"{type(error.cause).__name__}: {error.cause}".splitlines()
         cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # Hydra has it in line 2
@@ -42,19 +71,17 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
     else:
         return death_for_user(name, int(found["pid"]), config, why)
     what = f"{what}, and {why}" if why else what
-    return RunError(f"{what}. The log is {_log(config)}. {_remedy_for_resume(config)}")
+    return RunError(f"{what}. The log is {_log(config)}. {_how_to_resume(config)}")
 
 
 def death_for_user(what: str, pid: int, config: RlConfig, why: str = "") -> RunError:
-    """The error for a process that died, with its last lines; ``pid`` is 0 if unknown."""
-    lines = last_lines(_log(config), pid) if pid else []
-    process = f"{what} (process {pid})" if pid else what
+    """The error for a process that died, with its last lines."""
     reason = f", and {why}" if why else ""
-    last = "".join(f"\n  {line}" for line in lines)
+    last = "".join(f"\n  {line}" for line in last_lines(_log(config), pid))
     last = f"Its last lines:{last}\n" if last else ""
     return RunError(
-        f"{process} died{reason}. If it ran out of memory, dmesg shows the kill. {last}The log is {_log(config)}. "
-        f"{_remedy_for_resume(config)}"
+        f"{what} (process {pid}) died{reason}. If it ran out of memory, dmesg shows the kill. {last}The log is "
+        f"{_log(config)}. {_how_to_resume(config)}"
     )
 
 
@@ -71,13 +98,11 @@ def last_lines(log: Path, pid: int) -> list[str]:
     return [line[:300] for line in mark.findall(text)[-LAST_LINES:]]
 
 
-def _remedy_for_resume(config: RlConfig) -> str:
+def _how_to_resume(config: RlConfig) -> str:
     saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")
     if not saved:
         return "No checkpoint was complete: the same command starts from the beginning."
-    how = (
-        "The same command goes on"
-        if config.checkpoint.resume == "auto"
-        else 'With checkpoint.resume = "auto" it goes on'
-    )
-    return f"{how} after step {saved[-1].step}, from {saved[-1].path}."
+    at = f"after step {saved[-1].step}, from {saved[-1].path}."
+    if config.checkpoint.resume == "auto":
+        return f"The same command resumes {at}"
+    return f'With checkpoint.resume = "auto" the same command resumes {at}'

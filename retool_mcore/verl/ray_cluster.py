@@ -1,20 +1,15 @@
 """Chooses a run's Ray cluster: its own on one node, the launch script's on several nodes."""
 
 import os
-import time
 import zlib
-from collections.abc import Collection, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.run.folder import remove_when_quiet, temporary
-
-GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 @contextmanager
@@ -37,55 +32,23 @@ def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
 
 @contextmanager
 def own_process_groups() -> Generator[None]:
-    """Start each of Ray's servers in a separate process group, and end these groups on exit.
+    """Start each of Ray's servers in a separate process group.
 
     A scheduler or a shell may send SIGTERM to the run's whole process group. Ray's servers would
-    then exit before the driver has saved a checkpoint. Leave this context after ``ray.shutdown``.
-    It ends remaining processes, because an agent whose raylet was killed during its start would run
-    for another minute.
+    then exit before the driver has saved a checkpoint.
     """
     from ray._private import services
 
     popen: Any = services.ConsolePopen
-    groups: list[int] = []
 
     def start(*arguments: Any, **options: Any) -> Any:
-        server = popen(*arguments, process_group=0, **options)
-        groups.append(server.pid)
-        return server
+        return popen(*arguments, process_group=0, **options)
 
     services.ConsolePopen = start
     try:
         yield
     finally:
         services.ConsolePopen = popen
-        end_groups(groups)
-
-
-def end_groups(groups: Collection[int]) -> None:
-    """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds."""
-    for process in members(groups):
-        with suppress(psutil.Error):  # it has ended meanwhile
-            process.terminate()
-    begin_s, waited_s = time.monotonic(), 0.0
-    while (left := members(groups)) and waited_s < 2 * GRACE_S:
-        for process in left if waited_s > GRACE_S else ():
-            with suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.05)
-        waited_s = time.monotonic() - begin_s
-
-
-def members(groups: Collection[int]) -> list[psutil.Process]:
-    """The processes of these groups in this process's session, without zombies."""
-    found: list[psutil.Process] = []
-    session = os.getsid(0)  # excludes processes of other sessions that reuse a group's number
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            ours = os.getpgid(process.pid) in groups and os.getsid(process.pid) == session
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def ray_folder_name(run_dir: Path, rank: int = 0) -> Path:
@@ -106,7 +69,7 @@ def ray_folder(run_dir: Path, rank: int = 0) -> Generator[Path]:
     parent = folder.parent
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.lstat().st_uid != os.getuid():
-        raise PlatformError(f"{parent} belongs to another user, and Ray's sockets would be theirs to read. Remove it.")
+        raise PlatformError(f"{parent} belongs to another user, who could read Ray's sockets. Remove it.")
     remove_when_quiet(folder)
     with temporary(folder):
         yield folder

@@ -28,6 +28,7 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.records import RecordWriter, traces
 from retool_mcore.run.trackers import Trace
 from retool_mcore.verl.assign import groups_of_rows, real_keys, uid_of
+from retool_mcore.verl.keys.rollout import RUN_CONFIG, settings_of_run
 from retool_mcore.verl.measure import (
     accuracy_interval,
     answers_of_groups,
@@ -35,7 +36,6 @@ from retool_mcore.verl.measure import (
     read_extras,
     write_groups,
 )
-from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class ReplayMixin:
         self.expected = batch_size * self.group_size[partition_id]
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         if partition_id == "train":
-            self._tell_answers(real_keys(batch), partition_id)
+            self._observe_answers(real_keys(batch), partition_id)
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
             measured = {**self._measure(batch.keys, partition_id), **self.dropped}
             self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
@@ -138,7 +138,7 @@ class ReplayMixin:
         finished -= empty
         aside, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         finished |= empty
-        self._tell_answers([key for key in present if uid_of(key) in aside], partition_id)
+        self._observe_answers([key for key in present if uid_of(key) in aside], partition_id)
         failed = self.failure_keys[partition_id] if self.trainer_mode != "sync" else set[str]()
         if failed:
             there = {tuple(key.rsplit("_", 2)[:2]) for key in present if uid_of(key) in failed}
@@ -164,7 +164,7 @@ class ReplayMixin:
             f"The log has each: look for 'dropped' and 'Error in _run_prompt'. {resume}"
         )
 
-    def _tell_answers(self, keys: list[str], partition_id: str) -> None:
+    def _observe_answers(self, keys: list[str], partition_id: str) -> None:
         if self.observe is not None and keys:
             self.observe(answers_of_groups(keys, read_extras(keys, partition_id)))
 
@@ -234,11 +234,11 @@ def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
     data: Any = tq.kv_batch_get(keys=keys, partition_id=rows.partition_id, select_fields=["response_mask"])
     idle = sum(not bool(mask.any()) for mask in data["response_mask"].unbind())
     if idle == len(keys):
-        raise nothing_left(step, settings)
+        raise no_learnable_response(step, settings)
     return idle / len(keys)
 
 
-def nothing_left(step: int, settings: str) -> RolloutError:
+def no_learnable_response(step: int, settings: str) -> RolloutError:
     """The error for a step in which ``settings`` excluded every response from the loss."""
     return RolloutError(
         f"No response of step {step} has a token to learn from: {settings} left out all of them. Loosen that "

@@ -8,7 +8,7 @@ from typing import Any
 from retool_mcore.reward import score
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import read_response
-from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.keys.rollout import settings_of_run
 
 
 def compute_score(

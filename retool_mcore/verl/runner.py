@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +33,11 @@ from retool_mcore.process import exit_on_sigterm, sighup_blocked
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl import step  # noqa: F401  registers our trainers with verl
-from retool_mcore.verl.failure import error_for_user
-from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
-from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.loop_workers import LoopManager
+from retool_mcore.verl.agent_loop import LoopManager
+from retool_mcore.verl.failure import dead_actor, error_for_user
+from retool_mcore.verl.keys.rollout import settings_of_run, write_settings
+from retool_mcore.verl.keys.tree import ppo_tree, run_config_of
 from retool_mcore.verl.ray_cluster import ray_arguments
-from retool_mcore.verl.run_settings import settings_of_run
-from retool_mcore.verl.watch import ProcessWatch
 
 # Polls the function for the error of a dead process, and ends the run with that error.
 Watch = Callable[[Callable[[], RunError | None]], AbstractContextManager[None]]
@@ -129,7 +127,7 @@ def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
     driver = Driver()
     try:
         with (
-            watch(ProcessWatch(config).lost),
+            watch(partial(dead_actor, config)),
             sighup_blocked(),
         ):  # SIGHUP would end Ray's processes before the driver has saved
             run_ppo(tree, task_runner_class=driver)

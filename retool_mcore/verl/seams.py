@@ -10,16 +10,13 @@ from retool_mcore.platforms.patches import Seam, requirement
 _TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
 _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
 _REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
-_CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
-_ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
+_PARTS = ("old_log_prob", "ref_log_prob", "values", "advantage")
 _HOOKS = "verl's trainer calls hooks at this place of a step"
-_PARTS = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values", "_compute_advantage", "_update_critic",
-          "_update_actor")  # fmt: skip
 
 
-def _verl(targets: str | tuple[str, ...], parameters: tuple[str, ...], reason: str, remove_when: str = _HOOKS) -> Seam:
+def _verl(target: str, parameters: tuple[str, ...], reason: str, remove_when: str, *more: str) -> Seam:
     return Seam(
-        targets=(targets,) if isinstance(targets, str) else targets,
+        targets=(target, *more),
         parameters=("self", *parameters),
         reason=reason,
         applies_to=requirement("verl"),
@@ -29,78 +26,78 @@ def _verl(targets: str | tuple[str, ...], parameters: tuple[str, ...], reason: s
 
 SEAMS = (
     _verl(
-        tuple(_TRAINER + part for part in _PARTS),
+        _TRAINER + "_update_actor",
         ("batch", "metrics"),
-        "verl/step.py calls these parts of verl's step one after the other",
+        "verl/step.py calls the parts of verl's step one after the other",
         "verl's trainer has public parts of a step",
+        _TRAINER + "_update_critic",
+        *(f"{_TRAINER}_compute_{part}" for part in _PARTS),
     ),
     _verl(
-        (f"{_TRAINER}_init_resource_pool_mgr", f"{_ASYNC}_init_resource_pool_mgr"),
+        _TRAINER + "_init_resource_pool_mgr",
         (),
-        "our training workers take the places of verl's in role_worker_mapping",
+        "our training workers replace verl's in role_worker_mapping",
         "verl's configuration names the classes of its workers",
+        _ASYNC + "_init_resource_pool_mgr",
     ),
+    _verl(_TRAINER + "_validate", (), "best.metric must be on disk before the run uses it", _HOOKS),
     _verl(
-        f"{_TRAINER}_validate",
+        _TRAINER + "_fetch_one_gen_batch",
         (),
-        "the value of best.metric is on disk before anything follows from it",
+        "a resumed run must give prompts the same uids, so that a seed determines what is sampled",
+        "verl derives uids from step and row",
     ),
     _verl(
-        f"{_TRAINER}_fetch_one_gen_batch",
-        (),
-        "prompts get names that the same run gives again, so that a seed fixes what is sampled",
-        "verl names prompts by step and row",
-    ),
-    _verl(
-        f"{_TRAINER}_compute_metrics",
+        _TRAINER + "_compute_metrics",
         ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
-        "a step's row gets our names and FLOPs, and verl pads its columns to the longest response",
+        "we add our metrics and FLOPs to a step's row",
+        _HOOKS,
     ),
     _verl(
-        f"{_TRAINER}_save_checkpoint",
+        _TRAINER + "_save_checkpoint",
         (),
-        "a checkpoint is written beside the steps and is complete or absent",
-        "verl's trainer waits for asynchronous saves and publishes a checkpoint when it is whole",
+        "a checkpoint is written during the next steps and is complete or absent",
+        "verl's trainer waits for asynchronous saves and publishes only complete checkpoints",
     ),
     _verl(
-        f"{_REPLAY}_dapo_filtered_keys",
+        _REPLAY + "_dapo_filtered_keys",
         ("partition_id",),
-        "a group that outages left empty would end a run that filters groups; what failed counts as dropped",
-        "verl's filter leaves out groups without trajectories, and verl counts the trajectories that failed",
+        "a group that outages left empty would end a run that filters groups, and failures count as dropped",
+        "verl's filter skips groups without trajectories, and verl counts failed trajectories",
     ),
     _verl(
-        f"{_REPLAY}_select_prompt_uids",
+        _REPLAY + "_select_prompt_uids",
         ("partition_id", "sampleable_keys", "batch_size"),
-        "the seed decides among prompts that started together, not which of them ended first",
-        "verl draws prompts from a seed",
+        "the seed, not the order of arrival, selects among prompts of the same step",
+        "verl selects prompts by a seed",
     ),
     _verl(
-        f"{_REPLAY}_wait_for_next_poll",
+        _REPLAY + "_wait_for_next_poll",
         ("partition_id", "last_debug_time"),
-        "an engine that died is noticed and restarted while the trainer waits for a batch",
+        "the trainer finds and restarts dead engines while it waits for a batch",
         "verl restarts the engines of its replicas",
     ),
     _verl(
         "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter._init_server_adapter",
         (),
-        "it keeps a server's address in _engine, which is set to None when the server is started again",
-        "verl's adapter looks for its server anew when that has died",
+        "it caches a server's address in _engine, which we clear when the server restarts",
+        "verl's adapter looks up a restarted server",
     ),
     _verl(
-        f"{_CHECKPOINT}_dispatch_finalize",
+        "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager._dispatch_finalize",
         ("async_requests", "finalize_save_fn"),
-        "a save's files are written by a process of ours, which the trainer can wait for or give up",
-        "verl's workers tell when an asynchronous save has ended",
+        "our forked process writes a checkpoint's files, and the trainer can wait for it or kill it",
+        "verl's workers report when an asynchronous save has finished",
     ),
     _verl(
         "verl.workers.engine.megatron.transformer_impl.MegatronEngine._build_megatron_module",
         (),
-        "with [lora] the model gets adapters before gradients' buffers and the optimizer are made",
-        _ADAPTERS,
+        "with [lora] the model gets adapters before its gradient buffers and optimizer exist",
+        "verl trains adapters with mbridge, or this package moves to Megatron-Bridge",
     ),
     Seam(
         targets=("verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",),
-        reason="verl's agent loops are a Ray actor class; ours start earlier, and a subclass needs the plain class",
+        reason="verl's agent-loop worker is a Ray actor class, and a subclass needs the plain class",
         applies_to=requirement("ray"),
         remove_when="verl exports the plain class, or starts its agent loops while it builds the model",
     ),
@@ -108,12 +105,12 @@ SEAMS = (
         targets=("ray._private.services.ConsolePopen",),
         reason="a SIGTERM to the run's process group would end Ray's servers before the driver has saved",
         applies_to=requirement("ray"),
-        remove_when="Ray starts its servers in process groups of their own",
+        remove_when="Ray starts its servers in separate process groups",
     ),
     Seam(
         targets=("ray._private.state.actors",),
         parameters=("actor_id", "job_id", "actor_state_name"),
-        reason="the run ends when an actor has died that nobody calls; Ray's public list needs its dashboard",
+        reason="the run ends when an actor dies that nobody calls; Ray's public list needs its dashboard",
         applies_to=requirement("ray"),
         remove_when="Ray lists actors without a dashboard",
     ),

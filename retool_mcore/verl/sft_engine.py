@@ -13,7 +13,7 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
-from retool_mcore.verl.keys.sft import sft_worker_config
+from retool_mcore.verl.keys.tree import sft_worker_config
 from retool_mcore.verl.recompute import recompute_by_length, set_budget
 
 
@@ -109,7 +109,7 @@ class Packer:
         of_ranks: list[Any] = [None] * self._ranks
         dist.all_gather_object(of_ranks, mine, group=self._group)
         by_rank = [lengths for lengths, _ in of_ranks]
-        self._tell_lengths(data, by_rank)
+        self._set_lengths(data, by_rank)
         lengths = [length for of_rank in by_rank for length in of_rank]
         return data, {
             "perf/total_num_tokens": float(sum(lengths)),
@@ -139,7 +139,7 @@ class Packer:
             },
         )
 
-    def _tell_lengths(self, data: Any, by_rank: Sequence[Sequence[int]]) -> None:
+    def _set_lengths(self, data: Any, by_rank: Sequence[Sequence[int]]) -> None:
         """Add the lengths of all ranks' sequences to ``data``; verl's micro-batches need them."""
         from tensordict.tensorclass import NonTensorData
         from verl.utils import tensordict_utils as tu

@@ -35,7 +35,7 @@ KINDS = ("running", "waiting")  # SGLang's names
 # Concurrent calls per server. High enough that no request queues in Ray, where no metric counts it,
 # and that no control call queues behind requests. The paper has 16,384 trajectories in flight.
 MAX_CALLS = 65_536
-GONE_PAUSE_S = 0.5
+DEAD_POLL_S = 0.5
 
 
 class MeasuredServer(SGLangHttpServer):
@@ -50,7 +50,7 @@ class MeasuredServer(SGLangHttpServer):
         self._in_flight = 0
         self._polls: list[tuple[int, int]] = []
         self._cached_tokens: dict[str, int] = {}
-        self.tokenizer_manager.generate_request = self._noting(self.tokenizer_manager.generate_request)
+        self.tokenizer_manager.generate_request = self._record_meta_info(self.tokenizer_manager.generate_request)
         self._poller = asyncio.create_task(self._poll())
         self._poller.add_done_callback(_tell)
 
@@ -72,7 +72,9 @@ class MeasuredServer(SGLangHttpServer):
         """Never return. Ray fails this call when the process ends; ``engines.Watch`` uses that."""
         await asyncio.Event().wait()
 
-    def _noting(self, generate_request: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    def _record_meta_info(
+        self, generate_request: Callable[..., AsyncIterator[Any]]
+    ) -> Callable[..., AsyncIterator[Any]]:
         """Wrap ``generate_request`` to store cached tokens and to decode the routed experts.
 
         verl's ``generate`` drops the ``meta_info`` of SGLang's answer.
@@ -159,20 +161,20 @@ class MeasuredReplica(SGLangReplica):
         """
         for server in self.servers:
             ray.kill(server)
-            await _gone(server)
+            await _wait_until_dead(server)
         self.servers.clear()
         await self.launch_servers()
         if self.rollout_mode == RolloutMode.STANDALONE:
             await asyncio.gather(*(worker.__ray_call__.remote(_forget_engine) for worker in self.workers))
 
 
-async def _gone(server: Any) -> None:
+async def _wait_until_dead(server: Any) -> None:
     """Wait until Ray has noticed that the actor is dead, so that its name is free."""
     while True:
         try:
             await server.until_it_dies.remote()
         except ActorUnavailableError:
-            await asyncio.sleep(GONE_PAUSE_S)
+            await asyncio.sleep(DEAD_POLL_S)
         except RayActorError:
             return
 

@@ -51,10 +51,9 @@ from retool_mcore.verl.assign import (
 from retool_mcore.verl.engines import DetachedEngineRestarts
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.measure import mismatch_after_update, mismatch_metrics
-from retool_mcore.verl.replay import nothing_left, require_learnable
-from retool_mcore.verl.token_means import mean_of_updates
+from retool_mcore.verl.replay import no_learnable_response, require_learnable
 from retool_mcore.verl.trainer import RlRun
-from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, REAL_ROWS
+from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, LOSS_TOKENS, REAL_ROWS
 
 # The columns that workers read. Without a list, a worker fetches every column, including texts and
 # records, and tensordict copies those object by object for each micro-batch.
@@ -63,7 +62,8 @@ CRITIC = (*FORWARD, "prompts", "responses", "values", "returns")
 ACTOR = (*FORWARD, "prompts", "responses", "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
 
 FOLLOWS_TOKENS = ("ppo", "reinforce_plus_plus")  # estimators that use per-token rewards
-SUMMED = ("rollout/dropped", "rollout/refilled_prompts")  # metrics summed over the batches of a step
+# Summed over the batches of a step. verl's aggregator would average these metrics.
+SUMMED = ("rollout/dropped", "rollout/refilled_prompts", f"actor/{LOSS_TOKENS}")
 
 
 class RlStep(RlRun):
@@ -87,8 +87,7 @@ class RlStep(RlRun):
             learned.tags.extend(rows.tags)
 
         metrics |= aggregator.get_aggregated_metrics()
-        metrics |= mean_of_updates(batches)  # token-weighted; verl's aggregator weights by rows
-        metrics |= {name: sum(each[name] for each in batches) for name in SUMMED}
+        metrics |= {name: sum(each[name] for each in batches) for name in SUMMED if name in batches[-1]}
         return learned
 
     def sample(self, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -96,7 +95,7 @@ class RlStep(RlRun):
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         with self.timed("gen"):
             self.on_sample_begin()
-            with self.may_be_interrupted():  # while it waits, the buffer calls while_sampling
+            with self.interruptible():  # while it waits, the buffer calls while_sampling
                 rows, counts = self.replay_buffer.sample(self.global_steps, "train", prompts)
             metrics |= counts
             self.keep_engine_load()
@@ -138,7 +137,7 @@ class RlStep(RlRun):
 
         # Take the gradient steps. No weight has changed yet, so in mode "sync" a run that was asked
         # to stop stops here and repeats the step later.
-        self.stop_if_asked()
+        self.stop_if_requested()
         if self.use_critic:
             with self.timed("update_critic"):
                 rows = self.update_critic(rows, metrics)
@@ -182,7 +181,7 @@ class RlStep(RlRun):
             rows = self._compute_advantage(rows, metrics)
         except ValueError as error:  # verl's masked_whiten raises it if the mask is empty
             if "mask" in str(error):
-                raise nothing_left(self.global_steps, settings) from error
+                raise no_learnable_response(self.global_steps, settings) from error
             raise
         require_learnable(rows, self.global_steps, settings)
         return rows
@@ -204,7 +203,6 @@ class RlStep(RlRun):
         """
         rows, of_engine = reading(rows, ACTOR), self._run.algorithm.old_log_prob == "rollout"
         rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows), KEEP_LOG_PROBS: of_engine}
-        self.actor_is_ahead = True  # the engines have older weights until on_step_end
         rows = self._update_actor(rows, metrics)
         if of_engine:
             self.actor_rollout_wg.log_probs_of_update(reading(rows, ("response_mask",)))
@@ -225,14 +223,14 @@ class RlStep(RlRun):
 
     def on_step_end(self) -> None:
         """Restart dead engines, send the new weights to all engines and verify what arrived."""
-        self.save_if_asked()
+        self.save_if_requested()
         self.detach_dead_engines()
         restarted = self.restart_lost_engines()
         self.sleep_engines(restarted)
         super().on_step_end()  # verl's weight sync, under the timer "update_weights"
         self.admit_engines(restarted)
         self.compare_weights()
-        self.engine_version, self.actor_is_ahead = self.global_steps, False
+        self.engine_version = self.global_steps
         last = self.global_steps == self.total_training_steps
         if self.trainer_mode == "sync" and not last and not self.validates_now:
             self.submit_next_prompts()  # the engines sample while the driver writes metrics

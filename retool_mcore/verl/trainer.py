@@ -6,8 +6,10 @@ writes it, nor verl's clean-up of old checkpoints, which forgets them when a run
 """
 
 import copy
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from numbers import Real  # includes numpy integers, which verl's minima and maxima are
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,13 @@ from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, token_rates
-from retool_mcore.verl import loop_workers
+from retool_mcore.verl.agent_loop import create_workers
 from retool_mcore.verl.checkpoint import WorkersSave, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
-from retool_mcore.verl.keys.ppo import run_config_of
+from retool_mcore.verl.keys.rollout import settings_of_run
+from retool_mcore.verl.keys.tree import run_config_of
 from retool_mcore.verl.replay import clear_orphans, sequence_lengths
-from retool_mcore.verl.rl_metrics import EngineLoad, StepClock, row_of
-from retool_mcore.verl.run_settings import settings_of_run
-from retool_mcore.verl.token_means import LOSS_TOKENS
+from retool_mcore.verl.update_worker import LOSS_TOKENS
 from retool_mcore.verl.workers import worker_class
 
 TRAIN = "train"  # verl's partition of the transfer queue
@@ -68,8 +69,6 @@ class RlRun(EngineRestarts):
         self.updates_per_batch = self._run.train.updates_per_step
         self._saver = saving.Saver(self._run, self._write_checkpoint)
         self._writer: MetricWriter | None = None
-        self._clock = StepClock()
-        self._load = EngineLoad(self.servers)
         self._starting = True
         values = read_config(self._run.model.path)
         self._shape = shape_of_config(values) if values else None  # None: config not in the hub cache
@@ -89,7 +88,7 @@ class RlRun(EngineRestarts):
             verls = TrainingWorker if role == Role.Critic else actor
             self.role_worker_mapping[role] = ray.remote(worker_class(verls, self._run.memory))
         start.begin(self._run.run.dir, "workers")
-        loop_workers.create_workers(self._run)
+        create_workers(self._run)
 
     def on_init_end(self) -> None:
         """Restore our state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""
@@ -127,10 +126,10 @@ class RlRun(EngineRestarts):
             self._writer.write(0, row_of(self.validated), self.replay_buffer.traces)
         self.replay_buffer.traces = []
         self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
-        self._clock.row_written()
+        self._row_written_s = time.perf_counter()
 
     def on_step_begin(self) -> None:
-        self._clock.step_begins()
+        self._step_began_s = time.perf_counter()
         super().on_step_begin()
         if self._starting:
             start.begin(self._run.run.dir, "steps")
@@ -192,30 +191,30 @@ class RlRun(EngineRestarts):
     _stopped = False
 
     @contextmanager
-    def may_be_interrupted(self) -> Generator[None]:
+    def interruptible(self) -> Generator[None]:
         """Allow the run to stop while it waits for a batch.
 
         After an exception ``_sampling`` stays set, for the checkpoint that follows.
         """
         self._sampling = True
-        self.stop_if_asked()  # if the batch is ready, the replay buffer never calls while_sampling
+        self.stop_if_requested()  # if the batch is ready, the replay buffer never calls while_sampling
         yield
         self._sampling = False
 
     def while_sampling(self) -> None:
         """Called by the replay buffer at each poll of an unfinished batch."""
         if self._sampling:
-            self.stop_if_asked()
+            self.stop_if_requested()
         self.replace_dead_engines()
 
-    def stop_if_asked(self) -> None:
+    def stop_if_requested(self) -> None:
         """Raise StoppedBeforeUpdate if the run was asked to stop and can repeat the step."""
         if self._ending is None or not self._ending.asked or self.local_trigger_step > 0:
             return
         if self._sampling or self.trainer_mode == "sync":
             raise StoppedBeforeUpdate
 
-    def save_if_asked(self) -> None:
+    def save_if_requested(self) -> None:
         """Save the step if the run was asked to stop; call before the weight sync."""
         if self._ending is None:
             return
@@ -302,7 +301,7 @@ class RlRun(EngineRestarts):
         return every > 0 and self.global_steps % every == 0
 
     def on_validate_begin(self) -> None:
-        self._load.keep()
+        self.keep_engine_load()
         if self._writer is None:
             start.begin(self._run.run.dir, "validation")
             self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
@@ -316,7 +315,7 @@ class RlRun(EngineRestarts):
 
     def on_validate_end(self) -> None:
         super().on_validate_end()
-        self._load.forget()
+        self.fetch_engine_load()  # discards the load of the validation
 
     def _stop_without_progress(self, step: int) -> None:
         """Make ``step`` the last one if best.patience is exhausted."""
@@ -325,16 +324,12 @@ class RlRun(EngineRestarts):
 
     # --------------------------------------------------------------- metrics
 
-    def keep_engine_load(self) -> None:
-        """Collect the engines' load of this step, before they sleep or get the next prompts."""
-        self._load.keep()
-
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         """Write the step's row of metrics.jsonl.
 
         The row has verl's metrics, those of the trajectories, times, rates and memory.
         """
-        self._clock.metrics_begin()
+        begin_s = time.perf_counter()
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         buffer = self.replay_buffer
         metrics |= buffer.step_metrics(batch, metrics)
@@ -355,15 +350,31 @@ class RlRun(EngineRestarts):
             if self._peak_flops:
                 ours["mfu"] = ours["flops"] / (self._peak_flops * ours["timing_s/update_actor"])
         ours["memory_gib"] = max(self.actor_rollout_wg.peak_memory_gib())
-        ours |= self._load.metrics() | self.engine_metrics()
+        ours |= self.engine_metrics()
         require_finite(metrics, self.global_steps)
-        metrics |= ours | self._clock.row_written()
+        now_s = time.perf_counter()
+        ours["timing_s/between_steps"], ours["timing_s/metrics"] = (
+            self._step_began_s - self._row_written_s,
+            now_s - begin_s,
+        )
+        self._row_written_s = now_s
+        metrics |= ours
         if self._starting:
             metrics |= start.start_times(self._run.run.dir)
             self._starting = False
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
         self._writer.write(self.global_steps, row_of(metrics), buffer.traces)
         buffer.traces = []
+
+
+def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numeric metrics of a step's row, without duplicates under a second name."""
+    row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+    if row.get("critic/score/mean") == row.get("critic/rewards/mean"):  # no KL penalty is in the reward
+        row.pop("critic/score/mean", None)
+    if "response_length/mean" in row:  # absent in a validation's row, which keeps ours
+        row.pop("behavior/response_tokens", None)
+    return row
 
 
 def prompt_name(step: int, place: int) -> str:

@@ -60,14 +60,14 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     a layer with a different number of elements, which the engine stores in another form.
     """
     theirs: list[Sums] = [
-        {name: each for name, each in sums.items() if not (rank and _is_whole(name, each, actor))}
+        {name: each for name, each in sums.items() if not (rank and _is_replica(name, each, actor))}
         for rank, sums in enumerate(engine)
     ]
-    ours, held = _by_layer([actor]), _by_layer(theirs)
-    return [layer for layer, sizes in ours.items() if _differs(sizes, held.get(layer, {}))]
+    ours, engines = _by_layer([actor]), _by_layer(theirs)
+    return [layer for layer, sizes in ours.items() if _differs(sizes, engines.get(layer, {}))]
 
 
-def _is_whole(name: str, sums: tuple[str, int, int], actor: Sums) -> bool:
+def _is_replica(name: str, sums: tuple[str, int, int], actor: Sums) -> bool:
     return name in actor and actor[name][:2] == sums[:2]
 
 
@@ -82,6 +82,6 @@ def _by_layer(ranks: Sequence[Sums]) -> dict[str, dict[str, tuple[int, int]]]:
     return found
 
 
-def _differs(ours: Mapping[str, tuple[int, int]], held: Mapping[str, tuple[int, int]]) -> bool:
-    alike = {dtype: sums for dtype, sums in ours.items() if dtype in held and held[dtype][0] == sums[0]}
-    return any(held[dtype] != sums for dtype, sums in alike.items())
+def _differs(ours: Mapping[str, tuple[int, int]], theirs: Mapping[str, tuple[int, int]]) -> bool:
+    alike = {dtype: sums for dtype, sums in ours.items() if dtype in theirs and theirs[dtype][0] == sums[0]}
+    return any(theirs[dtype] != sums for dtype, sums in alike.items())

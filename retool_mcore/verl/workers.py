@@ -79,7 +79,7 @@ class _Saving:
     ) -> None:
         del hdfs_path, del_local_after_load
         worker = self._saved_worker()
-        worker.free_room()
+        worker.free_reserved_memory()
         load_checkpoint(
             worker.engine, local_path, new_seed=seed_of_other_layout(worker.engine, Path(local_path).parent)
         )

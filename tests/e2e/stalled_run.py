@@ -37,15 +37,9 @@ def main(what: str, root: str, stall_s: str) -> int:
                 watchdog.GRACE_S = 1.0
                 signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])
             alive.belong_to(config.run.dir)
-            if what in ("working", "behind"):
-                for number in range(10):
+            if what == "working":
+                for _ in range(10):
                     alive.sign()
-                    if what == "behind":
-                        os.utime(config.run.dir / "alive", (1000 + number, 1000 + number))
-                    time.sleep(0.5)
-            elif what == "slow":
-                for number in range(10):
-                    (config.run.dir / "metrics.jsonl").write_text(f"{number}\n")
                     time.sleep(0.5)
             else:
                 wait_for_ever()

@@ -61,11 +61,11 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     have them.
     """
     settings = ("train.prefetch_batches=1.0", "train.max_staleness={wait=1}")
-    settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "validation.every=4")
-    settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
+    settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "validation.every=3")
+    settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=3")
     settings += ("rollout.record_groups=8",)
-    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *settings, "train.steps=4")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *settings, "train.steps=3")
+    assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["mismatch/max"] <= 1e-4, "both updates of a step are compared with the weights at its start"
     for row in rows:
         assert row["rollout/dropped"] == 0
@@ -86,22 +86,19 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
             row["perf/total_num_tokens"] / (row["timing_s/step"] - row["timing_s/save_checkpoint"])
         )
         assert row["perf/throughput"] == row["tokens_per_s"] / 2
-    polled = [row for row in rows if "engine/queued/mean" in row]  # a step may be shorter than a poll's interval
-    assert polled
-    for row in polled:  # a step of 2 s has one poll or two, and that may meet requests that only wait
-        assert row["engine/queued/mean"] >= 0 and 0 <= row["engine/running/mean"] <= 64
     assert rows[0]["engine/running/mean"] > 0, "the first step waits for all of its responses, over several polls"
+    assert rows[0]["engine/queued/mean"] >= 0
     get_platform("cpu").activate()  # transformers finds our stand-in for torchvision
     from transformers import AutoModelForCausalLM
 
     folders = {0: tmp_path / "model"}
-    folders |= {step: find_weights(tmp_path / f"rl/checkpoints/global_step_{step}") for step in (1, 2, 3)}
+    folders |= {step: find_weights(tmp_path / f"rl/checkpoints/global_step_{step}") for step in (1, 2)}
     models = {
         step: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for step, folder in folders.items()
     }
     sampled = [json.loads(line) for line in (tmp_path / "rl/trajectories/trajectories.jsonl").open()]
     learnt = [row for row in sampled if row["partition"] == "train"]
-    for step in (1, 2, 3, 4):  # of all groups, so of both updates
+    for step in (1, 2, 3):  # of all groups, so of both updates
         groups = Counter(row["key"].split("_")[0] for row in learnt if row["step"] == step)
         assert len(groups) == 8 and set(groups.values()) == {2}
     for row in learnt:
@@ -116,7 +113,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
         engine, actor = torch.tensor(found or [(0.0, 0.0)]).unbind(-1)
         torch.testing.assert_close(engine, actor, atol=1e-4, rtol=0, msg=lambda text, v=version: f"version {v}: {text}")
     # The check can fail: one version's tokens are not what another version's weights would say.
-    others = [pair for row in sampled for pair in of_its_version(row, 0, models[3])]
+    others = [pair for row in sampled for pair in of_its_version(row, 0, models[2])]
     assert max(abs(engine - actor) for engine, actor in others) > 1e-3
 
 

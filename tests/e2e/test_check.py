@@ -28,10 +28,3 @@ def test_what_is_not_here_is_a_note_for_a_dry_run_and_an_error_for_a_start(task:
     assert "The row was made up" in told
     start = " ".join(wrong(absent, Machine(platform=get_platform("cpu"))))
     assert "model.path = runs/absent does not exist" in start and "data.train_file = absent.parquet not found" in start
-
-
-def test_the_first_prompt_is_shown_as_the_model_sees_it(task: Path):
-    found = check(good(task), Machine(platform=get_platform("cpu")))
-    (prompt,) = [each.text for each in found if each.name == "prompt"]
-    assert prompt.startswith("the first prompt, as the model sees it:\n<|im_start|>")
-    assert settings(task)[0].endswith("/model")

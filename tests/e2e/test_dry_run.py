@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.train.rl import require_cluster
-from retool_mcore.verl.resolve import MISSING, differences
+from retool_mcore.verl.keys.tree import MISSING, differences
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,6 @@ def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
             ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.actor_rollout_ref.rollout.expert_parallel_size=3"),
             "refuses",
         ),
-        (("sft", "configs/sft_tiny_cpu.toml", "verl_overrides.engine.no_such_key=1"), "no_such_key"),
-        (("rl", "configs/rl_tiny_cpu.toml", "--platform", "tpu"), "'cpu', 'cuda' or 'ascend'"),
         (
             ("sft", "configs/sft_tiny_cpu.toml", "--platform", "ascend"),
             'model.dtype = "float32" does not train on platform "ascend"',

@@ -6,12 +6,17 @@ import sys
 from tests.unit.test_architecture import ROOT
 
 
-def test_pure_rooms_import_in_a_moment_and_without_torch():
-    code = (
-        "import sys; import retool_mcore.config, retool_mcore.cli.main, retool_mcore.sandbox.base; "
-        "heavy = {'torch', 'verl', 'ray', 'transformers', 'megatron'} & set(sys.modules); assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_reading_a_command_line_imports_neither_web_server_nor_engine():
+    """Each command pays for it, `--help` too."""
+    code = "import sys; from retool_mcore.cli.main import all_commands; all_commands(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"fastapi", "starlette", "uvicorn", "prometheus_client", "torch", "transformers", "ray", "sympy", "scipy"}
+    assert heavy.isdisjoint(done.stdout.split())
+
+
+def test_reward_needs_no_torch():
+    code = "import sys, retool_mcore.reward.score, retool_mcore.reward.checker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_no_machine_leaks_into_the_repository():

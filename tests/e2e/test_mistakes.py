@@ -15,12 +15,9 @@ from tests.unit.test_mistakes import RL, ROOT, RUN, folder, no_stage_lasts  # no
     ("command", "code", "told"),
     [
         ("--help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
-        ("config --help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
         (f"get {RL} run.name > /dev/full", 2, "error: no space is left. What was complete before is kept"),
         ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
         (f"get {RL} run.name | true", 0, ""),
-        (f"get {RL} run.name >&-", 0, ""),
-        (f"runs {ROOT}/tests/report/view >&-", 0, ""),
         (f"runs {ROOT}/tests/report/view >&- 2>&-", 0, ""),
     ],
 )

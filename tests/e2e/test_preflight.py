@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import load_run
-from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight import inputs, machine
-from retool_mcore.preflight.check import check, require
+from retool_mcore.preflight import inputs
 from tests import forked
-from tests.unit.preflight.test_preflight import HERE, RL, Usage, command, good, judged, levels, settings
+from tests.unit.preflight.test_preflight import RL, command, good, judged, levels, settings
 
 
 @pytest.mark.long
@@ -40,8 +38,8 @@ def test_errors_are_lines_and_the_exit_code(task: Path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["cuda", "ascend"])
-def test_a_machine_without_the_device_says_so(task: Path, name: str):
+def test_a_machine_without_the_device_says_so(task: Path):
+    name = "cuda"
     if get_platform("cpu").device_count() == 0 or _has_accelerator():
         pytest.skip("this machine has an accelerator")
     own = settings(task, "model.dtype=bfloat16")
@@ -103,10 +101,8 @@ ELSEWHERE = 'sandbox.where=["http://127.0.0.1:1"]'
     ("settings_", "told"),
     [
         (('sandbox.where=["unix:///nowhere/absent.sock"]',), "absent.sock"),
-        (('sandbox.where=["local","http://a"]',), "is neither 'local' nor a list of"),
         (("sandbox.python=/absent/python",), "sandbox.python = '/absent/python' cannot be started"),
         (('sandbox.preload=["absent_module"]',), "cannot import 'absent_module'"),
-        (("sandbox.python=/absent/python", ELSEWHERE), "these belong to that server"),
         (('sandbox.preload=["absent_module"]', ELSEWHERE), "these belong to that server"),
     ],
 )
@@ -116,31 +112,13 @@ def test_a_sandbox_that_cannot_be_had_is_an_error(task: Path, settings_: tuple[s
 
 
 def test_scripts_read_settings_on_one_line():
-    done = command("get", str(RL), "run.name=other", "cluster.gpus_per_node", "run.name", "run.platform")
-    assert done.stdout == "1 other cpu\n"
-    done = command("get", str(RL), 'sandbox.preload=["pandas", "scipy.stats"]', "sandbox.preload")
-    assert done.stdout == "pandas scipy.stats\n"
-    assert (
-        "'run.nam' is not a setting of this run, as section.key; did you mean run.name?"
-        in command("get", str(RL), "run.nam").stderr
+    words = (
+        "run.name=other",
+        'sandbox.preload=["pandas", "scipy.stats"]',
+        "run.name",
+        "run.platform",
+        "sandbox.preload",
     )
-    done = command("get", str(RL), "run.model_fields")
-    assert done.returncode == 2 and "'run.model_fields' is not a setting" in done.stderr and not done.stdout
-
-
-@pytest.mark.long
-def test_a_run_whose_sandbox_is_not_there_ends_before_anything_slow_starts(task: Path, tmp_path: Path):
-    absent = f'sandbox.where=["unix://{tmp_path}/absent.sock"]'
-    done = command("rl", str(RL), *settings(task, absent, f"run.root={tmp_path}"))
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error: " in done.stderr and f"the sandbox at unix://{tmp_path}/absent.sock" in done.stderr
-    assert not list(tmp_path.iterdir()), "nothing of the run is made before it is checked"
-
-
-def test_everything_that_is_wrong_is_told_at_once(task: Path, tmp_path: Path, monkeypatch):
-    run = good(task, f'sandbox.where=["unix://{tmp_path}/absent.sock"]')
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
-    with pytest.raises(ConfigError) as caught:
-        require(check(run, HERE))
-    first, second = str(caught.value).split("\nerror: ")
-    assert "Not even one fits" in first and "absent.sock" in second
+    assert command("get", str(RL), *words).stdout == "other cpu pandas scipy.stats\n"
+    mistake = "'run.nam' is not a setting of this run, as section.key; did you mean run.name?"
+    assert mistake in command("get", str(RL), "run.nam").stderr

@@ -54,12 +54,12 @@ def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
     return (f"run.root={root}", f"model.path={task}/model", *files, *size, *steps, *more)
 
 
-def test_a_killed_rl_run_continues_and_nothing_is_left(
+def test_a_killed_rl_run_resumes_and_leaves_no_process(
     task: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """One run, killed in its engine, in its driver, and by Ctrl-C, ends as if it had not been.
+    """A run whose engine is killed after step 3, and that Ctrl-C ends while Ray starts, finishes.
 
-    It is resumed on another day than it was started on, and asks as on the first.
+    It resumes on another day than it started on, and its prompts keep the first day.
     """
     monkeypatch.setenv("TZ", WEST)
     own = (
@@ -79,15 +79,11 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(
         assert driver.wait(timeout=240) != 0, "a dead engine must end the run with an error, not hang it"
         assert_nothing_left(mark)
     monkeypatch.setenv("TZ", EAST)
-    with started(argv, mark) as driver:
-        wait_until(lambda: (run_dir / "tensorboard").exists() and len(marked_processes(mark)) > 3, "Ray is up", START_S)
-        kill(driver.pid)
-        assert_nothing_left(mark, timeout_s=120)
     with started(argv, mark, on_terminal=True) as driver:
-        wait_until(lambda: len(marked_processes(mark)) > 3, "Ray is up", START_S)
+        wait_until(lambda: "raylet" in " ".join(marked_processes(mark).values()), "Ray starts", START_S)
         press_ctrl_c(driver)
-        assert driver.wait(timeout=300) == 130
-        assert_nothing_left(mark)
+        assert driver.wait(timeout=60) == 130
+        assert_nothing_left(mark, timeout_s=90)  # Ray's agents look for their raylet once they have started
     done = succeed(argv, mark, timeout_s=600)
     assert [stage for stage, _ in begun(run_dir)] == [stage for stage in STAGES if stage != "validation"], "a resume"
     told = [line for line in done.stderr.splitlines() if line.strip().endswith(STAGES["engines"])]
@@ -142,23 +138,6 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
             a - b for a, b, own in zip(row["logprobs"], row["actor_logprobs"], row["loss_mask"], strict=True) if own
         ]
         assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
-
-
-@pytest.mark.long
-def test_a_mistake_is_one_line_before_ray_starts(task: Path, tmp_path: Path, mark: str):
-    done = run(argv_rl(*settings(task, tmp_path, "data.max_prompt_tokens=8")), mark)
-    assert_nothing_left(mark, timeout_s=0.5)
-    assert_one_error(done, "over data.max_prompt_tokens = 8")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("verl.yaml"))
-
-
-def test_ctrl_c_while_ray_starts_leaves_nothing(task: Path, tmp_path: Path, mark: str):
-    with started(argv_rl(*settings(task, tmp_path)), mark, on_terminal=True) as driver:
-        wait_until(lambda: "raylet" in " ".join(marked_processes(mark).values()), "Ray starts", START_S)
-        press_ctrl_c(driver)
-        assert driver.wait(timeout=60) == 130
-        assert_nothing_left(mark, timeout_s=30)  # Ray's agents look for their raylet once they are up
 
 
 @pytest.mark.long

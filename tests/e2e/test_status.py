@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.terminal import lines_on_terminal, screen
 
 ROOT = Path(__file__).parents[2]
@@ -92,30 +90,15 @@ def test_a_log_has_a_line_for_each_stage_that_lasts():
     assert float(at_s) >= 1.7 and words == SAID[1]
 
 
-def test_what_is_told_before_an_exec_is_not_told_again():
-    again = f"{SOON}import time\nfrom retool_mcore.run.status import shown\nwith shown('sft'): time.sleep(1.7)\n"
-    told = "os.environ.update(RETOOL_START_TOLD='2')"
-    assert in_a_pipe("-c", f"import os\n{FIRST.replace('os.execv', f'{told}; os.execv')}", again) == [
-        f"    0.0 s  {SAID[0]}"
-    ]
-
-
-def test_a_terminal_that_cannot_move_its_cursor_has_lines():
-    code, lines = lines_on_terminal(ARGV, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "TERM": "dumb"})
-    assert code == 0 and [line.split(" s  ")[1] for line in lines] == SAID
-
-
-@pytest.mark.parametrize("command", ["sft", "eval"])
-def test_a_mistake_that_is_found_at_once_is_one_line_in_a_log(command: str):
-    assert in_a_pipe("-c", LONG + MISTAKE, command, "0.5") == ["error: train.steps = 0"]
-    stage, error = in_a_pipe("-c", SOON + MISTAKE, command, "0.5")
+def test_a_mistake_that_is_found_at_once_is_one_line_in_a_log():
+    assert in_a_pipe("-c", LONG + MISTAKE, "sft", "0.5") == ["error: train.steps = 0"]
+    stage, error = in_a_pipe("-c", SOON + MISTAKE, "eval", "0.5")
     assert re.match(r" +0\.0 s  (checking settings|reading the problems)", stage)
     assert error == "error: train.steps = 0"
 
 
-@pytest.mark.parametrize("command", ["sft", "eval"])
-def test_a_mistake_is_one_line_on_a_terminal_whose_line_has_counted(command: str):
-    code, lines = screen([sys.executable, "-c", MISTAKE, command, "1.3"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+def test_a_mistake_is_one_line_on_a_terminal_whose_line_has_counted():
+    code, lines = screen([sys.executable, "-c", MISTAKE, "sft", "1.3"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     assert (code, lines) == (2, ["error: train.steps = 0"])
 
 
@@ -129,14 +112,6 @@ def test_an_evaluation_shows_what_it_waits_for_before_it_has_answers():
     assert lines[-2].startswith("mine") and lines[-2].endswith("0.500 right"), lines
     _, left = screen(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
     assert [line.split()[0] for line in left] == ["mine", "other"], "no line is left of a stage"
-
-
-def test_an_evaluations_log_has_the_stages_that_last():
-    told = in_a_pipe("-c", EVALUATION)
-    assert [line.split(" s  ")[-1] for line in told] == [
-        "starting the rollout engines",
-        "mine: 2 sampled, 0 left, 0.500 right",
-    ]
 
 
 def test_only_a_terminal_wraps_text_and_cuts_no_word():

@@ -11,7 +11,7 @@ import pytest
 
 from retool_mcore.errors import EXIT_RETRYABLE
 from retool_mcore.run import alive
-from retool_mcore.train.watchdog import remove_shared_memory, signs
+from retool_mcore.train.watchdog import signs
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_pa
     done = run("still", tmp_path, 1.0)
     assert done.returncode == 2, done.stderr
     assert "was ended for" in done.stdout and "train.stall_s = 1." in done.stdout
-    assert "goes on from the beginning" in done.stdout
+    assert "resumes from the beginning" in done.stdout
     (stacks,) = (tmp_path / "run" / "logs").glob("stall-*.txt")
     text = stacks.read_text(encoding="utf-8")
     assert "wait_for_ever" in text, "the stack of the process itself"
@@ -42,19 +42,8 @@ def test_with_py_spy_the_stack_of_a_child_is_told(tmp_path: Path):
     assert "<module> (<string>:1)" in stacks.read_text(encoding="utf-8")
 
 
-def test_a_slow_run_goes_on(tmp_path: Path):
-    done = run("slow", tmp_path, 3.0)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert not list((tmp_path / "run").rglob("stall-*"))
-
-
 def test_a_step_that_is_longer_than_the_limit_goes_on_while_its_parts_end(tmp_path: Path):
     done = run("working", tmp_path, 3.0)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_a_sign_of_a_node_whose_clock_is_behind_counts(tmp_path: Path):
-    done = run("behind", tmp_path, 3.0)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -71,10 +60,6 @@ def test_a_process_gives_no_more_signs_than_one_a_second(tmp_path: Path, monkeyp
     assert (tmp_path / "alive").stat().st_mtime == pytest.approx(time.time(), abs=5)
 
 
-def test_zero_never_ends_a_run(tmp_path: Path):
-    assert run("slow", tmp_path, 0).returncode == 0
-
-
 def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(tmp_path: Path):
     """Its main thread waits for a rank beyond a cable that is out, and its output goes to a log."""
     done = run("deaf", tmp_path, 1.0, RANK="1")
@@ -83,9 +68,7 @@ def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(t
     assert len(list((tmp_path / "run" / "logs").glob("stall-*-rank1.txt"))) == 1
 
 
-@pytest.mark.parametrize(
-    "sign", ["alive", "start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/1"]
-)
+@pytest.mark.parametrize("sign", ["alive", "trajectories/trajectories.jsonl"])
 def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     path = tmp_path / sign
     path.parent.mkdir(exist_ok=True)
@@ -96,14 +79,3 @@ def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     os.utime(path, (500, 500))
     after = signs(tmp_path)
     assert before != after and after[path] == 500 * 10**9, "also an earlier time: a clock was set back"
-
-
-def test_shared_memory_of_processes_that_have_ended_is_removed(tmp_path: Path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    names = [f"cuda.shm.0.{ended.pid:x}.1", f"sem.loky-{ended.pid}-abc"]
-    others = [f"cuda.shm.0.{os.getpid():x}.1", f"sem.loky-{os.getpid()}-abc", "sem.loky-x-abc", f"own-{ended.pid}-a"]
-    for name in (*names, *others):
-        (tmp_path / name).touch()
-    remove_shared_memory([ended.pid, os.getpid()], tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)

@@ -95,10 +95,10 @@ def answers(module: Any) -> dict[str, list[int]]:
 
 def loops(folder: str) -> dict[str, Any]:
     """The agent loops' worker that is created first, and what verl then gives it."""
-    from retool_mcore.verl import loop_workers
+    from retool_mcore.verl import agent_loop
     from retool_mcore.verl.keys.rollout import write_settings
 
-    class Told(loop_workers.LoopWorker):
+    class Told(agent_loop.LoopWorker):
         def construct(self, tree: Any, *more: Any) -> None:
             self.settings = [OmegaConf.to_container(tree), *more]
 
@@ -116,11 +116,11 @@ def loops(folder: str) -> dict[str, Any]:
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
     config.run.dir.mkdir()
     write_settings(config)
-    loop_workers.LoopWorker = Told
-    loop_workers.create_workers(config)
-    [(early, _)] = loop_workers._created
+    agent_loop.LoopWorker = Told
+    agent_loop.create_workers(config)
+    [(early, _)] = agent_loop._created
     tree = OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}})
-    manager = loop_workers.LoopManager.create(tree, "client", None, [])
+    manager = agent_loop.LoopManager.create(tree, "client", None, [])
     [worker] = manager.agent_loop_workers
     return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
 

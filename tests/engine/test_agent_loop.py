@@ -118,4 +118,4 @@ def test_tokens_of_a_turn_that_a_sync_interrupted_have_the_weights_that_each_was
 
 
 def test_experts_that_the_engine_has_not_told_are_not_made_up(outputs: dict[str, Any]):
-    assert outputs["no_routes"].startswith("the engine told the experts of 0 tokens, and ")
+    assert outputs["no_routes"].startswith("the engine returned the experts of 0 tokens; ")

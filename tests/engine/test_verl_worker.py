@@ -18,8 +18,8 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import alive
 from retool_mcore.train.watchdog import signs as signs_of
-from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import write_settings
+from retool_mcore.verl.keys.tree import ppo_tree
 from tests.unit.rollout.scripted_engine import ScriptedEngine, call
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")

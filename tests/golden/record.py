@@ -46,8 +46,7 @@ def main(folder: Path, others: Path | None = None) -> None:
     """
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl.keys.sft import sft_sections
-    from retool_mcore.verl.resolve import MISSING, differences, resolve
+    from retool_mcore.verl.keys.tree import MISSING, differences, resolve, sft_sections
 
     here = tempfile.mkdtemp()
     os.chdir(here)  # runs and data lie under the folder that a run is started in

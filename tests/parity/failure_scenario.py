@@ -14,7 +14,8 @@ from ray.exceptions import RayError
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.verl.failure import error_for_user
+from retool_mcore.verl.failure import dead_actor, error_for_user
+from tests.e2e.commands import wait_until
 
 
 @ray.remote(num_cpus=0)
@@ -40,7 +41,9 @@ def main(root: Path) -> dict[str, list[str]]:
     log = config.run.dir / "logs" / "rl.log"
     log.parent.mkdir(parents=True)
     log.write_text("nothing of a worker's\n", encoding="utf-8")
-    told: dict[str, list[str]] = {}
+    killed = Worker.remote()
+    ray.kill(killed)  # as the run itself does at its end
+    told: dict[str, list[str]] = {"before": [str(dead_actor(config))]}
     for loss in ("die", "fail", "instantiate", "refuse", "ask"):
         worker = Worker.remote()
         try:
@@ -48,6 +51,9 @@ def main(root: Path) -> dict[str, list[str]]:
         except RayError as error:
             found = error_for_user(error, config)
             told[loss] = [type(found).__name__, str(found)]
+        if loss == "die":
+            wait_until(lambda: dead_actor(config) is not None, "Ray lists the dead actor", 60)
+            told["listed"] = [type(dead_actor(config)).__name__, str(dead_actor(config))]
     return told
 
 

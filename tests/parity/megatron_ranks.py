@@ -163,7 +163,7 @@ class Engine:
         from verl.workers.engine_workers import TrainingWorker
 
         from retool_mcore.verl import lora
-        from retool_mcore.verl.expert_load import ExpertLoad
+        from retool_mcore.verl.update_worker import ExpertLoad
 
         self.platform = get_platform(job.get("platform", "cpu"))
         if job.get("fused") and self.platform.name == "cpu":

@@ -8,6 +8,7 @@ from typing import Any
 
 PROMPT_TOKENS = 6
 VOCAB = 260
+MEANS = ("loss_tokens", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/entropy")
 # Responses of each of two mini-batches of eight. In the second, one is longer than all others.
 LENGTHS = ([9, 14, 20, 26, 31, 37, 42, 44], [8, 12, 15, 20, 24, 28, 33, 84])
 
@@ -78,7 +79,6 @@ class RlEngine:
         import torch.distributed as dist
         from verl.utils import tensordict_utils as tu
 
-        from retool_mcore.verl.token_means import ACTOR_MEANS
         from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
@@ -87,9 +87,9 @@ class RlEngine:
         tu.assign_non_tensor(data, **sizes, epochs=1, seed=0, dataloader_kwargs={})
         tu.assign_non_tensor_data(data, KEEP_LOG_PROBS, not self.critic)
         before = self._say(rows(rank, size))
-        held = 0 if self.worker._room is None else self.worker._room.nbytes
+        held = 0 if self.worker._reserved is None else self.worker._reserved.nbytes
         output = self.worker.train_mini_batch(data)
-        states = [held, self._bytes_of_states(), int(self.worker._room is not None)]
+        states = [held, self._bytes_of_states(), int(self.worker._reserved is not None)]
         after = self._say(rows(rank, size))
         seen: list[Any] = [None] * size
         dist.all_gather_object(seen, self.seen, group=self.engine.get_data_parallel_group())
@@ -102,7 +102,7 @@ class RlEngine:
             "states": states,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
-            "means": {name: float(*value) for name, value in metrics.items() if name in ("loss_tokens", *ACTOR_MEANS)},
+            "means": {name: float(*value) for name, value in metrics.items() if name in MEANS},
             "before": before,
             "during": [row.tolist() for update in self.worker.log_probs for row in update.unbind()],
             "after": after,
@@ -165,7 +165,7 @@ def actor_of_run(job: dict[str, Any]) -> Any:
 
     from retool_mcore.config import RlConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl.keys.ppo import ppo_tree
+    from retool_mcore.verl.keys.tree import ppo_tree
     from retool_mcore.verl.workers import worker_class
     from tests.unit.verl.loss_scenario import RL
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from retool_mcore.train.sft import _of_any_rank
+from retool_mcore.train.sft import _signal_of_any_rank
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="the ranks of this test have no device")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="the ra
 def rank(store: Path, number: int, asked: int, told: multiprocessing.SimpleQueue) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduced:
-        told.put((_of_any_rank(asked), reduced.call_count))
+        told.put((_signal_of_any_rank(asked), reduced.call_count))
     dist.destroy_process_group()
 
 

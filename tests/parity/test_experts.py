@@ -58,13 +58,13 @@ def test_rl_reports_the_mean_load_of_its_updates_and_counts_no_other_pass(seen: 
 
 def test_unused_experts_and_dense_layers_in_the_load():
     get_platform("cpu").activate()
-    from retool_mcore.verl.expert_load import load_metrics
+    from retool_mcore.verl.update_worker import expert_load_metrics
 
     counts_LE = torch.tensor([[0, 0, 0, 0], [8, 0, 4, 4], [4, 4, 4, 4]])
-    assert load_metrics(counts_LE) == {
+    assert expert_load_metrics(counts_LE) == {
         LOAD: 1.5,
         "experts/unused": 1 / 8,
         f"{LOAD}/layer_1": 2.0,
         f"{LOAD}/layer_2": 1.0,
     }
-    assert load_metrics(torch.zeros(2, 4, dtype=torch.int64)) == {}
+    assert expert_load_metrics(torch.zeros(2, 4, dtype=torch.int64)) == {}

@@ -25,7 +25,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return run_scenario("tests.parity.failure_scenario", tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.parametrize("loss", ["die", "ask"])
+@pytest.mark.parametrize("loss", ["die", "ask", "listed"])
 def test_a_dead_process_is_named_with_the_log_and_the_way_on(told: dict[str, list[str]], loss: str):
     kind, text = told[loss]
     assert kind == "RunError"
@@ -33,6 +33,10 @@ def test_a_dead_process_is_named_with_the_log_and_the_way_on(told: dict[str, lis
     assert re.match(said, text), text
     assert text.endswith("No checkpoint was complete: the same command starts from the beginning.")
     assert "\n" not in text
+
+
+def test_an_actor_that_the_run_has_killed_is_no_loss(told: dict[str, list[str]]):
+    assert told["before"] == ["None"]
 
 
 def test_an_exception_is_told_by_its_first_line(told: dict[str, list[str]]):

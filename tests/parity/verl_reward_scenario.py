@@ -20,8 +20,8 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import write_settings
+from retool_mcore.verl.keys.tree import ppo_tree
 
 # answer, calls, malformed calls, response tokens; the truth is 34, the longest response 160 tokens
 RESPONSES = {

@@ -83,7 +83,7 @@ STEPS = "trainer.total_training_steps=33"
 
 @functools.cache
 def verls_tree() -> Any:
-    from retool_mcore.verl.keys.ppo import ppo_defaults
+    from retool_mcore.verl.keys.tree import ppo_defaults
 
     return ppo_defaults()
 

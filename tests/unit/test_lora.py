@@ -53,7 +53,7 @@ def test_verl_gets_the_adapters_and_sends_whole_weights_to_its_engines():
     platform.activate()
     from verl.workers.rollout.sglang_rollout.utils import lora_served_as_adapter
 
-    from retool_mcore.verl.keys.ppo import check_ppo_tree, ppo_tree
+    from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_tree
 
     tree = ppo_tree(load_config(RlConfig, RL, [RANK, 'lora.targets=["mlp"]', "algorithm.kl_coef=0.1"]), platform)
     check_ppo_tree(tree)

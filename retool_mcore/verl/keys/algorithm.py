@@ -1,9 +1,10 @@
 """verl's keys for advantages, the loss, importance weights and rejection."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from retool_mcore.config import Algorithm, RlConfig
-from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, same, values
+from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, same
 
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
@@ -26,6 +27,14 @@ def _by_engine(run: RlConfig) -> bool:
 def _corrects_in_the_loss(run: RlConfig) -> bool:
     a = run.algorithm
     return _by_engine(run) and (a.importance_sampling != "off" or a.rejection != "off")
+
+
+def _verls_name(names: Mapping[str, str], ours: str) -> str:
+    return names.get(ours, ours)
+
+
+def _loss_mode(run: RlConfig) -> str:
+    return "bypass_mode" if _corrects_in_the_loss(run) else _verls_name(LOSSES, run.algorithm.loss)
 
 
 def _in_reward(run: RlConfig) -> bool:
@@ -65,9 +74,7 @@ def _correction_in_the_loss(run: RlConfig) -> dict[str, Any]:
 
 # The functions take the run.
 ALGORITHM = (
-    Key(
-        "algorithm.adv_estimator", "algorithm.name", lambda run: ESTIMATORS.get(run.algorithm.name, run.algorithm.name)
-    ),
+    Key("algorithm.adv_estimator", "algorithm.name", lambda run: _verls_name(ESTIMATORS, run.algorithm.name)),
     same("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std"),
     same("algorithm.gamma", "algorithm.gamma"),
     same("algorithm.lam", "algorithm.lam"),
@@ -83,11 +90,7 @@ ALGORITHM = (
         "critic.warmup_steps",
         lambda run: run.critic.warmup_steps + 1 if run.critic.warmup_steps else 0,
     ),
-    Key(
-        ACTOR + "policy_loss.loss_mode",
-        "algorithm.loss",
-        lambda run: "bypass_mode" if _corrects_in_the_loss(run) else LOSSES.get(run.algorithm.loss, run.algorithm.loss),
-    ),
+    Key(ACTOR + "policy_loss.loss_mode", "algorithm.loss", _loss_mode),
     Key(ACTOR + "clip_ratio", "algorithm.clip", lambda run: run.algorithm.clip[0]),
     Key(ACTOR + "clip_ratio_low", "algorithm.clip", lambda run: run.algorithm.clip[0]),
     Key(ACTOR + "clip_ratio_high", "algorithm.clip", lambda run: run.algorithm.clip[1]),
@@ -99,13 +102,9 @@ ALGORITHM = (
     Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _in_reward),
     Key(ACTOR + "use_kl_loss", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef > 0 and not _in_reward(run)),
     same(ACTOR + "kl_loss_coef", "algorithm.kl_coef"),
-    Key(
-        ACTOR + "kl_loss_type",
-        "algorithm.kl_type",
-        lambda run: KL_TYPES.get(run.algorithm.kl_type, run.algorithm.kl_type),
-    ),
-    Key("algorithm.kl_penalty", "algorithm.kl_type", lambda run: run.algorithm.kl_type, when=_in_reward),
-    Key("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef, when=_in_reward),
+    Key(ACTOR + "kl_loss_type", "algorithm.kl_type", lambda run: _verls_name(KL_TYPES, run.algorithm.kl_type)),
+    same("algorithm.kl_penalty", "algorithm.kl_type", when=_in_reward),
+    same("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coef", when=_in_reward),
     *(
         Key(CORRECTION + name, setting, lambda run, name=name: _correction(run.algorithm)[name])
         for name, setting in (
@@ -123,7 +122,3 @@ ALGORITHM = (
 # Refused only with algorithm.old_log_prob = "rollout". With "actor" users may set other keys of
 # this table, which some of verl's losses read and for which we have no setting.
 ENGINE_LOG_PROB = (Key(ACTOR + "policy_loss", OLD_LOG_PROB),)
-
-
-def algorithm_keys(config: RlConfig) -> dict[str, Any]:
-    return values(ALGORITHM, config)

@@ -8,7 +8,7 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, same, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
-OWN_LORA = "the section [lora], because this trainer's adapters are its own and not verl's,"
+OWN_LORA = "the section [lora], because this trainer adds adapters without verl,"
 # Our bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
 GROUPED = "this trainer, whose bridge knows the experts' weights by the names of their grouped layer,"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
@@ -91,18 +91,8 @@ MEGATRON = (
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
     # mbridge reads this key, and its default is on.
     Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
-    Key(
-        OPTION + "context_parallel_size",
-        "parallel.cp",
-        lambda run, _: run.parallel.cp,
-        when=lambda run, _: run.parallel.cp > 1,
-    ),
-    Key(
-        OPTION + "recompute_granularity",
-        "memory.recompute",
-        _granularity,
-        when=_recomputes("selective", "full"),
-    ),
+    same(OPTION + "context_parallel_size", "parallel.cp", when=lambda run, _: run.parallel.cp > 1),
+    Key(OPTION + "recompute_granularity", "memory.recompute", _granularity, when=_recomputes("selective", "full")),
     # Flash attention keeps no score matrix, so the attention core has nothing to recompute.
     Key(OPTION + "recompute_modules", None, ["layernorm"], when=_recomputes("selective")),
     Key(
@@ -121,21 +111,11 @@ MEGATRON = (
     # load-balancing loss, and grouped GEMM where Transformer Engine is installed.
     # Router in fp32: in bfloat16 two experts' scores are often equal, so the choice is arbitrary.
     Key(OPTION + "moe_router_dtype", None, "fp32"),
-    Key(
-        OPTION + "moe_router_load_balancing_type",
-        "experts.load_balancing",
-        _balancing(0),
-        when=_balances,
-    ),
-    Key(
-        OPTION + "moe_aux_loss_coeff",
-        "experts.load_balancing",
-        _balancing(1),
-        when=_balances,
-    ),
+    Key(OPTION + "moe_router_load_balancing_type", "experts.load_balancing", _balancing(0), when=_balances),
+    Key(OPTION + "moe_aux_loss_coeff", "experts.load_balancing", _balancing(1), when=_balances),
     Key(OPTION + "moe_grouped_gemm", GROUPED),
     Key(OPTION + "fp8", "model.fp8", "hybrid", when=_in_fp8),
-    Key(OPTION + "fp8_recipe", "model.fp8", lambda run, _: run.model.fp8, when=_in_fp8),
+    same(OPTION + "fp8_recipe", "model.fp8", when=_in_fp8),
 )
 
 
@@ -183,12 +163,7 @@ OPTIMIZER = (
     Key(f"{ADAM}.adam_beta2", "optim.betas", lambda run, _: run.optim.betas[1]),
     # Keep and update optimizer states in host memory.
     Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_on_cpu),
-    Key(
-        f"{ADAM}.optimizer_offload_fraction",
-        "memory.optimizer_on_cpu",
-        lambda run, _: run.memory.optimizer_on_cpu,
-        when=_on_cpu,
-    ),
+    same(f"{ADAM}.optimizer_offload_fraction", "memory.optimizer_on_cpu", when=_on_cpu),
     Key(f"{ADAM}.overlap_cpu_optimizer_d2h_h2d", "memory.optimizer_on_cpu", True, when=_on_cpu),
     # Megatron's CPU-offloading optimizer requires it.
     Key(f"{ADAM}.use_precision_aware_optimizer", "memory.optimizer_on_cpu", True, when=_on_cpu),

@@ -7,7 +7,7 @@ from typing import Any
 
 NOT_SET: Any = object()
 OLD_LOG_PROB = 'algorithm.old_log_prob = "actor" or "rollout"'
-OWN_PART = "this trainer, which relies on a part of its own there,"
+OWN_PART = "this trainer, which replaces that part of verl,"
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class Key:
     when: Callable[..., bool] | None = None
 
 
-def same(path: str, setting: str) -> Key:
+def same(path: str, setting: str, when: Callable[..., bool] | None = None) -> Key:
     """A key of verl whose value is our ``setting``, for example "optim.lr"."""
     read = attrgetter(setting)
-    return Key(path, setting, lambda run, *_: read(run))
+    return Key(path, setting, lambda run, *_: read(run), when)
 
 
-def values(keys: Iterable[Key], *given: Any, under: str = "") -> dict[str, Any]:
+def values(keys: Iterable[Key], *arguments: Any, under: str = "") -> dict[str, Any]:
     """The values of ``keys`` for a run: ``under`` + path -> value.
 
-    ``given``: arguments of the keys' functions.
+    ``arguments``: those of the keys' functions.
     """
     made = (
-        (under + key.path, key.value(*given) if callable(key.value) else key.value)
+        (under + key.path, key.value(*arguments) if callable(key.value) else key.value)
         for key in keys
-        if key.when is None or key.when(*given)
+        if key.when is None or key.when(*arguments)
     )
     return {path: value for path, value in made if value is not NOT_SET}
 

@@ -2,17 +2,18 @@
 
 import difflib
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig
+from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.key import OWN_PART, Key, same, values
-from retool_mcore.verl.run_settings import RUN_CONFIG
 
+RUN_CONFIG = "run_config"  # name of the argument in verl's tree that has the path of the run's settings
 VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
 
 UNDER = "actor_rollout_ref.rollout."
@@ -63,12 +64,7 @@ ROLLOUT = (
     Key("prompt_length", "data.max_prompt_tokens"),  # verl interpolates both lengths from [data]
     Key("response_length", LENGTH),
     same("dtype", "model.dtype"),
-    Key(
-        "quantization",
-        "rollout.precision",
-        lambda run, _: run.rollout.precision,
-        when=lambda run, _: run.rollout.precision != "model",
-    ),
+    same("quantization", "rollout.precision", when=lambda run, _: run.rollout.precision != "model"),
     same("seed", "run.seed"),
     same("tensor_model_parallel_size", "rollout.engine_tp"),
     same("gpu_memory_utilization", "rollout.engine_memory_fraction"),
@@ -76,11 +72,7 @@ ROLLOUT = (
     Key("max_model_len", f"data.max_prompt_tokens and {LENGTH}", lambda run, _: run.max_sequence_tokens),
     Key("load_format", OWN_PART, "dummy"),  # the first weight sync precedes the first rollout
     Key("calculate_log_probs", OWN_PART, True),
-    Key(
-        "enable_rollout_routing_replay",
-        "algorithm.router_replay",
-        lambda run, _: run.algorithm.router_replay == "R3",
-    ),
+    Key("enable_rollout_routing_replay", "algorithm.router_replay", lambda run, _: run.algorithm.router_replay == "R3"),
     Key("free_cache_engine", None, lambda _, platform: platform.rollout.free_cache_engine),
     Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
     same("agent.num_workers", "rollout.agent_workers"),
@@ -132,15 +124,17 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
     own = OWN_RL_ENGINE_ARGS if isinstance(config, RlConfig) else OWN_ENGINE_ARGS
     if taken := sorted(args.keys() & own.keys()):
         ours = ", ".join(f"{name}: {own[name]}" for name in taken)
-        raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
+        raise ConfigError(
+            f"{config.source}: rollout.engine_args may not set arguments that a setting controls ({ours})."
+        )
     if not args:
         return
     engine = platform.rollout.engine
     draft = args.get(engine.draft_argument) if engine.draft_argument else None
     if isinstance(config, RlConfig) and draft is not None and draft not in engine.drafts_without_weights:
         raise ConfigError(
-            f'{config.source}: rollout.engine_args has {engine.draft_argument} = "{draft}", which drafts with weights '
-            "of its own. In training no weight sync fills them, and an engine's sleep discards them (sglang issue "
+            f'{config.source}: rollout.engine_args has {engine.draft_argument} = "{draft}", which drafts with a second '
+            "model. In training no weight sync fills its weights, and an engine's sleep discards them (sglang issue "
             f'31674). Use "{engine.drafts_without_weights[0]}", or leave it to `retool eval`.'
         )
     known = engine.known_arguments()
@@ -179,6 +173,10 @@ def _trainer_devices(run: RlConfig, _: Platform) -> int:
     return run.cluster.gpus_per_node - (run.rollout.gpus if run.cluster.nodes == 1 else 0)
 
 
+def _backend(part: int) -> Any:
+    return lambda _, platform: platform.rollout.weight_transport[part]
+
+
 SAMPLER = (
     Key(_SAMPLER + "custom_sampler", OWN_PART),
     Key(_SAMPLER + "custom_sampler.path", OWN_PART, str(VERL / "replay.py")),
@@ -201,16 +199,8 @@ ASYNC = (
     Key("actor_rollout_ref.hybrid_engine", "train.mode", False),  # no additional engines on the trainer's devices
     Key(UNDER + "nnodes", NODES, lambda run, _: _engine_nodes(run)[0]),
     Key(UNDER + "n_gpus_per_node", NODES, lambda run, _: _engine_nodes(run)[1]),
-    Key(
-        UNDER + "checkpoint_engine.backend",
-        "run.platform",
-        lambda _, platform: platform.rollout.weight_transport[0],
-    ),
-    Key(
-        UNDER + "checkpoint_engine.custom_backend_module",
-        "run.platform",
-        lambda _, platform: platform.rollout.weight_transport[1],
-    ),
+    Key(UNDER + "checkpoint_engine.backend", "run.platform", _backend(0)),
+    Key(UNDER + "checkpoint_engine.custom_backend_module", "run.platform", _backend(1)),
     Key("trainer.nnodes", NODES, _trainer_nodes),
     Key("trainer.n_gpus_per_node", NODES, _trainer_devices),
     same("trainer.v1.separate_async.num_warmup_batches", "train.prefetch_batches"),
@@ -233,3 +223,12 @@ def write_settings(config: RlConfig) -> None:
     run_config = {RUN_CONFIG: str(config.run.config_file)}
     entry = {"name": AGENT_NAME, "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop", **run_config}
     agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def settings_of_run(path: str) -> RlConfig:
+    """The settings of this process's run; reads the file at ``path`` only once.
+
+    All processes that verl starts read the run's ``config.toml``, which every node can read.
+    """
+    return load_config(RlConfig, path)

@@ -1,5 +1,6 @@
 """verl's keys for RL's trainer: actor, critic, rewards, data, trainer and ray.init."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from retool_mcore.config import RlConfig
@@ -7,8 +8,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
 from retool_mcore.verl.keys.key import OWN_PART, Key, same
-from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
-from retool_mcore.verl.run_settings import RUN_CONFIG
+from retool_mcore.verl.keys.rollout import NODES, RUN_CONFIG, TRAINER_MODES, VERL
 
 RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: path of the run's settings
 SAVED = ["model", "optimizer", "extra"]
@@ -36,28 +36,27 @@ def _local_ray(run: RlConfig, platform: Platform) -> bool:
     return run.cluster.nodes == 1 and not platform.host.has_devices
 
 
-def _micro_batch(run: RlConfig, _: Platform) -> int:
-    return run.train.micro_batch_tokens
-
-
 def _run_config(run: RlConfig, _: Platform) -> str:
     return str(run.run.config_file)
+
+
+def _run_config_argument(run: RlConfig, _: Platform) -> dict[str, str]:
+    return {RUN_CONFIG: str(run.run.config_file)}
+
+
+def _absolute(paths: Sequence[str]) -> list[str]:
+    return [str(Path(path).absolute()) for path in paths]
 
 
 # All functions take the run and its platform. Keys under "actor_rollout_ref.actor.":
 ACTOR = (
     same("ppo_mini_batch_size", "train.mini_batch_prompts"),
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
-    Key("ppo_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
+    same("ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
     Key("checkpoint.save_contents", None, SAVED),
     same("checkpoint.async_save", "checkpoint.asynchronous"),
     Key("megatron.router_replay", "algorithm.router_replay"),
-    Key(
-        "megatron.router_replay.mode",
-        "algorithm.router_replay",
-        lambda run, _: run.algorithm.router_replay,
-        when=_routes,
-    ),
+    same("megatron.router_replay.mode", "algorithm.router_replay", when=_routes),
 )
 # Set only for algorithm "ppo", which has a critic; refused for all algorithms.
 CRITIC = (
@@ -68,16 +67,12 @@ CRITIC = (
     Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl interpolates the actor's
     Key("critic.ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
     # verl 0.9.1's trainer also uses this key for training.
-    Key("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
+    same("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens"),
     Key("critic.checkpoint.save_contents", None, SAVED),
     same("critic.checkpoint.async_save", "checkpoint.asynchronous"),
     # The optimizer's other keys have the actor's values.
     same("critic.optim.lr", "critic.lr"),
-    Key(
-        "critic.optim.min_lr",
-        "critic.lr and optim.min_lr",
-        lambda run, _: min(run.optim.min_lr, run.critic.lr),
-    ),
+    Key("critic.optim.min_lr", "critic.lr and optim.min_lr", lambda run, _: min(run.optim.min_lr, run.critic.lr)),
     Key("trainer.max_critic_ckpt_to_keep", "checkpoint.keep", None),
 )
 REWARD = (
@@ -85,26 +80,15 @@ REWARD = (
     Key("reward.custom_reward_function", "the section [reward]"),
     Key("reward.custom_reward_function.path", "the section [reward]", str(VERL / "reward.py")),
     Key("reward.custom_reward_function.name", "the section [reward]", "compute_score"),
-    Key(
-        "reward.custom_reward_function.reward_kwargs",
-        "the section [reward]",
-        lambda run, platform: {RUN_CONFIG: _run_config(run, platform)},
-    ),
+    Key("reward.custom_reward_function.reward_kwargs", "the section [reward]", _run_config_argument),
 )
 DATA = (
-    Key(
-        "data.train_files",
-        "data.train_file",
-        lambda run, _: [str(Path(path).absolute()) for path in parquet_files(run.data.train_file)],
-    ),
-    Key(
-        "data.val_files",
-        "validation.files",
-        lambda run, _: [str(Path(path).absolute()) for path in run.validation.files],
-    ),
+    Key("data.train_files", "data.train_file", lambda run, _: _absolute(parquet_files(run.data.train_file))),
+    Key("data.val_files", "validation.files", lambda run, _: _absolute(run.validation.files)),
     same("data.train_batch_size", "train.prompts_per_step"),
     same("data.max_prompt_length", "data.max_prompt_tokens"),
     same("data.max_response_length", "rollout.max_response_tokens"),
+    *(Key(f"data.{name}", OWN_PART) for name in ("train_max_samples", "val_max_samples", "filter_overlong_prompts")),
     Key("data.custom_cls", OWN_PART),
     Key("data.custom_cls.path", OWN_PART, str(VERL / "dataset.py")),
     Key("data.custom_cls.name", OWN_PART, "ReToolDataset"),
@@ -149,12 +133,7 @@ RAY = (
     # A logical count: the actors mostly wait, so a few real cores are enough.
     Key(f"{RAY_INIT}num_cpus", None, 16, when=_local_ray),
     # A logical count: one per Megatron or engine process.
-    Key(
-        f"{RAY_INIT}num_gpus",
-        "cluster.gpus_per_node",
-        lambda run, _: run.cluster.gpus_per_node,
-        when=_local_ray,
-    ),
+    Key(f"{RAY_INIT}num_gpus", "cluster.gpus_per_node", lambda run, _: run.cluster.gpus_per_node, when=_local_ray),
     Key(f"{RAY_INIT}include_dashboard", None, False, when=_local_ray),
     Key(f"{RAY_INIT}object_store_memory", None, 300_000_000, when=_local_ray),
 )

@@ -35,7 +35,7 @@ from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import checked_prompt, protocol_of
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.verl.agent_loop import VerlEngine
-from retool_mcore.verl.keys.ppo import ppo_tree
+from retool_mcore.verl.keys.tree import ppo_tree
 from retool_mcore.verl.plugin import assert_loaded
 
 CONFIG = Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml"

@@ -11,7 +11,7 @@ import typer
 from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.train.ranks import held_by_first, told_as_lost
+from retool_mcore.train.ranks import locked_by_rank_0, rank_loss_reported
 
 FOLDER = Path(os.environ["FAKE"])
 
@@ -19,9 +19,9 @@ FOLDER = Path(os.environ["FAKE"])
 @guarded
 def main(config: str, settings: list[str]) -> None:
     del config, settings  # $FAKE has all that this rank does
-    with told_as_lost():
+    with rank_loss_reported():
         store, rank, world = next(rendezvous("env://"))
-        with held_by_first(store, rank, FOLDER / "runs" / "one"):
+        with locked_by_rank_0(store, rank, FOLDER / "runs" / "one"):
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
             with (FOLDER / "met").open("a", encoding="utf-8") as file:
                 file.write(f"{rank}\n")

@@ -32,7 +32,7 @@ from verl_parts import compute_score
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
-from retool_mcore.verl.keys.ppo import check_ppo_tree
+from retool_mcore.verl.keys.tree import check_ppo_tree
 from retool_mcore.verl.trainer import PHASES
 
 ROOT = Path(__file__).parents[3]

@@ -50,7 +50,7 @@ def repatched() -> dict[str, Any]:
     import mindspeed.megatron_adaptor as mindspeed
     from verl.workers.engine.mindspeed import transformer_impl
 
-    from retool_mcore.verl.keys.sft import sft_parts, sft_sections
+    from retool_mcore.verl.keys.tree import sft_parts, sft_sections
 
     settings = ["parallel.tp=2", "parallel.cp=2", "memory.recompute=full"]
     run = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml", settings)

@@ -16,9 +16,7 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.cases import identity_of
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.protocol import protocol_of
-from retool_mcore.verl.keys.ppo import ppo_keys
-from retool_mcore.verl.keys.refused import RL_KEYS, SFT_KEYS
-from retool_mcore.verl.keys.sft import sft_sections
+from retool_mcore.verl.keys.tree import RL_KEYS, SFT_KEYS, ppo_keys, sft_sections
 from tests.template_styles import tokenizer_in
 from tests.unit.data.commands import refused, succeed
 

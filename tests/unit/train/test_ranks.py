@@ -18,7 +18,7 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import EXIT_RETRYABLE, ConfigError
 from retool_mcore.run.folder import lock_run
 from retool_mcore.train import sft
-from retool_mcore.train.ranks import RankLost, held_by_first, told_as_lost
+from retool_mcore.train.ranks import RankLost, locked_by_rank_0, rank_loss_reported
 
 SFT = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
 
@@ -29,7 +29,7 @@ def test_every_rank_is_told_who_holds_the_run(tmp_path: Path):
         for rank in (0, 1):
             with (
                 pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} on "),
-                held_by_first(store, rank, tmp_path / "run"),
+                locked_by_rank_0(store, rank, tmp_path / "run"),
             ):
                 pytest.fail("it went on")
 
@@ -38,13 +38,13 @@ def test_the_other_ranks_wait_for_the_first(tmp_path: Path):
     store, went_on = HashStore(), threading.Event()
 
     def second() -> None:
-        with held_by_first(store, 1, tmp_path):
+        with locked_by_rank_0(store, 1, tmp_path):
             went_on.set()
 
     thread = threading.Thread(target=second, daemon=True)
     thread.start()
     assert not went_on.wait(0.3)
-    with held_by_first(store, 0, tmp_path):
+    with locked_by_rank_0(store, 0, tmp_path):
         assert went_on.wait(10)
     thread.join()
 
@@ -73,7 +73,7 @@ def test_a_lost_rank_can_be_started_again(error: RuntimeError):
 
     @guarded
     def rank() -> None:
-        with told_as_lost():
+        with rank_loss_reported():
             raise error
 
     with pytest.raises(typer.Exit) as ended:
@@ -82,7 +82,7 @@ def test_a_lost_rank_can_be_started_again(error: RuntimeError):
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="shape"), told_as_lost():
+    with pytest.raises(RuntimeError, match="shape"), rank_loss_reported():
         raise RuntimeError("shape mismatch")
     assert not isinstance(RuntimeError("shape"), RankLost)
 

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.keys import ppo
+from retool_mcore.verl.keys import tree as keys
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
 LENGTHS_B = [3, 6, 1, 4]
@@ -52,7 +52,7 @@ ENGINE_BT = OLD_BT - TEXT_BT * torch.tensor(
 REWARD_B = torch.tensor([1.0, -1.0, 0.5, 2.0])
 
 
-defaults = cache(ppo.ppo_defaults)  # composed once
+defaults = cache(keys.ppo_defaults)  # composed once
 
 
 def tree(*settings: str) -> Any:
@@ -60,8 +60,8 @@ def tree(*settings: str) -> Any:
     from omegaconf import OmegaConf
 
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(ppo, "ppo_defaults", lambda: copy.deepcopy(defaults()))
-        made = ppo.ppo_tree(load_config(RlConfig, RL, settings), get_platform("cpu"))
+        patching.setattr(keys, "ppo_defaults", lambda: copy.deepcopy(defaults()))
+        made = keys.ppo_tree(load_config(RlConfig, RL, settings), get_platform("cpu"))
     return OmegaConf.create(OmegaConf.to_container(made, resolve=True))
 
 

@@ -8,7 +8,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import platform as cuda
-from retool_mcore.verl.keys.ppo import check_ppo_tree, ppo_keys, ppo_tree
+from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_keys, ppo_tree
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -2,7 +2,6 @@
 trainer does.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.protocol import Hermes
-from retool_mcore.verl.keys.ppo import ppo_keys
+from retool_mcore.verl.keys.tree import ppo_keys
 from retool_mcore.verl.plugin import assert_loaded
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
@@ -78,15 +77,9 @@ def files(folder: Path, *forms: str, rows: int = 3) -> list[str]:
 def dataset(tokenizer):
     get_platform("cpu").activate()
     assert_loaded()
-    from omegaconf import OmegaConf
-
     from retool_mcore.verl.dataset import ReToolDataset
 
-    def read(paths: list[str]) -> Any:
-        config = OmegaConf.create({"filter_overlong_prompts": False, "max_prompt_length": 160})
-        return ReToolDataset(data_files=paths, tokenizer=tokenizer, config=config)
-
-    return read
+    return lambda paths: ReToolDataset(data_files=paths, tokenizer=tokenizer, config=None, max_samples=-1)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -111,18 +104,6 @@ def test_files_of_other_columns_are_counted_through_as_the_evaluation_counts_the
         (problem.id, problem.messages, problem.truth) for problem in problems
     ]
     assert [problem.id for problem in read_problems([Path(path) for path in paths], limit=4)] == [0, 1, 2, 3]
-
-
-def test_rows_are_read_where_home_is_read_only_and_no_copy_stays(dataset, tmp_path: Path, monkeypatch):
-    import datasets
-
-    nowhere = Path("/dev/null/datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", nowhere)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    rows = dataset(files(tmp_path, "plain", "dapo"))
-    assert [rows[number]["row"] for number in range(len(rows))] == list(range(6))
-    assert list((tmp_path / "tmp").iterdir()) == [] and nowhere == datasets.config.HF_DATASETS_CACHE
 
 
 def config_of(tmp_path: Path, *forms: str) -> RlConfig:

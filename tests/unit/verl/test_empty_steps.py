@@ -88,8 +88,7 @@ def updated(
     from verl.utils.py_functional import append_to_dict
     from verl.workers.utils.losses import ppo_loss
 
-    from retool_mcore.verl.token_means import divide_by_tokens
-    from retool_mcore.verl.update_worker import loss_of_micro_batch
+    from retool_mcore.verl.update_worker import divide_by_tokens, loss_of_micro_batch
 
     new_BT, total, of_ranks = (OLD_BT + MOVED_BT).requires_grad_(), torch.zeros(()), []
     loss_function = loss_of_micro_batch(partial(ppo_loss, actor_config(*settings)))

@@ -122,31 +122,6 @@ def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: 
         trainer.restart_lost_engines()
 
 
-@pytest.mark.parametrize(("ahead", "sent"), [(True, "start"), (False, "now")])
-def test_engines_of_their_own_get_the_weights_of_the_steps_start_and_the_actor_keeps_its_own(
-    ahead: bool, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """``weights``: the actor's, and the copies on the host by their number."""
-    from retool_mcore.verl.engines import DetachedEngineRestarts
-
-    trainer = trainer_of(tmp_path, monkeypatch, [], restarts=1)
-    weights: dict[Any, str] = {"actor": "now", 0: "start"}
-    told: list[tuple[int, str]] = []
-    trainer.actor_rollout_wg = SimpleNamespace(
-        save_model_to_cpu=lambda n: weights.update({n: weights["actor"]}),
-        restore_model_from_cpu=lambda n: weights.update(actor=weights[n]),
-        clear_cpu_model=weights.pop,
-    )
-    trainer.standalone_server_manager = None
-    trainer.standalone_checkpoint_manager = SimpleNamespace(
-        update_weights=lambda version: told.append((version, weights["actor"]))
-    )
-    trainer.actor_is_ahead = ahead
-    monkeypatch.setattr(type(trainer), "_managers", DetachedEngineRestarts._managers)
-    DetachedEngineRestarts._sync_all_engines(trainer)
-    assert told == [(7, sent)] and weights == {"actor": "now", 0: "start"}
-
-
 def test_the_servers_of_engines_that_start_again_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch):
     from retool_mcore.verl import workers
 
@@ -157,34 +132,6 @@ def test_the_servers_of_engines_that_start_again_are_looked_up_anew(monkeypatch:
     worker.actor, worker.rollout = SimpleNamespace(engine=SimpleNamespace()), SimpleNamespace(_engine="an old one")
     worker.forget_engines()
     assert freed == ["all"] and worker.rollout._engine is None
-
-
-def test_what_an_engine_is_quantized_to_is_not_told_of_the_actors_weights():
-    from retool_mcore.verl.workers import keep_quantization_to_engine
-
-    told = {"quant_method": "fp8"}
-    actors = SimpleNamespace(hf_config=SimpleNamespace(hidden_size=8, quantization_config=told))
-    adapter = SimpleNamespace(model_config=actors)
-    keep_quantization_to_engine(adapter)
-    assert not hasattr(actors.hf_config, "quantization_config") and actors.hf_config.hidden_size == 8
-    assert adapter.model_config.hf_config.quantization_config == told
-
-
-def test_the_actors_worker_keeps_it_from_the_model_that_it_has_built(monkeypatch: pytest.MonkeyPatch):
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    from retool_mcore.verl.workers import SavingActorWorker
-
-    shared = SimpleNamespace(hf_config=SimpleNamespace(quantization_config={"quant_method": "fp8"}))
-
-    def build(worker: Any) -> None:
-        worker.rollout = SimpleNamespace(model_config=shared)
-
-    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", build)
-    worker: Any = object.__new__(SavingActorWorker)
-    worker.actor = None
-    worker.init_model()
-    assert not hasattr(shared.hf_config, "quantization_config") and worker.rollout.model_config is not shared
 
 
 def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: pytest.MonkeyPatch):
@@ -206,7 +153,7 @@ def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: py
     FLAT_BUCKET_PATCH.revert()
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) -> Any:
+def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, max_retry_s: float = 60.0) -> Any:
     """What our client makes of what verl's gives at each attempt; pauses take no time."""
     from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -224,7 +171,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, away_s: float = 60.0) 
     monkeypatch.setattr(LLMServerClient, "generate", generate)
     monkeypatch.setattr(engines, "PAUSE_S", (0.0, 0.0))
     client: Any = object.__new__(engines.EngineClient)
-    client.away_s = away_s
+    client.max_retry_s = max_retry_s
     return asyncio.run(client.generate("t", prompt_ids=[1]))
 
 
@@ -232,7 +179,7 @@ def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatc
     from ray.exceptions import RayActorError, RayTaskError
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-    from retool_mcore.verl.engines import ENGINE_AWAY_S, EngineClient, is_away
+    from retool_mcore.verl.engines import MAX_RETRY_S, EngineClient, is_retryable
 
     with pytest.raises(RuntimeError) as empty:
         GlobalRequestLoadBalancer({}).acquire_server("t")
@@ -242,10 +189,10 @@ def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatc
     with pytest.raises(RayTaskError):
         asked(monkeypatch, refused, "never asked for")
     with pytest.raises(RayActorError):
-        asked(monkeypatch, RayActorError(), "too late", away_s=0.0)
+        asked(monkeypatch, RayActorError(), "too late", max_retry_s=0.0)
     dead = "The actor died.\n\tclass_name: {}\n\tactor_id: 1"
     died = [
         RayActorError(error_msg=dead.format(name)) for name in ("MeasuredServer", GlobalRequestLoadBalancer.__name__)
     ]
-    assert [is_away(each) for each in died] == [True, False], "nothing restarts the router"
-    assert EngineClient.away_s == ENGINE_AWAY_S >= 3600, "an engine may come back after the update that it died in"
+    assert [is_retryable(each) for each in died] == [True, False], "nothing restarts the router"
+    assert EngineClient.max_retry_s == MAX_RETRY_S >= 3600, "an engine may come back after the update that it died in"

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.key import NOT_SET, Key, refused, values
-from retool_mcore.verl.keys.ppo import ppo_defaults
-from retool_mcore.verl.keys.refused import RL_KEYS, RL_TABLES, SFT_TABLES
 from retool_mcore.verl.keys.trainer import RUN_CONFIG_KEY
+from retool_mcore.verl.keys.tree import RL_KEYS, RL_TABLES, SFT_TABLES, ppo_defaults
 
 
 @pytest.fixture(scope="module")

@@ -99,13 +99,6 @@ def test_a_loss_is_its_papers_also_over_masked_spans_and_micro_batches(name: str
     same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6)), by_formula(formula))
 
 
-def test_every_token_of_cispo_has_a_gradient_where_ppo_clips_it():
-    clipped = (0, 2)  # likelier by a factor of 1.8, and better
-    for loss, has in (("ppo", False), ("cispo", True)):
-        _, gradient_BT = learn(f"algorithm.loss={loss}", *CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6))
-        assert bool(gradient_BT[clipped]) == has
-
-
 INITIAL_BT = OLD_BT + 0.3 * torch.tensor([1.0, -2.0, 0.5, 1.0, -1.0, 2.0]) * (OLD_BT != 0)
 # Schulman, "Approximating KL divergence" (2020): d is log p - log p_initial of a sampled token.
 DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -292,12 +285,9 @@ REJECTIONS = [
     ("token_k3", 0.0, 0.4),
     ("seq_sum_k1", 0.5, 2.0),
     ("seq_sum_k2", 0.0, 0.5),
-    ("seq_sum_k3", 0.0, 0.5),
     ("seq_mean_k1", 0.999, 1.001),  # Geo-RS
     ("seq_mean_k1", 0.99, 2.0),  # of the first response r is 0.987, and 1 / r is inside
     ("seq_mean_k2", 0.0, 0.3),
-    ("seq_mean_k3", 0.0, 0.1),
-    ("seq_max_k2", 0.0, 0.5),
     ("seq_max_k3", 0.0, 0.5),
 ]
 

@@ -15,16 +15,6 @@ from retool_mcore.verl import measure
 from retool_mcore.verl.measure import _rounded, accuracy_interval, mismatch, write_groups
 
 
-def test_the_mismatch_of_engine_and_actor():
-    rollout = [-1.0] * 98 + [-1.5, -3.0]
-    actor = [-1.0] * 98 + [-1.0, -1.0]
-    found = mismatch(torch.tensor(actor), torch.tensor(rollout))
-    assert found == pytest.approx({"mismatch/max": 2.0, "mismatch/p99": 0.5})
-    one = mismatch(torch.tensor([-0.25]), torch.tensor([-0.5]))
-    assert one == {"mismatch/max": 0.25, "mismatch/p99": 0.25}
-    assert mismatch(torch.tensor([]), torch.tensor([])) == {}
-
-
 def test_the_mismatch_is_that_of_plain_python():
     draw = random.Random(0)
     actor = [draw.gauss(-1.0, 0.5) for _ in range(10_007)]

@@ -10,8 +10,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.keys.sft import sft_worker_config
+from retool_mcore.verl.keys.tree import ppo_tree, sft_worker_config
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -37,15 +36,6 @@ def of_rl(*settings: str) -> dict[str, Any]:
 def test_betas_reach_megatrons_adam_in_rl(role: str):
     optim = of_megatron(of_rl("algorithm.name=ppo", *BETAS)[role])
     assert (optim.adam_beta1, optim.adam_beta2) == (0.5, 0.6)
-
-
-def test_betas_and_states_on_the_host_go_the_same_way_and_both_arrive():
-    """Megatron makes such an optimizer with Transformer Engine only, so this is what it would be
-    made from.
-    """
-    found = of_rl(*BETAS, "memory.optimizer_on_cpu=0.5")["actor"].override_optimizer_config
-    assert (found["adam_beta1"], found["adam_beta2"]) == (0.5, 0.6)
-    assert found["optimizer_cpu_offload"] is True and found["optimizer_offload_fraction"] == 0.5
 
 
 def test_betas_reach_megatrons_adam_in_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,9 +11,15 @@ import pytest
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.keys.ppo import ppo_keys, ppo_tree
-from retool_mcore.verl.keys.refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, SFT_KEYS, decided_by
-from retool_mcore.verl.keys.sft import sft_sections
+from retool_mcore.verl.keys.tree import (
+    ENGINE_LOG_PROB_KEYS,
+    RL_KEYS,
+    SFT_KEYS,
+    decided_by,
+    ppo_keys,
+    ppo_tree,
+    sft_sections,
+)
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 ROOT = Path(__file__).parents[3]
@@ -41,14 +47,22 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
         (ROLLOUT + "engine_kwargs.sglang.attention_backend", "fa3", "rollout.engine_args"),
         ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
         ("trainer.test_freq", "3", "validation.every"),
-        ("data.custom_cls.path", "mine.py", "this trainer, which relies on a part of its own there, decides it"),
+        ("data.custom_cls.path", "mine.py", "this trainer, which replaces that part of verl, decides it"),
         (
             ACTOR + "megatron.override_transformer_config.moe_grouped_gemm",
             "false",
             "knows the experts' weights by the names of their grouped layer, decides it",
         ),
-        ("actor_rollout_ref.model.lora_rank", "8", "the section [lora], because this trainer's adapters are its own"),
-        ("actor_rollout_ref.model.lora.rank", "8", "the section [lora], because this trainer's adapters are its own"),
+        (
+            "actor_rollout_ref.model.lora_rank",
+            "8",
+            "the section [lora], because this trainer adds adapters without verl",
+        ),
+        (
+            "actor_rollout_ref.model.lora.rank",
+            "8",
+            "the section [lora], because this trainer adds adapters without verl",
+        ),
     ],
 )
 def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value: str, setting: str):
@@ -68,7 +82,7 @@ def test_sft_refuses_its_own():
 @pytest.mark.parametrize("key", ["lora_rank=8", "lora.rank=8", "target_modules=all-linear"])
 def test_sft_refuses_verls_own_adapters(key: str):
     config = load_config(SftConfig, SFT, [f"verl_overrides.model.{key}"])
-    with pytest.raises(ConfigError, match=r"the section \[lora\], because this trainer's adapters are its own"):
+    with pytest.raises(ConfigError, match=r"the section \[lora\], because this trainer adds adapters without verl"):
         sft_sections(config, get_platform("cpu"))
 
 

@@ -18,10 +18,8 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.keys import ppo
+from retool_mcore.verl.keys import tree as keys
 from retool_mcore.verl.keys.rollout import write_settings
-from tests.unit.reward.slow import SLOW
-from tests.unit.verl.loss_scenario import MASK_BT, MOVED_BT, OLD_BT, REWARD_B, micro_batch, said
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
 HERE: list[str] = []  # the settings that name what the fixture has made
@@ -33,9 +31,9 @@ def model_on_disk(verl_on_cpu: None, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("settings")
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
     HERE[:] = [f"model.path={folder}/model"]
-    defaults = ppo.ppo_defaults()
+    defaults = keys.ppo_defaults()
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(ppo, "ppo_defaults", lambda: copy.deepcopy(defaults))
+        patching.setattr(keys, "ppo_defaults", lambda: copy.deepcopy(defaults))
         yield
 
 
@@ -55,7 +53,7 @@ def tree(*settings: str) -> Any:
     """verl's resolved tree of the tiny run with ``settings``, as verl's trainer gets it."""
     from omegaconf import OmegaConf
 
-    made = ppo.ppo_tree(load_config(RlConfig, RL, [*HERE, *settings]), get_platform("cpu"))
+    made = keys.ppo_tree(load_config(RlConfig, RL, [*HERE, *settings]), get_platform("cpu"))
     return OmegaConf.create(OmegaConf.to_container(made, resolve=True))
 
 
@@ -71,19 +69,6 @@ def made_by_verl(part: Any) -> Any:
     from verl.utils.config import omega_conf_to_dataclass
 
     return omega_conf_to_dataclass(copy.deepcopy(part))
-
-
-def test_a_value_moves_its_loss_up_to_the_clip():
-    """PPO's value loss, as in arXiv 2006.05990, choice C13."""
-    from verl.workers.utils.losses import value_loss
-
-    critic = made_by_verl(tree("algorithm.name=ppo", "verl_overrides.critic.cliprange_value=0.3").critic)
-    returns_BT, rows = REWARD_B[:, None].expand(4, 6), range(4)
-    data = micro_batch(rows, values=OLD_BT, returns=returns_BT, response_mask=MASK_BT)
-    loss, _ = value_loss(critic, {"values": said(OLD_BT + MOVED_BT, rows)}, data)
-    clipped_BT = OLD_BT + MOVED_BT.clamp(-0.3, 0.3)
-    worse_BT = (OLD_BT + MOVED_BT - returns_BT).square().maximum((clipped_BT - returns_BT).square())
-    assert float(loss) == pytest.approx(0.5 * float((worse_BT * MASK_BT).sum() / MASK_BT.sum()))
 
 
 OPTIM = ("optim.lr=3e-4", "optim.min_lr=1e-5", "optim.weight_decay=0.07", "optim.clip_grad=0.4")
@@ -198,13 +183,3 @@ def test_the_reward_that_verl_loads_is_the_runs_with_its_shaping(tmp_path: Path)
     assert score("35", 2, 10) == -3.0 + 2 * 0.5
     assert score("35", 9, 10) == -1.5  # the cap
     assert score("34", 0, 180) == 2.0 - 0.5  # half of the last 40 of 200 tokens
-
-
-def test_the_reward_checks_no_longer_than_the_run_allows(tmp_path: Path):
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-
-    answer, truth = SLOW
-    made = get_custom_reward_fn(tree_of_run("reward.timeout_s=0.1", f"run.root={tmp_path}"))
-    assert made is not None
-    got = made(data_source="math", solution_str=f"\\boxed{{{answer}}}", ground_truth=truth, extra_info={})
-    assert (got["score"], got["check_failed"]) == (-1.0, 1.0)

