@@ -87,6 +87,6 @@ def test_an_engine_with_other_weights_ends_the_run(
     trainer.llm_server_manager.server_handles = [server(weights)]
     trainer.compare_weights()
     trainer.llm_server_manager.server_handles += [server({**weights, NAMES[2]: weights[NAMES[2]] + 1})]
-    with pytest.raises(RunError, match=r"Engine 1 does not hold .* of step 4: 1 parts differ, .* 'model\.layers\.0\.'"):
+    with pytest.raises(RunError, match=r"Engine 1 does not have .* of step 4: 1 parts differ, .* 'model\.layers\.0\.'"):
         trainer.compare_weights()
     assert asked == ["model."] * 3
