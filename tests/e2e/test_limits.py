@@ -1,15 +1,11 @@
 """A limit of the machine (descriptors, file size, permissions) is one line."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import SftConfig, load_config
-from retool_mcore.errors import ConfigError
-from retool_mcore.preflight.limits import require_limits
 from tests.unit.preflight.test_limits import ROOT, SFT
 
 NOBODY = 65534
@@ -34,32 +30,6 @@ def test_a_limit_that_would_end_a_start_is_one_line(tmp_path: Path, limits: str,
     assert (code, len(lines)) == (2, 1), lines
     assert lines[0].startswith(told)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_root_folder_that_cannot_be_written_is_one_error(tmp_path: Path):
-    closed, file = tmp_path / "closed", tmp_path / "file"
-    closed.mkdir()
-    file.write_text("")
-    require_limits(load_config(SftConfig, SFT, [f"run.root={closed / 'a' / 'b'}"]))
-    with pytest.raises(ConfigError, match=r"file is not a folder\. Set run\.root"):
-        require_limits(load_config(SftConfig, SFT, [f"run.root={file}"]))
-    closed.chmod(0o555)
-    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o111)
-    config = load_config(SftConfig, SFT, [f"run.root={closed / 'a'}"])
-    pid = os.fork()
-    if not pid:  # a child without root's rights; what it finds is its exit code
-        try:
-            if os.geteuid() == 0:
-                os.setuid(NOBODY)
-            require_limits(config)
-        except ConfigError as error:
-            os._exit(
-                7 if "closed cannot be written. Set run.root to a folder that can be written." in str(error) else 8
-            )
-        finally:
-            os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_a_command_that_may_not_write_its_file_says_so_in_one_line(tmp_path: Path):

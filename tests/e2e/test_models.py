@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.families import FAMILIES, write_hub_cache
-
 
 def sft_by_name(
     name: str, cache: Path, *words: str, hub: tuple[str, str] = ("HF_HUB_OFFLINE", "1")
@@ -17,22 +15,6 @@ def sft_by_name(
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = kept | {"HF_HUB_CACHE": str(cache)} | dict([hub])
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=own)
-
-
-def test_a_hub_name_is_judged_by_its_config_like_a_folder(tmp_path: Path):
-    for name in FAMILIES:
-        write_hub_cache(tmp_path, name)
-    smol = sft_by_name("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path, "parallel.tp=2")
-    assert "does not divide the 9 attention heads" in smol.stderr.replace("\n", " "), smol.stderr
-    passed = sft_by_name("Qwen/Qwen3-0.6B", tmp_path)
-    assert "absent.parquet not found" in passed.stderr, passed.stderr  # the model was accepted
-
-
-def test_a_hub_name_that_cannot_be_had_is_one_error(tmp_path: Path):
-    done = sft_by_name("Qwen/Qwen3-0.6B", tmp_path)
-    told = " ".join(done.stderr.split())
-    assert done.returncode == 2 and "Traceback" not in told, done.stderr
-    assert "model.path = 'Qwen/Qwen3-0.6B' is no folder here" in told and "hf download Qwen/Qwen3-0.6B" in told
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path):

@@ -5,7 +5,6 @@ in test_losses.py.
 """
 
 import copy
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,26 +91,6 @@ def test_megatrons_optimizer_is_made_with_the_run_files_values(
     optim = init_megatron_optim_config(part.optim, fp16=False, bf16=False)
     assert (optim.optimizer, optim.lr, optim.min_lr) == ("adam", lr, min_lr)
     assert (optim.weight_decay, optim.clip_grad) == (0.07, 0.4)
-
-
-@pytest.mark.parametrize("role", ["actor_rollout_ref.actor", "critic"])
-def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_its_least(role: str):
-    from omegaconf import OmegaConf
-    from verl.utils.megatron.optimizer import get_megatron_optimizer_param_scheduler
-
-    settings = ("train.steps=20", "optim.warmup_fraction=0.25", "optim.schedule=cosine", "algorithm.name=ppo")
-    one = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "critic.lr=3e-4")
-    part = made_by_verl(OmegaConf.select(tree(*OPTIM, *settings, *one), role))
-    optimizer = SimpleNamespace(param_groups=[{"lr": 0.0, "weight_decay": 0.0}])
-    schedule = get_megatron_optimizer_param_scheduler(optimizer, part.optim)
-    lrs = []
-    for _ in range(20):
-        schedule.step(1)
-        lrs.append(optimizer.param_groups[0]["lr"])
-    assert lrs[:5] == pytest.approx([3e-4 * share for share in (0.2, 0.4, 0.6, 0.8, 1.0)])
-    fall = [1e-5 + (3e-4 - 1e-5) * 0.5 * (1 + math.cos(math.pi * step / 15)) for step in range(1, 16)]
-    assert lrs[5:] == pytest.approx(fall)
-    assert optimizer.param_groups[0]["weight_decay"] == 0.07
 
 
 def test_log_probabilities_are_taken_at_the_temperature_that_was_sampled_at():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
 from retool_mcore.config import RlConfig, load_config
@@ -103,42 +102,7 @@ def test_megatrons_groups_are_made_for_the_run_files_layout(
     assert tuple(asked[0][name] for name in sizes) == layout
 
 
-@pytest.mark.parametrize(
-    ("layers", "again"),
-    [("2", [0, 1]), ("5", [0, 1, 2, 3, 4]), ("full", [*range(6)])],
-    ids=["two", "five", "all"],
-)
-def test_so_many_layers_are_recomputed_as_the_run_file_says(
-    layers: str, again: list[int], monkeypatch: pytest.MonkeyPatch
-):
-    """In Megatron's own block of six layers: which of them it runs within a checkpoint."""
-    from megatron.core import tensor_parallel
-    from megatron.core.transformer.transformer_block import TransformerBlock
-
-    options = engine_of(f"memory.recompute={layers}").engine_config.override_transformer_config
-    plain = {"fp8": None, "fp4": None, "distribute_saved_activations": False}
-    inside: list[bool] = [False]
-    recomputed, kept = [], []
-
-    def layer(index: int) -> Any:
-        def run(hidden_states: torch.Tensor, context: Any, **_: Any) -> tuple[torch.Tensor, Any]:
-            recomputed.extend([index] if inside[0] else [])
-            return hidden_states, context
-
-        return run
-
-    def checkpoint(function: Any, _: bool, *inputs: Any) -> Any:
-        kept.append(inputs[0])
-        inside[0] = True
-        found = function(*inputs)
-        inside[0] = False
-        return found
-
-    monkeypatch.setattr(tensor_parallel, "checkpoint", checkpoint)
-    block = SimpleNamespace(config=SimpleNamespace(**{**plain, **options}), num_layers_per_pipeline_rank=6,
-                            _get_layer=layer)  # fmt: skip
-    words = ("attention_mask", "context", "context_mask", "rotary_pos_emb", "attention_bias", "packed_seq_params")
-    TransformerBlock._checkpointed_forward(
-        block, hidden_states=torch.zeros(1), use_inner_quantization_context=False, **dict.fromkeys(words)
-    )
-    assert recomputed == again and len(kept) == len(again), "one input is kept for each"
+@pytest.mark.parametrize(("layers", "wanted"), [("2", ("full", "block", 2)), ("full", ("full", "uniform", 1))])
+def test_megatron_recomputes_as_many_layers_as_the_run_file_says(layers: str, wanted: tuple[str, str, int]):
+    options = actor_config(f"memory.recompute={layers}").megatron.override_transformer_config
+    assert tuple(options[f"recompute_{name}"] for name in ("granularity", "method", "num_layers")) == wanted
