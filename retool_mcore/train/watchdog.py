@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +67,7 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
+        remove_shared_memory(self._family)
         if self._error is not None:
             raise self._error from error
 
@@ -132,8 +133,22 @@ class Watchdog:
             for process in self._family.values():
                 with suppress(psutil.Error):  # it has ended
                     process.kill()
+            remove_shared_memory(self._family)
             remove_temporary()
             os._exit(EXIT_RETRYABLE)
+
+
+def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
+    """Remove shared-memory files that CUDA and loky left behind for processes that have ended."""
+    gone = {pid for pid in pids if not psutil.pid_exists(pid)}
+    found = [
+        (path, path.name.split(".")[3], 16) for path in folder.glob("*.shm.*.*.*")
+    ]  # the CUDA driver's, pid in hex
+    found += [(path, path.name.split("-")[1], 10) for path in folder.glob("sem.loky-*-*")]
+    for path, pid, base in found:
+        with suppress(ValueError, OSError):
+            if int(pid, base) in gone:
+                path.unlink()
 
 
 def _leave(number: int, frame: object) -> NoReturn:

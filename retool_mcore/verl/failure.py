@@ -6,9 +6,11 @@ to the run's log.
 
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import state
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
@@ -21,29 +23,84 @@ from retool_mcore.run import checkpoint
 LAST_LINES = 8
 TAIL_BYTES = 1 << 20
 DIED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)  # excludes actors that the run killed
+SERVERS = ("gcs_server", "raylet", "log_monitor")
+CONNECT_S = 5.0
 RESTARTED = "MeasuredServer"  # verl/engines.py restarts these, or raises the error above its limit
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DIED = re.compile(r"class_name: (?P<what>\S+).*?pid: (?P<pid>\d+)", re.DOTALL)
 _FAILED = re.compile(r"ray::(?P<what>[\w.]+)\(\).*?pid=(?P<pid>\d+)", re.DOTALL)
 
 
-def dead_actor(config: RlConfig) -> RunError | None:
-    """The error for the run's first dead actor, or None.
+class ProcessWatch:
+    """Detects dead processes of the run: its Ray actors, its nodes and Ray's own servers.
 
     Ray raises an error only in a process that calls a dead actor. verl's trainer reaches some
     actors through sockets (TransferQueue) or only waits for data that they put there (agent loops),
-    so the run would hang. If one of Ray's own servers dies, Ray ends the driver, or the watchdog
-    ends the run after train.stall_s.
+    so the run would hang. Calls also hang if Ray's raylet or GCS is dead.
     """
-    if not ray.is_initialized():
+
+    def __init__(self, config: RlConfig) -> None:
+        self._config = config
+        self._servers: dict[psutil.Process, str] = {}  # Ray's servers that this process started -> name
+        self._nodes: dict[str, str] = {}  # id -> address of each node that was ever alive
+
+    def error(self) -> RunError | None:
+        """The error for the first dead process found, or None."""
+        if not ray.is_initialized():
+            return None
+        for find in (self._dead_servers, self._dead_nodes, self._dead_actors):  # the last two hang without servers
+            for name, pid in find():
+                return death_for_user(name, pid, self._config)
         return None
-    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
-    dead = state.actors(job_id=job, actor_state_name="DEAD").values()
-    for actor in sorted(dead, key=lambda actor: actor["EndTime"]):
-        name = actor["ActorClassName"].rpartition(".")[2]
-        if _has_died(actor["DeathCause"]) and name != RESTARTED:
-            return death_for_user(name, actor["Pid"], config)
-    return None
+
+    def _dead_servers(self) -> list[tuple[str, int]]:
+        self._servers |= {child: name for child in psutil.Process().children() if (name := _server_name(child))}
+        dead = [(f"Ray's {name}", process.pid) for process, name in self._servers.items() if not _is_alive(process)]
+        address = ray.get_runtime_context().gcs_address
+        if not dead and not _accepts_connections(address):
+            return [(f"Ray's gcs_server at {address}", 0)]
+        return dead
+
+    def _dead_nodes(self) -> list[tuple[str, int]]:
+        nodes = {node["NodeID"]: node for node in ray.nodes()}
+        self._nodes |= {name: node["NodeManagerAddress"] for name, node in nodes.items() if node["Alive"]}
+        dead = [address for name, address in self._nodes.items() if not nodes.get(name, {"Alive": False})["Alive"]]
+        return [(f"Ray's raylet on node {address}", 0) for address in dead]
+
+    def _dead_actors(self) -> list[tuple[str, int]]:
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        dead = state.actors(job_id=job, actor_state_name="DEAD").values()
+        return [
+            (name, actor["Pid"])
+            for actor in sorted(dead, key=lambda actor: actor["EndTime"])
+            if _has_died(actor["DeathCause"]) and (name := actor["ActorClassName"].rpartition(".")[2]) != RESTARTED
+        ]
+
+
+def _server_name(process: psutil.Process) -> str:
+    """Which of SERVERS the process is, by its command line; "" if none."""
+    try:
+        files = [Path(word) for word in process.cmdline()]
+    except psutil.Error:  # it has ended
+        return ""
+    folder = Path(ray.__file__).parent
+    return next((file.stem for file in files if file.stem in SERVERS and file.is_relative_to(folder)), "")
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _accepts_connections(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _has_died(cause: Any) -> bool:
@@ -75,12 +132,13 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
 
 
 def death_for_user(what: str, pid: int, config: RlConfig, why: str = "") -> RunError:
-    """The error for a process that died, with its last lines."""
+    """The error for a process that died, with its last lines; ``pid`` is 0 if unknown."""
+    process = f"{what} (process {pid})" if pid else what
     reason = f", and {why}" if why else ""
-    last = "".join(f"\n  {line}" for line in last_lines(_log(config), pid))
+    last = "".join(f"\n  {line}" for line in (last_lines(_log(config), pid) if pid else ()))
     last = f"Its last lines:{last}\n" if last else ""
     return RunError(
-        f"{what} (process {pid}) died{reason}. If it ran out of memory, dmesg shows the kill. {last}The log is "
+        f"{process} died{reason}. If it ran out of memory, dmesg shows the kill. {last}The log is "
         f"{_log(config)}. {_how_to_resume(config)}"
     )
 

@@ -1,15 +1,20 @@
 """Chooses a run's Ray cluster: its own on one node, the launch script's on several nodes."""
 
 import os
+import time
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.run.folder import remove_when_quiet, temporary
+
+GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 @contextmanager
@@ -32,23 +37,55 @@ def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
 
 @contextmanager
 def own_process_groups() -> Generator[None]:
-    """Start each of Ray's servers in a separate process group.
+    """Start each of Ray's servers in a separate process group, and end these groups on exit.
 
     A scheduler or a shell may send SIGTERM to the run's whole process group. Ray's servers would
-    then exit before the driver has saved a checkpoint.
+    then exit before the driver has saved a checkpoint. Leave this context after ``ray.shutdown``.
+    It ends remaining processes, because an agent whose raylet was killed during its start would run
+    for another minute.
     """
     from ray._private import services
 
     popen: Any = services.ConsolePopen
+    groups: list[int] = []
 
     def start(*arguments: Any, **options: Any) -> Any:
-        return popen(*arguments, process_group=0, **options)
+        server = popen(*arguments, process_group=0, **options)
+        groups.append(server.pid)
+        return server
 
     services.ConsolePopen = start
     try:
         yield
     finally:
         services.ConsolePopen = popen
+        end_groups(groups)
+
+
+def end_groups(groups: Collection[int]) -> None:
+    """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds."""
+    for process in members(groups):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            process.terminate()
+    begin_s, waited_s = time.monotonic(), 0.0
+    while (left := members(groups)) and waited_s < 2 * GRACE_S:
+        for process in left if waited_s > GRACE_S else ():
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+        waited_s = time.monotonic() - begin_s
+
+
+def members(groups: Collection[int]) -> list[psutil.Process]:
+    """The processes of these groups in this process's session, without zombies."""
+    found: list[psutil.Process] = []
+    session = os.getsid(0)  # excludes processes of other sessions that reuse a group's number
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            ours = os.getpgid(process.pid) in groups and os.getsid(process.pid) == session
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def ray_folder_name(run_dir: Path, rank: int = 0) -> Path:

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,7 @@ from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl import step  # noqa: F401  registers our trainers with verl
 from retool_mcore.verl.agent_loop import LoopManager
-from retool_mcore.verl.failure import dead_actor, error_for_user
+from retool_mcore.verl.failure import ProcessWatch, error_for_user
 from retool_mcore.verl.keys.rollout import settings_of_run, write_settings
 from retool_mcore.verl.keys.tree import ppo_tree, run_config_of
 from retool_mcore.verl.ray_cluster import ray_arguments
@@ -127,7 +127,7 @@ def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
     driver = Driver()
     try:
         with (
-            watch(partial(dead_actor, config)),
+            watch(ProcessWatch(config).error),
             sighup_blocked(),
         ):  # SIGHUP would end Ray's processes before the driver has saved
             run_ppo(tree, task_runner_class=driver)

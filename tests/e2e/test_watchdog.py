@@ -11,7 +11,7 @@ import pytest
 
 from retool_mcore.errors import EXIT_RETRYABLE
 from retool_mcore.run import alive
-from retool_mcore.train.watchdog import signs
+from retool_mcore.train.watchdog import remove_shared_memory, signs
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +79,14 @@ def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     os.utime(path, (500, 500))
     after = signs(tmp_path)
     assert before != after and after[path] == 500 * 10**9, "also an earlier time: a clock was set back"
+
+
+def test_shared_memory_of_processes_that_have_ended_is_removed(tmp_path: Path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = [f"cuda.shm.0.{ended.pid:x}.1", f"sem.loky-{ended.pid}-abc"]
+    others = [f"cuda.shm.0.{os.getpid():x}.1", f"sem.loky-{os.getpid()}-abc", "sem.loky-x-abc", f"own-{ended.pid}-a"]
+    for name in (*names, *others):
+        (tmp_path / name).touch()
+    remove_shared_memory([ended.pid, os.getpid()], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.verl.failure import dead_actor, error_for_user
+from retool_mcore.verl.failure import ProcessWatch, error_for_user
 from tests.e2e.commands import wait_until
 
 
@@ -43,7 +43,7 @@ def main(root: Path) -> dict[str, list[str]]:
     log.write_text("nothing of a worker's\n", encoding="utf-8")
     killed = Worker.remote()
     ray.kill(killed)  # as the run itself does at its end
-    told: dict[str, list[str]] = {"before": [str(dead_actor(config))]}
+    told: dict[str, list[str]] = {"before": [str(ProcessWatch(config).error())]}
     for loss in ("die", "fail", "instantiate", "refuse", "ask"):
         worker = Worker.remote()
         try:
@@ -52,8 +52,8 @@ def main(root: Path) -> dict[str, list[str]]:
             found = error_for_user(error, config)
             told[loss] = [type(found).__name__, str(found)]
         if loss == "die":
-            wait_until(lambda: dead_actor(config) is not None, "Ray lists the dead actor", 60)
-            told["listed"] = [type(dead_actor(config)).__name__, str(dead_actor(config))]
+            wait_until(lambda: ProcessWatch(config).error() is not None, "Ray lists the dead actor", 60)
+            told["listed"] = [type(ProcessWatch(config).error()).__name__, str(ProcessWatch(config).error())]
     return told
 
 

@@ -1,4 +1,4 @@
-"""An RL run of which any actor is killed ends within 30 s, with one error, and leaves nothing."""
+"""An RL run of which any process is killed ends within 30 s, with one error, and leaves nothing."""
 
 import os
 import re
@@ -24,6 +24,8 @@ KINDS = {  # what the title of the process has, and what the error calls it
     "reward": ("ray::RewardLoopWorker", "RewardLoopWorker"),
     "router": ("ray::GlobalRequestLoadBalancer", "GlobalRequestLoadBalancer"),
     "training": ("ray::WorkerDict", "WorkerDict"),
+    "raylet": ("/raylet/raylet ", "Ray's raylet"),
+    "gcs": ("/gcs/gcs_server ", "Ray's gcs_server"),
 }
 
 
