@@ -90,14 +90,20 @@ def model_dir(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(model_dir, tmp_path_factory):
-    """The real SGLang server on the CPU, set up as verl sets it up: tokens in, tokens out."""
+    """The real SGLang server on the CPU, set up as verl sets it up: tokens in, tokens out.
+
+    A test that loads other weights into it must load ``model_dir`` again.
+    """
     log_path = tmp_path_factory.mktemp("server") / "server.log"
-    with SglangServer(
-        model_dir,
-        get_platform("cpu"),
-        dtype="float32",
-        log_path=log_path,
-        extra_args=["--skip-tokenizer-init", "--enable-custom-logit-processor"],
-        max_running_requests=64,
-    ) as running:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_TOKEN", "a secret")  # processes that send weights derive the key from it
+        made = SglangServer(
+            model_dir,
+            get_platform("cpu"),
+            dtype="float32",
+            log_path=log_path,
+            extra_args=["--skip-tokenizer-init", "--enable-custom-logit-processor"],
+            max_running_requests=64,
+        )
+    with made as running:
         yield running

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retool_mcore.reward.response import Response
-from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult
+from retool_mcore.rollout.tools import ToolContext, Tool, ToolError, ToolResult
 from retool_mcore.sandbox.base import Sandbox
 
 TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ print("\\n" + {mark!r} + _json.dumps(_results, default=repr))
 class State:
     """The state of one trajectory: its problem, and the number of passed tests per submission."""
 
-    given: Given
+    context: ToolContext
     function: str
     cases: list[tuple[list[Any], Any]]
     passed: list[int] = field(default_factory=list[int])
@@ -73,14 +73,14 @@ class Submit(Tool):
     }
     max_calls = 3
 
-    async def start(self, given: Given) -> State:
-        tests = json.loads(given.truth)
-        return State(given, tests["function"], tests["cases"])
+    async def start(self, context: ToolContext) -> State:
+        tests = json.loads(context.truth)
+        return State(context, tests["function"], tests["cases"])
 
     async def call(self, arguments: Mapping[str, Any], state: State) -> ToolResult:
-        if state.given.sandbox is None:
+        if state.context.sandbox is None:
             raise ToolError("there is no interpreter")
-        passed, output = await num_passed(state.given.sandbox, arguments["code"], state)
+        passed, output = await num_passed(state.context.sandbox, arguments["code"], state)
         state.passed.append(passed)
         summary = f"{passed} of {len(state.cases)} tests passed"
         return ToolResult(text=f"{summary}\n{output.strip()}".strip(), ok=passed == len(state.cases))

@@ -107,8 +107,7 @@ def evaluate(
     exit_on_sigterm(ctrl_c=False)
     with _Bars(cases) as bars:
         from retool_mcore.data.layouts import Columns
-        from retool_mcore.evaluate.cases import evaluate_many
-        from retool_mcore.evaluate.defaults import default_config
+        from retool_mcore.evaluate.cases import default_config, evaluate_many
 
         run = run or default_config(cases[0].model, changes, here=endpoint is None)
         reports = evaluate_many(
@@ -150,8 +149,7 @@ def compare_two(
     Prints the paired difference, its interval, and the problems that flipped.
     """
     from retool_mcore.data.files import replacing
-    from retool_mcore.evaluate.compare import compare, read_report
-    from retool_mcore.evaluate.table import comparison_lines
+    from retool_mcore.evaluate.compare import compare, comparison_lines, read_report
 
     reports = [read_report(path) for path in (first, second)]
     found = compare(*reports)
@@ -164,7 +162,7 @@ def compare_two(
 
 def _served(models: list[str], url: str | None, endpoint: str | None, protocol: str) -> tuple[list[str], str | None]:
     """Return the models and the URL of their SGLang server; --model may be just that URL."""
-    from retool_mcore.evaluate.defaults import model_of_server
+    from retool_mcore.evaluate.cases import model_of_server
     from retool_mcore.rollout.protocol import protocol_class
 
     if protocol:

@@ -32,12 +32,12 @@ def parse(
 
     {"kind": "tool_call" | "answer" | "text" | "malformed", "code", "answer", "error", "repairs"}
     """
-    from retool_mcore.rollout.native_calls import reader
+    from retool_mcore.rollout.tool_call import parser_of
 
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  it is, where the shell closed it
         raise DataError("standard input is closed, and the turn is read from it. Give it: retool parse < FILE")
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    typer.echo(json.dumps(reader(protocol)(text).to_json(), indent=None if one_line else 1))
+    typer.echo(json.dumps(parser_of(protocol)(text).to_json(), indent=None if one_line else 1))
 
 
 @app.command()
@@ -68,10 +68,13 @@ def rollout(
     run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = BOX.run_timeout_s,
 ) -> None:
     """Run trajectories against any SGLang server and write them to a file."""
-    from retool_mcore.rollout.batch import Batch
+    from retool_mcore.data.tokenizer import load_tokenizer
+    from retool_mcore.rollout.batch import sample_prompts
     from retool_mcore.rollout.engine import Sampling
     from retool_mcore.rollout.limits import Limits
+    from retool_mcore.rollout.protocol import open_protocol
 
+    prompts = read_prompts(prompt_file, model)
     loop = LOOP.calling(tool).model_copy(
         update={
             "max_turns": max_turns,
@@ -79,21 +82,20 @@ def rollout(
             "max_tool_output_tokens": max_tool_output_tokens,
         }
     )
-    batch = Batch(
-        url=url,
-        model=model,
-        chat_template=chat_template,
-        template_args=template_args_of(template_args),
-        protocol=protocol,
-        tool=tool,
-        calls=calls,
-        n=n,
-        concurrency=concurrency,
-        sandbox=tuple(sandbox or ["local"]),
-        sampling=Sampling(temperature=temperature, top_p=top_p),
-        limits=Limits.of(loop, BOX.model_copy(update={"run_timeout_s": run_timeout_s})),
+    tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args))
+    dropped = asyncio.run(
+        sample_prompts(
+            prompts,
+            out,
+            url=url,
+            protocol=open_protocol(protocol, tokenizer, tool=tool, calls=calls),
+            limits=Limits.of(loop, BOX.model_copy(update={"run_timeout_s": run_timeout_s})),
+            sampling=Sampling(temperature=temperature, top_p=top_p),
+            n=n,
+            concurrency=concurrency,
+            sandbox=(sandbox or ["local"]) if tool else (),
+        )
     )
-    dropped = asyncio.run(batch.run(read_prompts(prompt_file, model), out))
     if dropped:
         raise RolloutError(f"{dropped} trajectories were dropped by an outage; their drop_error in {out} says which")
 

@@ -5,34 +5,33 @@ keep running and only load its weights.
 """
 
 import asyncio
-import contextlib
-import hashlib
 import json
 import os
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from retool_mcore.config import EvaluationConfig
+from retool_mcore.config import EvaluationConfig, build_config
 from retool_mcore.config.rl import Reward
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
 from retool_mcore.data.prompt_format import pin_date, recorded_format
-from retool_mcore.data.tokenizer import template_of
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.compare import REPORT
-from retool_mcore.evaluate.endpoint import Api, TextSampler
+from retool_mcore.evaluate.endpoint import Api
 from retool_mcore.evaluate.problems import Problem, read_problems
-from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile, Settings, make_report, sample_all
-from retool_mcore.evaluate.servers import Servers, TokenSampler, config_of
+from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile, identity_of, make_report, sample_all
+from retool_mcore.evaluate.servers import Servers
 from retool_mcore.evaluate.table import markdown
+from retool_mcore.model.files import read_config
+from retool_mcore.platforms.base import detect_platform
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import Response
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.trackers import Trackers, check_trackers
 from retool_mcore.sandbox import open_sandbox
@@ -40,6 +39,12 @@ from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 
 __all__ = ["Case", "evaluate_many"]
+
+# The defaults of `retool eval` without a configuration file.
+DEFAULTS = "the defaults of `retool eval`"
+MAX_PROMPT_TOKENS = 2048
+MAX_RESPONSE_TOKENS = 16_384
+SERVER_WAIT_S = 10.0
 
 OnStart = Callable[[str, int, int], None]  # case, number of samples already finished, total number
 OnStage = Callable[[str], None]  # description of the stage that begins
@@ -80,70 +85,79 @@ def evaluate_many(
     check_trackers(config)
     n = n or config.validation.n
     data = data or [Path(path) for path in config.validation.files]
-    of_model: dict[str, list[Case]] = {}
-    for case in cases:
-        of_model.setdefault(case.model, []).append(case)
-    if url is not None and len(of_model) > 1:
-        raise ConfigError(f"{url} is one server with one model, and there are {len(of_model)} models to evaluate.")
+    models = list(dict.fromkeys(case.model for case in cases))
     reports: dict[str, dict[str, Any]] = {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(hold_folder(out))
-        models = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url))
-        loop = stack.enter_context(EventLoop(config))
-        for model in of_model if url is endpoint is None else ():
-            config_of(model)  # raises for a missing directory, before anything treats it as a hub name
+
+    def samples_of(case: Case, problems: Sequence[Problem]) -> CaseSamples:
+        samples = SampleFile(out / case.name, identity_of(config, case, problems, endpoint))
+        return CaseSamples(case=case, config=config, problems=problems, n=n, samples=samples)
+
+    async def evaluate(stack: AsyncExitStack) -> None:
+        server = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url, models))
         if not any((out / case.name / REPORT).exists() for case in cases):
-            models.begin(cases[0].model)  # starts the engine while this process reads and renders the problems
+            server.begin(models[0])  # starts the engine while this process reads and renders the problems
         read = read_problems(data, limit, columns)
         # By default, half of the samples may wait for the interpreter.
-        at_once = concurrency or 2 * config.rollout.max_running_requests * len(models)
-        for model, group in of_model.items():
+        at_once = concurrency or 2 * config.rollout.max_running_requests * len(server)
+        sandbox: Sandbox | None = None
+        for model in models:
             problems = [problem.asked_in(recorded_format(model)) for problem in read]
-            works: list[CaseSamples] = []
-            for case in group:
-                settings = Settings.of(config, n, case.tool)
-                identity = identity_of(config, model, problems, endpoint) | settings.identity()
-                samples = SampleFile(out / case.name, identity)
-                works.append(CaseSamples(case=case, problems=problems, settings=settings, samples=samples))
+            works = [samples_of(case, problems) for case in cases if case.model == model]
             for work in works:
                 total = len(problems) * n
                 on_start(work.case.name, total - len(work.missing), total)
             if todo := [work for work in works if work.missing]:
-                models.begin(model)
+                server.begin(model)
                 days = [pin_date(work.samples.path.parent, model) for work in todo]
-                jobs = [
-                    (work, models.sampler(work.case, work.settings, problems, day))
-                    for work, day in zip(todo, days, strict=True)
-                ]
+                jobs = [(work, server.sampler(work, day)) for work, day in zip(todo, days, strict=True)]
                 for work, sampler in jobs:
-                    for note in sampler.notes(work.case, problems):
+                    for note in sampler.notes(work):
                         on_note(note)
-                if any(work.case.tool for work in todo):
-                    loop.run(loop.open_sandbox(on_stage))
-                on_stage(models.stage(model))
-                urls = models.urls_of(model)
+                if sandbox is None and any(work.case.tool for work in todo):
+                    on_stage("starting the sandbox")
+                    sandbox = await open_sandbox_of(config, stack)
+                on_stage(server.stage(model))
+                urls = await server.urls_of(model)
                 on_stage("sampling the first answers")
-                loop.run(_sample(config, jobs, urls, sandbox=loop.sandbox, concurrency=at_once, on_sample=on_sample))
+                async with AsyncExitStack() as clients:
+                    for _, sampler in jobs:
+                        await sampler.connect(urls, clients)
+                    judge = partial(is_right, config.reward)
+                    await sample_all(jobs, judge=judge, sandbox=sandbox, concurrency=at_once, on_sample=on_sample)
             for work in works:
-                report = make_report(problems, work.settings, work.samples)
-                reports[work.case.name] = write_report(config, out, work.case, data, report)
+                reports[work.case.name] = write_report(work, out, data)
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            await evaluate(stack)
+
+    with hold_folder(out):
+        asyncio.run(run())
     return reports
 
 
-async def _sample(
-    config: EvaluationConfig,
-    jobs: Sequence[tuple[CaseSamples, TokenSampler | TextSampler]],
-    urls: Sequence[str],
-    *,
-    sandbox: Sandbox | None,
-    concurrency: int,
-    on_sample: OnSample,
-) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        for _, sampler in jobs:
-            await sampler.connect(urls, stack)
-        judge = partial(is_right, config.reward)
-        await sample_all(jobs, judge=judge, sandbox=sandbox, concurrency=concurrency, on_sample=on_sample)
+async def open_sandbox_of(config: EvaluationConfig, stack: AsyncExitStack) -> Sandbox:
+    """Open the sandbox of [sandbox] until ``stack`` closes.
+
+    Without a trainer, all CPUs are free. A local sandbox therefore has as many workers as there are
+    CPUs, or sandbox.workers if that is more. Raises ConfigError and SandboxUnavailable like
+    ``Sandbox.open``.
+    """
+    spec = config.sandbox
+    workers = spec.workers
+    if spec.where == ["local"]:
+        workers = max(workers, len(os.sched_getaffinity(0)))
+    sandbox = open_sandbox(
+        spec.where,
+        min_level=spec.min_level,
+        workers=workers,
+        sessions=max(spec.sessions, workers) if spec.sessions else 0,
+        python=spec.python,
+        preload=spec.preload,
+    )
+    stack.push_async_callback(sandbox.close)  # first, so that it is closed even if opening fails
+    await sandbox.open()
+    return sandbox
 
 
 @contextmanager
@@ -156,65 +170,16 @@ def hold_folder(out: Path) -> Generator[None]:
         yield
 
 
-def write_report(
-    config: EvaluationConfig, out: Path, case: Case, data: Sequence[Path], numbers: Mapping[str, Any]
-) -> dict[str, Any]:
+def write_report(work: CaseSamples, out: Path, data: Sequence[Path]) -> dict[str, Any]:
     """Write a case's report to its folder and log its numbers to the trackers."""
-    name, report = case.name, {"model": case.model, "data": ", ".join(map(str, data)), **numbers}
-    _track(config, out, name, report)
+    name = work.case.name
+    report = {"model": work.case.model, "data": ", ".join(map(str, data)), **make_report(work)}
+    _track(work.config, out, name, report)
     with replacing(out / name / REPORT) as draft:
         Path(draft).write_text(json.dumps(report, indent=1), encoding="utf-8")
     with replacing(out / name / "report.md") as draft:
         Path(draft).write_text(markdown(report), encoding="utf-8")
     return report
-
-
-class EventLoop:
-    """The event loop and sandbox that all cases share, because opening a sandbox takes seconds."""
-
-    def __init__(self, config: EvaluationConfig) -> None:
-        self._config = config
-        self._runner = asyncio.Runner()
-        self.sandbox: Sandbox | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._runner:
-            if self.sandbox is not None:
-                self._runner.run(self.sandbox.close())
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Like ``asyncio.run``, on this loop."""
-        self._runner.run(work)
-
-    async def open_sandbox(self, on_stage: OnStage = lambda words: None) -> None:
-        """Open the sandbox of [sandbox], unless it is open.
-
-        Without a trainer, all CPUs are free. A local sandbox therefore has as many workers as there
-        are CPUs, or sandbox.workers if that is more. Raises ConfigError and SandboxUnavailable like
-        ``Sandbox.open``.
-        """
-        if self.sandbox is not None:
-            return
-        on_stage("starting the sandbox")
-        spec = self._config.sandbox
-        workers = spec.workers
-        if spec.where == ["local"]:
-            workers = max(workers, len(os.sched_getaffinity(0)))
-        sandbox = open_sandbox(
-            spec.where,
-            min_level=spec.min_level,
-            workers=workers,
-            sessions=max(spec.sessions, workers) if spec.sessions else 0,
-            python=spec.python,
-            preload=spec.preload,
-        )
-        self.sandbox = sandbox  # set first, so that it is closed even if opening fails
-        await sandbox.open()
 
 
 def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, Any]) -> None:
@@ -244,17 +209,40 @@ async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, tex
     return bool(scored["acc"])
 
 
-def identity_of(
-    config: EvaluationConfig, model: str, problems: Sequence[Problem], endpoint: str | None = None
-) -> dict[str, Any]:
-    """The identity of a sample file: the weights, the problems and the judge."""
-    weights = sorted(Path(model).glob("*.safetensors"))
-    text = json.dumps([[problem.messages, problem.truth] for problem in problems])
-    return {
-        **({"endpoint": endpoint} if endpoint else {}),
-        "model": model,
-        "weights": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights],
-        "problems": hashlib.sha256(text.encode()).hexdigest(),
-        **({"reward.function": config.reward.function} if config.reward.function else {}),
-        **({"template": template} if (template := template_of(config.model)) else {}),
+def default_config(model: str, overrides: Sequence[str], *, here: bool = True) -> EvaluationConfig:
+    """The paper's rollout settings for this machine, without trackers.
+
+    These are 8 turns, 2048 prompt and 16384 response tokens, temperature 1.0, and top_p 0.6 in
+    validation. The response limit is reduced for a model with a shorter context. ``here``: whether
+    the model's files are readable; if not, its context is assumed to be long enough. Raises
+    ConfigError for a bad override.
+    """
+    platform = detect_platform()
+    devices = platform.device_count() if platform.host.has_devices else 1
+    known = read_config(model) if here else {}
+    longest = known.get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
+    prompt = min(MAX_PROMPT_TOKENS, longest // 2)
+    response = min(MAX_RESPONSE_TOKENS, longest - prompt)
+    tree: dict[str, Any] = {
+        "run": {"name": "eval", "platform": platform.name, "trackers": []},
+        "cluster": {"gpus_per_node": devices},
+        "model": {"path": model, "dtype": platform.training.dtypes[0]},
+        "data": {"max_prompt_tokens": prompt},
+        "rollout": {"max_turns": 8, "max_response_tokens": response},
+        "validation": {"n": 8, "top_p": 0.6},
     }
+    return build_config(EvaluationConfig, tree, DEFAULTS, overrides)
+
+
+def model_of_server(url: str) -> str:
+    """The model path that a running SGLang server reports. Raises ConfigError if there is none."""
+
+    async def ask() -> dict[str, Any]:
+        async with SglangEngine(url, timeout_s=SERVER_WAIT_S, retry_s=SERVER_WAIT_S) as engine:
+            return await engine.model_info()
+
+    info = asyncio.run(ask())
+    path = info.get("tokenizer_path") or info.get("model_path")
+    if not isinstance(path, str):
+        raise ConfigError(f"{url} does not say which model it has. Use --model DIRECTORY --url {url}")
+    return path

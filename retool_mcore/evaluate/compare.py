@@ -6,7 +6,7 @@ intervals suggest.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -68,7 +68,7 @@ def read_report(path: Path) -> dict[str, Any]:
         _Report.model_validate_json(text)
     except OSError as error:
         found = sorted(each.parent.name for each in path.glob(f"*/{REPORT}")) if path.is_dir() else []
-        inside = f"; its folders {', '.join(found)} hold one each: name one of them" if found else ""
+        inside = f"; its folders {', '.join(found)} have one each: name one of them" if found else ""
         raise DataError(f"{file}: no report of `retool eval` can be read: {error.strerror}{inside}") from error
     except ValueError as error:
         raise DataError(
@@ -118,3 +118,17 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
 
 def _count(row: Mapping[str, Any]) -> str:
     return f"{sum(row['correct'])}/{len(row['correct'])}"
+
+
+def comparison_lines(found: Comparison) -> Iterator[str]:
+    """Text lines with the difference and each flipped problem."""
+    yield (
+        f"{found.first:.3f} to {found.second:.3f}: {found.difference:+.3f}, 95 % interval {found.low:+.3f} to "
+        f"{found.high:+.3f}, paired over {found.problems} problems"
+    )
+    if found.low <= 0 <= found.high:
+        yield "The interval contains 0: the difference may be chance."
+    yield f"Only the second solves {len(found.gained)} problems; only the first solves {len(found.lost)}."
+    for sign, flips in (("+", found.gained), ("-", found.lost)):
+        for flip in flips:
+            yield f"  {sign} problem {flip.id} (truth {flip.truth:.60}): {flip.first} right, then {flip.second}"

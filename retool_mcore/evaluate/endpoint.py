@@ -8,14 +8,14 @@ server reports.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import httpx
 
@@ -25,7 +25,7 @@ from retool_mcore.data.prompt_format import shown_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import Case, Settings
+from retool_mcore.evaluate.run import CaseSamples
 from retool_mcore.evaluate.servers import ASKING
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.calls import Calls
@@ -37,14 +37,14 @@ from retool_mcore.rollout.protocol import protocol_class, tools_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.rollout.tool_call import (
     Call,
-    Malformed,
     Parsed,
     call_of,
     parse_hermes,
+    with_calls,
     without_call,
     without_interpreter,
 )
-from retool_mcore.rollout.tools import Given, Tool
+from retool_mcore.rollout.tools import Tool, ToolContext
 
 CONNECT_S = 10.0
 CHARS_PER_TOKEN = 4  # converts the token budget of a tool output to characters
@@ -58,22 +58,11 @@ class Endpoint(SglangEngine):
     """Client of an OpenAI-compatible server (https://HOST/v1). Retries like ``SglangEngine``."""
 
     def __init__(self, url: str, model: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
-        base = url.rstrip("/")
-        super().__init__(base if base.endswith("/v1") else f"{base}/v1", timeout_s=timeout_s, retry_s=retry_s)
+        super().__init__(base_url(url), timeout_s=timeout_s, retry_s=retry_s)
         self.model = model
         self.length_name = "max_tokens"
         if key := os.environ.get(KEY):
             self._client.headers["Authorization"] = f"Bearer {key}"
-
-    async def check(self) -> None:
-        """Raise ConfigError if the server is unreachable, instead of retrying requests."""
-        try:
-            await self._client.get("/models", timeout=CONNECT_S)
-        except httpx.TransportError as error:
-            raise ConfigError(
-                f"--endpoint {self.url}: no server answers there ({error or type(error).__name__}). "
-                "Start it, or name another URL."
-            ) from error
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """The first choice of the response and its completion tokens (0 if not reported).
@@ -176,33 +165,28 @@ class Chat:
         made: list[dict[str, Any]] = message.get("tool_calls") or []
         turn = {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **thoughts}
         self._messages.append(turn)
+        offered = self._tools.tools
         # A server that does not parse calls leaves them in the text.
-        parsed = self._tools.read(self._parsed(made) if made else parse_hermes(text, self._tools.tools))
+        parsed = self._tools.read(
+            with_calls(partial(_calls, made, offered), offered) if made else parse_hermes(text, offered)
+        )
         named = made or [{}] * max(1, len(parsed.calls))
         self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(named)]
         return text, parsed
-
-    def _parsed(self, made: Sequence[Mapping[str, Any]]) -> Parsed:
-        assert self._tools is not None
-        repairs: list[str] = []
-        try:
-            calls = [self._call(each["function"], repairs) for each in made]
-        except Malformed as error:
-            return error.parsed(self._tools.tools)
-        return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
-
-    def _call(self, function: Mapping[str, Any], repairs: list[str]) -> Call:
-        assert self._tools is not None
-        arguments = function.get("arguments")
-        with contextlib.suppress(ValueError, TypeError, RecursionError):  # `call_of` reports the error
-            arguments = json.loads(cast(str, arguments), strict=False)
-        return call_of(function.get("name"), arguments, repairs, self._tools.tools)
 
     def write(self, results: Sequence[str]) -> None:
         """See ``rollout.loop.Conversation``."""
         results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # one error text if malformed
         for each, result in zip(self._ids, results, strict=True):
             self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
+
+
+def _calls(made: Sequence[Mapping[str, Any]], tools: Sequence[Tool], repairs: list[str]) -> list[Call]:
+    """The calls that the server parsed. Their arguments are JSON text, which is not a repair."""
+    functions = [each["function"] for each in made]
+    calls = [call_of(function.get("name"), function.get("arguments"), repairs, tools) for function in functions]
+    repairs[:] = [kind for kind in repairs if kind != "encoded_arguments"]
+    return calls
 
 
 class Api:
@@ -217,23 +201,31 @@ class Api:
 
     def begin(self, model: str) -> None:
         """Raise ConfigError if the server is unreachable, instead of retrying requests."""
-        if not self._answers:
-            asyncio.run(_check(self._url, model))
-            self._answers = True
+        if self._answers:
+            return
+        try:
+            httpx.get(f"{base_url(self._url)}/models", timeout=CONNECT_S, trust_env=False)
+        except httpx.TransportError as error:
+            raise ConfigError(
+                f"--endpoint {self._url}: no server answers there ({error or type(error).__name__}). "
+                "Start it, or name another URL."
+            ) from error
+        self._answers = True
 
     def stage(self, model: str) -> str:
         return ASKING
 
-    def urls_of(self, model: str) -> list[str]:
+    async def urls_of(self, model: str) -> list[str]:
         return [self._url]
 
-    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem], day: date) -> TextSampler:
-        return TextSampler(self._config, case, settings)
+    def sampler(self, work: CaseSamples, day: date) -> TextSampler:
+        return TextSampler(self._config, work)
 
 
-async def _check(url: str, model: str) -> None:
-    async with Endpoint(url, model) as endpoint:
-        await endpoint.check()
+def base_url(url: str) -> str:
+    """The URL of an OpenAI-compatible server with its /v1."""
+    base = url.rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"
 
 
 class TextSampler:
@@ -241,30 +233,30 @@ class TextSampler:
 
     _endpoint: Endpoint
 
-    def __init__(self, config: EvaluationConfig, case: Case, settings: Settings) -> None:
-        self._case, self._limits = case, settings.limits
-        rollout = config.rollout.calling(case.tool)
+    def __init__(self, config: EvaluationConfig, work: CaseSamples) -> None:
+        self._case, self._limits = work.case, work.limits
+        rollout = config.rollout.calling(self._case.tool)
         protocol_class(rollout.protocol)
-        if case.tool and rollout.protocol == "retool":
+        if self._case.tool and rollout.protocol == "retool":
             raise ConfigError(
                 'rollout.protocol = "retool" writes results into the model\'s own text, which an API does not take. '
                 "Serve the model with SGLang, and name that server in --url instead of --endpoint."
             )
-        tools = tools_of(rollout) if case.tool else ()
+        tools = tools_of(rollout) if self._case.tool else ()
         self._tools = TextTools(rollout.protocol, tools, interpreter=TOOL_NAME in rollout.tools)
 
-    def notes(self, case: Case, problems: Sequence[Problem]) -> Iterator[str]:
-        turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in problems[0].messages)
-        yield f"the first prompt, as {case.name} is sent it:\n{shown_prompt(turns)}"
+    def notes(self, work: CaseSamples) -> Iterator[str]:
+        turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in work.problems[0].messages)
+        yield f"the first prompt, as {work.case.name} is sent it:\n{shown_prompt(turns)}"
 
     async def connect(self, urls: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         self._endpoint = await stack.enter_async_context(Endpoint(urls[0], self._case.model))
 
-    async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
+    async def trajectory(self, problem: Problem, sampling: Sampling, context: ToolContext) -> Trajectory:
         tools = self._tools if self._case.tool else None
         model = Chat(problem.messages, tools, self._endpoint, sampling, self._limits)
-        return await converse(model.trajectory, model, Calls(self._tools, self._limits, given), self._limits)
+        return await converse(model.trajectory, model, Calls(self._tools, self._limits, context), self._limits)
 
     def text(self, trajectory: Trajectory) -> str:
-        said = [part for turn in trajectory.turns for part in (turn.text, *(result.shown for result in turn.results))]
-        return "\n".join(said)
+        parts = [each for turn in trajectory.turns for each in (turn.text, *(result.shown for result in turn.results))]
+        return "\n".join(parts)

@@ -7,10 +7,11 @@ interrupted evaluation resumes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.data.files import replacing
+from retool_mcore.data.tokenizer import template_of
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
@@ -29,7 +31,7 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.metrics import summarize as summarize_behavior
 from retool_mcore.rollout.records import record, tokens
-from retool_mcore.rollout.tools import Given
+from retool_mcore.rollout.tools import ToolContext
 from retool_mcore.sandbox.base import Sandbox
 
 TRIES = 2  # attempts per sample if outages drop it
@@ -45,44 +47,33 @@ class Case:
     tool: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings that must match for two evaluations to be comparable. ``n``: samples per problem."""
+def identity_of(
+    config: EvaluationConfig, case: Case, problems: Sequence[Problem], endpoint: str | None = None
+) -> dict[str, Any]:
+    """All that affects a sample of ``case``: settings, weights, problems and judge.
 
-    limits: Limits
-    max_prompt_tokens: int
-    n: int
-    protocol: str
-    calls_per_turn: str
-    tool: bool
-    tools: tuple[str, ...]
-    mcp: Mapping[str, Any]
-    sampling: Sampling
-    seed: int
-
-    @classmethod
-    def of(cls, config: EvaluationConfig, n: int, tool: bool) -> Settings:
-        """The settings of ``config`` with n samples per problem, with or without the tool."""
-        rollout, offered = config.rollout.calling(tool), config.rollout.calling(True)
-        return cls(
-            limits=Limits.of(rollout, config.sandbox),
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            n=n,
-            protocol=rollout.protocol,
-            calls_per_turn=rollout.calls_per_turn,
-            tool=tool,
-            tools=tuple(offered.tools),
-            mcp={name: server.model_dump() for name, server in offered.mcp.items()},
-            sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
-            seed=config.run.seed,
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """All settings that affect a sample.
-
-        ``n`` does not: each sample has its own seed, so a larger n only adds samples.
-        """
-        return {name: value for name, value in asdict(self).items() if name != "n"}
+    The number of samples does not: each has its own seed, so a larger n only adds samples.
+    """
+    rollout, with_tools = config.rollout.calling(case.tool), config.rollout.calling(True)
+    weights = sorted(Path(case.model).glob("*.safetensors"))
+    text = json.dumps([[problem.messages, problem.truth] for problem in problems])
+    return {
+        **({"endpoint": endpoint} if endpoint else {}),
+        "model": case.model,
+        "weights": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights],
+        "problems": hashlib.sha256(text.encode()).hexdigest(),
+        **({"reward.function": config.reward.function} if config.reward.function else {}),
+        **({"template": template} if (template := template_of(config.model)) else {}),
+        "limits": asdict(Limits.of(rollout, config.sandbox)),
+        "max_prompt_tokens": config.data.max_prompt_tokens,
+        "protocol": rollout.protocol,
+        "calls_per_turn": rollout.calls_per_turn,
+        "tool": case.tool,
+        "tools": with_tools.tools,
+        "mcp": {name: server.model_dump() for name, server in with_tools.mcp.items()},
+        "sampling": {"temperature": config.validation.temperature, "top_p": config.validation.top_p},
+        "seed": config.run.seed,
+    }
 
 
 class SampleFile:
@@ -123,7 +114,7 @@ class SampleFile:
 class Sampler(Protocol):
     """Samples trajectories of one model, on tokens or on text."""
 
-    async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
+    async def trajectory(self, problem: Problem, sampling: Sampling, context: ToolContext) -> Trajectory:
         """Sample one trajectory. An outage drops it."""
         ...
 
@@ -134,17 +125,27 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSamples:
-    """A case with its problems, sampling settings and sample file."""
+    """A case with its settings, problems and sample file. ``n``: samples per problem."""
 
     case: Case
+    config: EvaluationConfig
     problems: Sequence[Problem]
-    settings: Settings
+    n: int
     samples: SampleFile
+
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.config.rollout.calling(self.case.tool), self.config.sandbox)
+
+    def sampling(self, problem: Problem, sample: int) -> Sampling:
+        validation = self.config.validation
+        seed = trajectory_seed(self.config.run.seed, problem.id, sample)
+        return Sampling(temperature=validation.temperature, top_p=validation.top_p, seed=seed)
 
     @cached_property
     def missing(self) -> list[tuple[Problem, int]]:
         """(problem, sample index) of each sample that was not in the file at first access."""
-        wanted = [(problem, sample) for problem in self.problems for sample in range(self.settings.n)]
+        wanted = [(problem, sample) for problem in self.problems for sample in range(self.n)]
         return [(problem, sample) for problem, sample in wanted if (problem.id, sample) not in self.samples.rows]
 
 
@@ -167,7 +168,7 @@ async def sample_all(
 
     async def one(work: CaseSamples, sampler: Sampler, problem: Problem, sample: int) -> None:
         name = work.case.name
-        given = Given(
+        context = ToolContext(
             trajectory_id=f"{name}/{problem.id}-{sample}",
             truth=problem.truth,
             sandbox=sandbox if work.case.tool else None,
@@ -175,7 +176,7 @@ async def sample_all(
         async with slots:
             error: str | None = None
             for _ in range(TRIES):
-                trajectory = await sampler.trajectory(problem, seeded(work.settings, problem, sample), given)
+                trajectory = await sampler.trajectory(problem, work.sampling(problem, sample), context)
                 if not trajectory.dropped:
                     correct = await judge(trajectory, problem, sampler.text(trajectory))
                     work.samples.append(_row(problem, sample, trajectory, correct))
@@ -190,14 +191,14 @@ async def sample_all(
     if dropped:
         raise RolloutError(
             f"{len(dropped)} of {len(todo)} samples were dropped {TRIES} times by an outage; the first: {dropped[0]}. "
-            "Mend it and run the same command again: finished samples are kept in "
+            "Remove the cause and run the same command again: finished samples are kept in "
             f"{', '.join(str(work.samples.path) for work, _ in jobs)}"
         )
 
 
-def make_report(problems: Sequence[Problem], settings: Settings, samples: SampleFile) -> dict[str, Any]:
+def make_report(work: CaseSamples) -> dict[str, Any]:
     """The report of a finished evaluation: scores, behaviour metrics, and results per problem."""
-    rows = [[samples.rows[problem.id, sample] for sample in range(settings.n)] for problem in problems]
+    rows = [[work.samples.rows[problem.id, sample] for sample in range(work.n)] for problem in work.problems]
     flat = [row for each in rows for row in each]
     scores = summarize(
         [
@@ -207,11 +208,11 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
     )
     behaviors = [Behavior(**row["behavior"]) for row in flat]
     return {
-        "problems": len(problems),
-        "n": settings.n,
-        "tool": settings.tool,
-        "protocol": settings.protocol,
-        "accuracy": scores[f"mean@{settings.n}"],
+        "problems": len(work.problems),
+        "n": work.n,
+        "tool": work.case.tool,
+        "protocol": work.config.rollout.calling(work.case.tool).protocol,
+        "accuracy": scores[f"mean@{work.n}"],
         "scores": scores,
         "behavior": summarize_behavior(behaviors, [row["correct"] for row in flat]),
         "per_problem": [
@@ -221,13 +222,9 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
                 "correct": [row["correct"] for row in each],
                 "extracted": [row["extracted"] for row in each],
             }
-            for problem, each in zip(problems, rows, strict=True)
+            for problem, each in zip(work.problems, rows, strict=True)
         ],
     }
-
-
-def seeded(settings: Settings, problem: Problem, sample: int) -> Sampling:
-    return replace(settings.sampling, seed=trajectory_seed(settings.seed, problem.id, sample))
 
 
 def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -> dict[str, Any]:
@@ -245,8 +242,8 @@ def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -
 def _require_same(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     for name, old, new in _differences(before, wanted):
         raise ConfigError(
-            f"{folder} holds an evaluation with {name} = {old!r}, and this one has {new!r}. "
-            "Give another --out, or remove the folder"
+            f"{folder} has an evaluation with {name} = {old!r}, and this one has {new!r}. "
+            "Name another folder in --out, or remove this one"
         )
 
 

@@ -19,9 +19,9 @@ from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.data.chat import decode
 from retool_mcore.data.prompt_format import difference, format_of_prompts, shown_prompt
 from retool_mcore.data.tokenizer import tokenizer_of
-from retool_mcore.errors import CheckpointError, RolloutError
+from retool_mcore.errors import CheckpointError, ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import Case, Settings
+from retool_mcore.evaluate.run import CaseSamples
 from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf
 from retool_mcore.platforms.base import engine_environment, get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, Sampling, TurnRequest
@@ -29,7 +29,7 @@ from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.rollout.tools import Given
+from retool_mcore.rollout.tools import ToolContext
 from retool_mcore.run.start import STAGES
 from retool_mcore.verl.keys.rollout import engine_args
 
@@ -64,10 +64,15 @@ class Servers:
 
     If only the weights change, the servers load the new ones. If ``architecture_of`` changes, the
     servers are restarted. A device has no room for two models, so the old servers stop first.
-    ``url``: a running server with the only model; no server is started then.
+    ``url``: a running server with the only model; no server is started then. ``models``: all models
+    of the evaluation. Raises ConfigError and CheckpointError.
     """
 
-    def __init__(self, config: EvaluationConfig, out: Path, url: str | None) -> None:
+    def __init__(self, config: EvaluationConfig, out: Path, url: str | None, models: Sequence[str] = ()) -> None:
+        if url is not None and len(models) > 1:
+            raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
+        for model in models if url is None else ():
+            config_of(model)  # raises for a missing directory, before anything treats it as a hub name
         self._config, self._out, self._url = config, out, url
         self._platform = get_platform(config.run.platform)
         self._platform.check_dtype(config)
@@ -96,35 +101,34 @@ class Servers:
         """A description of what ``urls_of`` will do, for the progress display."""
         if self._url is not None or (self._ready and model == self._model):
             return ASKING
-        return "giving the engines the model's weights" if self._ready else STAGES["engines"]
+        return "loading the model's weights into the engines" if self._ready else STAGES["engines"]
 
-    def urls_of(self, model: str) -> list[str]:
+    async def urls_of(self, model: str) -> list[str]:
         """URLs of servers with this model's weights. Loads or starts them if necessary."""
         if self._url is not None:
             return [self._url]
         self.begin(model)
         self._wait()
         if model != self._model:
-            self._replace(model)
+            await self._replace(model)
         return [server.url for server in self._running]
 
-    def sampler(self, case: Case, settings: Settings, problems: Sequence[Problem], day: date) -> TokenSampler:
-        """A sampler for ``case``. Raises ReToolError for an unsupported protocol or prompt."""
-        tokenizer = tokenizer_of(self._config.model, case.model, day=day)
-        protocol = protocol_of(self._config.rollout.calling(case.tool), tokenizer)
-        return TokenSampler(protocol, settings, problems)
+    def sampler(self, work: CaseSamples, day: date) -> TokenSampler:
+        """A sampler for ``work``. Raises ReToolError for an unsupported protocol or prompt."""
+        tokenizer = tokenizer_of(self._config.model, work.case.model, day=day)
+        return TokenSampler(protocol_of(self._config.rollout.calling(work.case.tool), tokenizer), work)
 
-    def _replace(self, model: str) -> None:
+    async def _replace(self, model: str) -> None:
         """Load the model into the running servers, or restart them for another architecture."""
         now, then = architecture_of(self._model), architecture_of(model)
         if other := sorted(name for name in {**now, **then} if now.get(name) != then.get(name)):
-            logger.info("%s differs from %s in its %s, so servers are started anew", model, self._model, other)
+            logger.info("%s differs from %s in its %s, so the servers restart", model, self._model, other)
             self._stack.close()
             self._start(model)
             self._wait()
         else:
-            asyncio.run(_load([server.url for server in self._running], model))
-            logger.info("the servers hold the weights of %s in place of %s", model, self._model)
+            await _load([server.url for server in self._running], model)
+            logger.info("the servers loaded the weights of %s in place of those of %s", model, self._model)
             self._model = model
 
     def _start(self, model: str) -> None:
@@ -160,35 +164,35 @@ class TokenSampler:
     Raises DataError for a prompt with more than data.max_prompt_tokens tokens.
     """
 
-    def __init__(self, protocol: ToolProtocol, settings: Settings, problems: Sequence[Problem]) -> None:
-        self._protocol, self._limits = protocol, settings.limits
+    def __init__(self, protocol: ToolProtocol, work: CaseSamples) -> None:
+        self._protocol, self._limits = protocol, work.limits
         self.engine = SpreadEngine(())
-        most = settings.max_prompt_tokens
+        most = work.config.data.max_prompt_tokens
         self._prompts = {
-            each.id: checked_prompt(protocol, each.messages, most, f"problem {each.id}") for each in problems
+            each.id: checked_prompt(protocol, each.messages, most, f"problem {each.id}") for each in work.problems
         }
 
-    def notes(self, case: Case, problems: Sequence[Problem]) -> Iterator[str]:
+    def notes(self, work: CaseSamples) -> Iterator[str]:
         """Notes for the user: a warning if the prompt format differs, then the first prompt."""
-        protocol = self._protocol
-        asked = format_of_prompts((problem.messages for problem in problems), protocol.name if case.tool else "")
+        protocol, case = self._protocol, work.case
+        asked = format_of_prompts((problem.messages for problem in work.problems), protocol.name if case.tool else "")
         yield from difference(case.model, asked, case.name, "docs/evaluation.md: how a problem is put to the model.")
-        seen = decode(protocol.tokenizer, self._prompts[problems[0].id])
-        yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(seen)}"
+        prompt = decode(protocol.tokenizer, self._prompts[work.problems[0].id])
+        yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(prompt)}"
 
     async def connect(self, urls: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         self.engine = SpreadEngine([await stack.enter_async_context(SglangEngine(url)) for url in urls])
 
-    async def trajectory(self, problem: Problem, sampling: Sampling, given: Given) -> Trajectory:
+    async def trajectory(self, problem: Problem, sampling: Sampling, context: ToolContext) -> Trajectory:
         return await run_trajectory(
             self._prompts[problem.id],
             engine=self.engine,
-            sandbox=given.sandbox,
+            sandbox=context.sandbox,
             protocol=self._protocol,
             limits=self._limits,
             sampling=sampling,
-            trajectory_id=given.trajectory_id,
-            given=given,
+            trajectory_id=context.trajectory_id,
+            tool_context=context,
         )
 
     def text(self, trajectory: Trajectory) -> str:
@@ -201,10 +205,10 @@ async def _load(urls: Sequence[str], model: str) -> None:
         engines = [await stack.enter_async_context(SglangEngine(url)) for url in urls]
         await asyncio.gather(*(engine.load(model) for engine in engines))
         for engine in engines:
-            held = (await engine.model_info()).get("model_path")
-            if held != model:
+            loaded = (await engine.model_info()).get("model_path")
+            if loaded != model:
                 raise RolloutError(
-                    f"{engine.url} was to load {model} and says that it holds {held}. Run the same command again: "
+                    f"{engine.url} should have loaded {model}, but reports {loaded}. Run the same command again: "
                     "the finished samples are kept."
                 )
 
@@ -239,5 +243,5 @@ def config_of(model: str) -> dict[str, Any]:
             ) from error
         raise CheckpointError(
             f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Name "
-            f"one, or make it of a run: `retool export RUN --to FOLDER`"
+            f"one, or export a run: `retool export RUN --to FOLDER`"
         ) from error

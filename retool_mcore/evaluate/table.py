@@ -13,8 +13,6 @@ from retool_mcore.evaluate.stats import sizes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from retool_mcore.evaluate.compare import Comparison
-
 KINDS = ("pass", "maj")
 FEW_PROBLEMS = 100
 MARKS = "# right, . wrong, - without an answer"
@@ -96,17 +94,3 @@ def _marks(row: Mapping[str, Any]) -> str:
 
 def _interval(scores: Mapping[str, float], name: str) -> str:
     return f"{scores[f'{name}/low']:.3f} to {scores[f'{name}/high']:.3f}"
-
-
-def comparison_lines(found: Comparison) -> Iterator[str]:
-    """Text lines with the difference and each flipped problem."""
-    yield (
-        f"{found.first:.3f} to {found.second:.3f}: {found.difference:+.3f}, 95 % interval {found.low:+.3f} to "
-        f"{found.high:+.3f}, paired over {found.problems} problems"
-    )
-    if found.low <= 0 <= found.high:
-        yield "The interval holds 0: the difference may be chance."
-    yield f"{len(found.gained)} problems are solved that were not, {len(found.lost)} are not that were."
-    for sign, flips in (("+", found.gained), ("-", found.lost)):
-        for flip in flips:
-            yield f"  {sign} problem {flip.id} (truth {flip.truth:.60}): {flip.first} right, then {flip.second}"

@@ -1,23 +1,31 @@
-"""Runs the tool calls of one trajectory in the sandbox or in user-defined tools."""
+"""Runs the tool calls of one trajectory in the sandbox or in user-defined tools.
+
+The hooks of user-defined tools run with time limits. An exception in a hook fails at most one call
+or one trajectory. It is logged and counted.
+"""
 
 import asyncio
+import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.rollout import hooks
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.tool_call import Call
-from retool_mcore.rollout.tool_output import without_middle
-from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult
-from retool_mcore.sandbox.base import ExecResult, Status
+from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult
+from retool_mcore.sandbox.base import ExecResult
+
+GRACE_S = 1.0  # how long to wait for a cancelled hook to finish
+FoundT = TypeVar("FoundT")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +49,7 @@ class CallResult:
     tool: str = TOOL_NAME
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    text: str
-    ok: bool
-    status: Status = "finished"
-    run_s: float = 0.0
-    queue_s: float = 0.0
-    wall_s: float = 0.0
-
-
-class Shows(Protocol):
+class ResultFormat(Protocol):
     """The part of a ``ToolProtocol`` that ``Calls`` uses."""
 
     @property
@@ -64,12 +62,16 @@ class Shows(Protocol):
 
 
 class Calls:
-    """The tools of one trajectory and their state. Call ``close`` when the trajectory is over."""
+    """The tools of one trajectory and their state. Call ``close`` when the trajectory is over.
 
-    def __init__(self, protocol: Shows, limits: Limits, given: Given) -> None:
-        self._sandbox, self._protocol, self._limits = given.sandbox, protocol, limits
-        self._given, self._trajectory_id = given, given.trajectory_id
-        self.found: dict[str, dict[str, float]] = {}  # results of Tool.end by tool name, for the reward function
+    ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
+    ``faults``: the exceptions in hooks, by "TOOL.HOOK/EXCEPTION", such as "lookup.end/KeyError".
+    """
+
+    def __init__(self, protocol: ResultFormat, limits: Limits, context: ToolContext) -> None:
+        self._protocol, self._limits, self._context = protocol, limits, context
+        self.found: dict[str, dict[str, float]] = {}
+        self.faults: Counter[str] = Counter()
         self._tools = {tool.name: tool for tool in protocol.tools}
         self._states: dict[str, asyncio.Task[Any]] = {}
         self._made: Counter[str] = Counter()
@@ -81,14 +83,12 @@ class Calls:
         user-defined tool except ToolError propagates. The turn's other calls are cancelled first.
         """
         if self._limits.sessions:
-            outcomes = [await self._run(call) for call in calls]
-        else:
-            running = [asyncio.ensure_future(self._run(call)) for call in calls]
-            try:
-                outcomes = await asyncio.gather(*running)
-            finally:
-                await hooks.cancel(running)
-        return [self._result(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
+            return [await self._run(call) for call in calls]
+        running = [asyncio.ensure_future(self._run(call)) for call in calls]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            await _cancel(running)
 
     def shown(self, error: str) -> str:
         """An error message of the loop, cleaned and cut like a tool's output."""
@@ -100,39 +100,41 @@ class Calls:
         Exceptions in ``end`` are logged and counted. They affect neither the trajectory nor the
         other tools.
         """
-        if self._limits.sessions and self._sandbox is not None:
-            await self._sandbox.end_session(self._trajectory_id)
+        if self._limits.sessions and self._context.sandbox is not None:
+            await self._context.sandbox.end_session(self._context.trajectory_id)
         await asyncio.gather(*(self._end(name, state) for name, state in self._states.items()))
 
     async def _end(self, name: str, started: asyncio.Task[Any]) -> None:
         tool, what = self._tools[name], f"{name}.end"
         if not started.done():
-            await hooks.cancel([started])
+            await _cancel([started])
         if not started.done() or started.cancelled() or started.exception() is not None:
             return
         try:
-            found = await hooks.bounded(what, tool.end(started.result()), tool.hook_timeout_s)
+            found = await _bounded(what, tool.end(started.result()), tool.hook_timeout_s)
             if found is not None:
                 self.found[name] = _numbers(found)
         except Exception as error:  # noqa: BLE001  user code may raise anything
-            hooks.count(what, error)
+            self._count_fault(what, error)
 
-    async def _run(self, call: Call) -> _Outcome:
+    async def _run(self, call: Call) -> CallResult:
         tool = self._tools.get(call.tool)
-        return await (self._execute(call.code) if tool is None else self._ask(tool, call))
+        return await (self._run_code(call) if tool is None else self._run_tool(tool, call))
 
-    async def _execute(self, code: str) -> _Outcome:
-        assert self._sandbox is not None, f"protocol {self._protocol.name} calls a tool, but no sandbox was given"
+    async def _run_code(self, call: Call) -> CallResult:
+        sandbox = self._context.sandbox
+        assert sandbox is not None, f"protocol {self._protocol.name} calls a tool, but there is no sandbox"
         started = time.perf_counter()
         found: ExecResult = await self._retrying()(
-            self._sandbox.execute,
-            code,
+            sandbox.execute,
+            call.code,
             run_timeout_s=self._limits.run_timeout_s,
             memory_limit_mb=self._limits.memory_limit_mb,
-            session=self._trajectory_id if self._limits.sessions else None,
+            session=self._context.trajectory_id if self._limits.sessions else None,
         )
-        return _Outcome(
-            text=found.text,
+        return self._result(
+            call,
+            found.text,
             ok=found.ok,
             status=found.status,
             run_s=found.run_s,
@@ -140,39 +142,49 @@ class Calls:
             wall_s=time.perf_counter() - started,
         )
 
-    async def _ask(self, tool: Tool, call: Call) -> _Outcome:
+    async def _run_tool(self, tool: Tool, call: Call) -> CallResult:
         self._made[tool.name] += 1
         if tool.max_calls is not None and self._made[tool.name] > tool.max_calls:
-            return _Outcome(text=f"Error: {tool.name} may be called {tool.max_calls} times, and was.", ok=False)
-        started = time.perf_counter()
+            return self._result(call, f"Error: {tool.name} may be called {tool.max_calls} times, and was.", ok=False)
+        started, status = time.perf_counter(), "finished"
         try:
             answer: ToolResult = await self._retrying()(self._call, tool, call)
         except ToolError as error:
             answer = ToolResult(text=f"Error: {error}", ok=False)
         except TimeoutError:
-            took_s = time.perf_counter() - started
-            text = f"[stopped at the time limit, after {took_s:.1f} s]"
-            return _Outcome(text=text, ok=False, status="time_limit", run_s=took_s, wall_s=took_s)
-        took_s = time.perf_counter() - started
-        return _Outcome(text=answer.text, ok=answer.ok, run_s=took_s, wall_s=took_s)
+            status = "time_limit"
+            after_s = time.perf_counter() - started
+            answer = ToolResult(text=f"[stopped at the time limit, after {after_s:.1f} s]", ok=False)
+        wall_s = time.perf_counter() - started
+        return self._result(call, answer.text, ok=answer.ok, status=status, run_s=wall_s, wall_s=wall_s)
 
     async def _call(self, tool: Tool, call: Call) -> ToolResult:
         """One attempt. Counts exceptions as faults, except ToolError, outages and timeouts."""
+        what = f"{tool.name}.call"
         try:
-            answer = await hooks.bounded(f"{tool.name}.call", self._started_call(tool, call), tool.timeout_s)
+            answer: object = await _bounded(what, self._call_started(tool, call), tool.timeout_s)
         except (ToolError, SandboxUnavailable, TimeoutError):
             raise
         except Exception as error:
-            hooks.count(f"{tool.name}.call", error)
+            self._count_fault(what, error)
             raise
-        return _checked(tool, answer)
+        result = ToolResult(text=answer) if isinstance(answer, str) else answer
+        if isinstance(result, ToolResult) and isinstance(result.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return result
+        self._count_fault(what, TypeError(f"it returned {answer!r:.200}; return a str or a ToolResult of a str"))
+        return ToolResult(text=f"Error: {tool.name} gave no text.", ok=False)
 
-    async def _started_call(self, tool: Tool, call: Call) -> str | ToolResult:
+    async def _call_started(self, tool: Tool, call: Call) -> str | ToolResult:
         if tool.name not in self._states:  # concurrent calls share one start
-            work = hooks.bounded(f"{tool.name}.start", tool.start(self._given), tool.hook_timeout_s)
+            work = _bounded(f"{tool.name}.start", tool.start(self._context), tool.hook_timeout_s)
             self._states[tool.name] = asyncio.ensure_future(work)
         state = await asyncio.shield(self._states[tool.name])
         return await tool.call(call.arguments, state)
+
+    def _count_fault(self, what: str, error: Exception) -> None:
+        """Log and count an exception in user code. ``what``: "TOOL.HOOK"."""
+        self.faults[f"{what}/{type(error).__name__}"] += 1
+        logger.error("%s of rollout.tools failed: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     def _retrying(self) -> AsyncRetrying:
         return AsyncRetrying(
@@ -182,20 +194,28 @@ class Calls:
             reraise=True,
         )
 
-    def _result(self, call: Call, outcome: _Outcome) -> CallResult:
-        # Drop the middle of a huge output before cleaning, which would read all of it.
-        text = without_middle(outcome.text, self._limits.max_tool_output_tokens)
+    def _result(
+        self,
+        call: Call,
+        text: str,
+        *,
+        ok: bool,
+        status: str = "finished",
+        run_s: float = 0.0,
+        queue_s: float = 0.0,
+        wall_s: float = 0.0,
+    ) -> CallResult:
         shown, cut_tokens = self._protocol.shown(text, self._limits.max_tool_output_tokens)
         return CallResult(
             tool=call.tool,
             code=call.code,
-            ok=outcome.ok,
-            status=outcome.status,
+            ok=ok,
+            status=status,
             shown=shown,
             cut_tokens=cut_tokens,
-            run_s=outcome.run_s,
-            queue_s=outcome.queue_s,
-            wall_s=outcome.wall_s,
+            run_s=run_s,
+            queue_s=queue_s,
+            wall_s=wall_s,
         )
 
 
@@ -206,17 +226,27 @@ def _numbers(found: Mapping[str, float]) -> dict[str, float]:
     return numbers
 
 
-def _checked(tool: Tool, answer: object) -> ToolResult:
-    """Convert a tool's return value. Anything but a str or a ToolResult of str is a failed call."""
-    if isinstance(answer, str):
-        return ToolResult(text=answer)
-    text = cast("object", answer.text) if isinstance(answer, ToolResult) else None
-    if isinstance(answer, ToolResult) and isinstance(text, str):
-        return answer
-    held = (
-        f"a ToolResult with a text of type {type(text).__name__}"
-        if isinstance(answer, ToolResult)
-        else repr(type(answer))
-    )
-    hooks.count(f"{tool.name}.call", TypeError(f"it returned {held}; return a str or a ToolResult of a str"))
-    return ToolResult(text=f"Error: {tool.name} gave no text.", ok=False)
+async def _bounded(what: str, work: Coroutine[Any, Any, FoundT], limit_s: float | None) -> FoundT:
+    """Await ``work``; raise TimeoutError after ``limit_s`` seconds (None: no limit).
+
+    It returns in time even if ``work`` suppresses its cancellation. The task is then abandoned.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    finally:
+        await _cancel([task])
+    if not done:
+        raise TimeoutError(f"{what} did not end within {limit_s:g} s")
+    if task.cancelled():  # the hook did this itself: a cancelled trajectory would not get here
+        raise RuntimeError(f"{what} cancelled itself")
+    return task.result()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel ``tasks`` and wait up to GRACE_S for them to finish."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=GRACE_S)

@@ -1,6 +1,6 @@
 """The token-exact record of one trajectory.
 
-The ledger holds the tokens that the engine sampled, the tokens written between turns, and the
+The ledger contains the tokens that the engine sampled, the tokens written between turns, and the
 weight version that sampled each token. Every request sends ``Ledger.context`` to the engine, and
 every sampled token is appended to the ledger. The trainer therefore trains on exactly the sampled
 tokens: nothing is decoded and tokenized again. Only routes need NumPy; the rest is pure Python.
@@ -120,7 +120,7 @@ class Ledger:
         """
         assert len(token_ids) == len(logprobs), f"{len(token_ids)} tokens but {len(logprobs)} logprobs"
         assert context_tokens in (None, len(self.prompt_ids) + len(self.response_ids)), (
-            f"the engine continued {context_tokens} tokens, the ledger holds "
+            f"the engine continued {context_tokens} tokens, the ledger has "
             f"{len(self.prompt_ids)} + {len(self.response_ids)}"
         )
         assert version >= 0, f"version {version} of sampled tokens is negative"
@@ -142,8 +142,8 @@ class Ledger:
         from the first request that reported them. After a weight sync the engine recomputes earlier
         tokens and may route them to experts other than those they were sampled with.
         """
-        told, known = len(routes), sum(map(len, self._routes))
-        assert told == len(self.context) - 1, f"{told} routes for a context of {len(self.context)} tokens"
+        count, known = len(routes), sum(map(len, self._routes))
+        assert count == len(self.context) - 1, f"{count} routes for a context of {len(self.context)} tokens"
         self._routes.append(routes[known:])
 
     @property

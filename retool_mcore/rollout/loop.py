@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.rollout import hooks
 from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Parsed
-from retool_mcore.rollout.tools import Given
+from retool_mcore.rollout.tools import ToolContext
 from retool_mcore.sandbox.base import Sandbox
 
 MAX_ABORTS = 600  # aborts of one turn that yield no token, ABORT_PAUSE_S apart; a weight sync takes less than 600 s
@@ -112,13 +111,13 @@ async def run_trajectory(
     limits: Limits,
     sampling: Sampling,
     trajectory_id: str,
-    given: Given | None = None,
+    tool_context: ToolContext | None = None,
 ) -> Trajectory:
     """Sample one trajectory from the prompt ``prompt_ids`` [T] until it stops.
 
     ``sandbox``: may be None for a text-only protocol.
     ``trajectory_id``: routes all turns to the same engine replica, and names the sandbox session.
-    ``given``: the part of the dataset row that user-defined tools may read.
+    ``tool_context``: the part of the dataset row that user-defined tools may read.
 
     A model's mistake never raises. After an outage of the sandbox or the engine, the returned
     trajectory has ``StopReason.DROPPED``. Other exceptions of a user-defined tool than ToolError,
@@ -127,8 +126,8 @@ async def run_trajectory(
     assert prompt_ids, "a trajectory starts from at least one prompt token"
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
     conversation = _TokenConversation(trajectory, engine, protocol, sampling, trajectory_id)
-    given = replace(given or Given(), trajectory_id=trajectory_id, sandbox=sandbox)
-    return await converse(trajectory, conversation, Calls(protocol, limits, given), limits)
+    context = replace(tool_context or ToolContext(), trajectory_id=trajectory_id, sandbox=sandbox)
+    return await converse(trajectory, conversation, Calls(protocol, limits, context), limits)
 
 
 class OutOfRoom(Exception):
@@ -159,17 +158,16 @@ class Conversation(Protocol):
 async def converse(trajectory: Trajectory, model: Conversation, calls: Calls, limits: Limits) -> Trajectory:
     """Alternate model turns and tool calls until the trajectory stops. An outage drops it."""
     trajectory.started_unix_s, started = time.time(), time.perf_counter()
-    with hooks.counting() as faults:
-        try:
-            reason = await _alternate(trajectory, model, calls, limits)
-        except OutOfRoom:
-            reason = StopReason.NO_ROOM
-        except (SandboxUnavailable, EngineUnavailable) as error:
-            trajectory.drop_error = f"{type(error).__name__}: {error}"
-            reason = StopReason.DROPPED
-        finally:
-            await calls.close()
-    trajectory.found, trajectory.faults = calls.found, dict(faults)
+    try:
+        reason = await _alternate(trajectory, model, calls, limits)
+    except OutOfRoom:
+        reason = StopReason.NO_ROOM
+    except (SandboxUnavailable, EngineUnavailable) as error:
+        trajectory.drop_error = f"{type(error).__name__}: {error}"
+        reason = StopReason.DROPPED
+    finally:
+        await calls.close()
+    trajectory.found, trajectory.faults = calls.found, calls.faults
     trajectory.ledger.close(reason)
     trajectory.wall_s = time.perf_counter() - started
     return trajectory
@@ -261,7 +259,7 @@ class _TokenConversation:
             turn_tokens=len(ledger.response_ids) - start,
         )
         self.trajectory.requests += 1
-        sampled = self._cut_at_its_end(await self.engine.generate(request), ledger.response_ids[start:])
+        sampled = self._cut_at_turn_end(await self.engine.generate(request), ledger.response_ids[start:])
         if sampled.cached_tokens is not None:
             self.trajectory.context_tokens += len(request.token_ids)
             self.trajectory.cached_tokens += sampled.cached_tokens
@@ -273,7 +271,7 @@ class _TokenConversation:
                 ledger.append_routes(sampled.routes)
         return sampled
 
-    def _cut_at_its_end(self, sampled: EngineTurn, before: list[int]) -> EngineTurn:
+    def _cut_at_turn_end(self, sampled: EngineTurn, before: list[int]) -> EngineTurn:
         """Cut ``sampled`` at the end of the turn. ``before``: the turn's earlier tokens.
 
         A speculative decoding step yields several tokens. SGLang does not look for stop tokens in

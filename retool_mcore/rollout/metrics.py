@@ -49,7 +49,6 @@ class Behavior:
     repairs             repairs made while parsing calls, by kind
     call_s              seconds of each executed call from request to result
     call_queue_s        of these, seconds waiting for a free sandbox slot
-    call_run_s          of these, seconds running
     requests            requests to the engine; more than turns only after aborts or after stop
                         tokens that completed no call
     context_tokens      context tokens sent to the engine, summed over requests; 0 if the engine
@@ -81,7 +80,6 @@ class Behavior:
     repairs: Mapping[str, int] = field(default_factory=dict[str, int])
     call_s: list[float] = field(default_factory=list[float])
     call_queue_s: list[float] = field(default_factory=list[float])
-    call_run_s: list[float] = field(default_factory=list[float])
     requests: int = 0
     context_tokens: int = 0
     cached_tokens: int = 0
@@ -119,7 +117,6 @@ class Behavior:
             repairs=dict(Counter(kind for each in parsed for kind in each.repairs)),
             call_s=[result.wall_s for result in results],
             call_queue_s=[result.queue_s for result in results],
-            call_run_s=[result.run_s for result in results],
             requests=trajectory.requests,
             context_tokens=trajectory.context_tokens,
             cached_tokens=trajectory.cached_tokens,
@@ -136,29 +133,10 @@ def _self_corrections(results: Sequence[CallResult]) -> int:
 
 
 def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = None) -> dict[str, float]:
-    """``behavior/`` metrics over the trajectories that were not dropped.
+    """``behavior/`` metrics over the trajectories that were not dropped; see docs/metrics.md.
 
-    ``correct`` [N]: whether each trajectory's answer is correct.
-
-    code_ratio              trajectories with an executed call / trajectories
-    calls, turns, requests  per trajectory
-    code_lines              per executed call
-    executable_fraction     successful calls / executed calls
-    limit_fraction          calls that hit the time or memory limit / executed calls
-    correct_code_fraction   trajectories with a correct answer whose last call succeeded /
-                            trajectories with a call
-    first_call_position     mean of first_call_tokens / response_tokens, over trajectories with a
-                            call
-    response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory; the token
-                            counts are omitted if a chat API reports none
-    cut_output_fraction     results with their middle cut / executed calls
-    malformed/KIND, repaired/KIND                        per trajectory
-    calls/TOOL              per trajectory, for each tool other than the interpreter
-    tool_faults/TOOL.HOOK/ERROR      per trajectory, for those tools
-    stop/REASON             trajectories with this stop reason / trajectories
-    engine_s, tool_s        seconds per trajectory spent waiting for the engine and for the tools
-    slowest_s               engine_s + tool_s of the slowest trajectory (straggler)
-    slowest_tool_s          tool_s of that trajectory: what calls cost a step that waits for it
+    ``correct`` [N]: whether each trajectory's answer is correct. Token counts are omitted if a chat
+    API reports none.
     """
     rows = list(behaviors)
     if not rows:
@@ -167,9 +145,10 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     count, with_code = len(rows), [row for row in rows if row.calls]
     calls = sum(row.calls for row in rows)
     out: dict[str, float] = {"code_ratio": len(with_code) / count}
-    told = any(row.response_tokens for row in rows)  # a model behind a chat API has no token counts
-    for name in PER_TRAJECTORY if told else (name for name in PER_TRAJECTORY if not name.endswith("_tokens")):
-        out[name] = sum(getattr(row, name) for row in rows) / count
+    has_tokens = any(row.response_tokens for row in rows)  # a model behind a chat API has none
+    for name in PER_TRAJECTORY:
+        if has_tokens or not name.endswith("_tokens"):
+            out[name] = sum(getattr(row, name) for row in rows) / count
     slowest = max(rows, key=lambda row: row.engine_s + row.tool_s)
     out |= {"slowest_s": slowest.engine_s + slowest.tool_s, "slowest_tool_s": slowest.tool_s}
     if calls:
@@ -248,12 +227,12 @@ def group_shares(
     for uid, right, reward in zip(uids, correct, rewards, strict=True):
         groups.setdefault(uid, []).append(right)
         scores.setdefault(uid, set()).add(reward)
-    aside = filtered or {}
-    count = len(groups) + sum(aside.values()) + discarded
+    removed = filtered or {}
+    count = len(groups) + sum(removed.values()) + discarded
     if not count:
         return {}
-    right = sum(all(each) for each in groups.values()) + sum(aside[score] for score in aside if score > 0)
-    wrong = sum(not any(each) for each in groups.values()) + sum(aside[score] for score in aside if score <= 0)
+    right = sum(all(each) for each in groups.values()) + sum(removed[score] for score in removed if score > 0)
+    wrong = sum(not any(each) for each in groups.values()) + sum(removed[score] for score in removed if score <= 0)
     shares = {"groups/all_right": right / count, "groups/all_wrong": wrong / count}
     if groups:
         shares["groups/same_reward"] = sum(len(each) == 1 for each in scores.values()) / len(groups)

@@ -7,27 +7,296 @@ subclass of ``ToolProtocol``. The loop only uses the base class.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.config import ToolLoop
 from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
-from retool_mcore.data.chat import encode_piece, name_of
+from retool_mcore.data.chat import decode, encode_piece, name_of
 from retool_mcore.data.prompt_format import retool_messages
-from retool_mcore.data.tool import CODE_END, CODE_START, TOOL_NAME
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER, CODE_START, TOOL_NAME, closes
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
+from retool_mcore.platforms.call_end import CallEnd
+from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.mcp import mcp_tools
-from retool_mcore.rollout.tool_call import Parsed, parse_retool
-from retool_mcore.rollout.tool_protocol import Message, TextOnly, ToolProtocol
-from retool_mcore.rollout.tool_turns import Hermes, Llama3, Mistral, Qwen3Coder, ToolTurns
+from retool_mcore.rollout.tool_call import (
+    Parsed,
+    mistral_ids,
+    parse_hermes,
+    parse_llama3,
+    parse_mistral,
+    parse_qwen3_coder,
+    parse_retool,
+    without_call,
+    without_interpreter,
+)
+from retool_mcore.rollout.tool_output import cut_middle
 from retool_mcore.rollout.tools import Tool, open_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Message = Mapping[str, Any]
 RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
+
+
+class ToolProtocol(ABC):
+    """Renders prompts and tool results and parses model turns, for one tool-call format.
+
+    A protocol has a tokenizer but no per-trajectory state.
+
+    ``interpreter``: whether the model may call the code interpreter.
+    ``tools``: callable tools other than the interpreter.
+    ``end_ids``: tokens that end a model turn (EOS, <|im_end|>).
+    ``stop_token_ids``: ``end_ids`` plus the tokens that complete a call. The engine stops at the
+    first of them that it samples and returns it as the turn's last token.
+    ``call_end``: if set, decides whether a stop token really completes a call. An engine that
+    supports it continues if not.
+    """
+
+    name: str
+    end_ids: tuple[int, ...]
+    tools: tuple[Tool, ...] = ()
+    interpreter = True
+    stop_token_ids: tuple[int, ...]
+    call_end: CallEnd | None = None
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.format = chat.chat_format(tokenizer)
+        # Qwen's generation config stops at <|im_end|> and at <|endoftext|>, its padding token.
+        ends = (self.format.end_of_turn_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        self.end_ids = tuple(sorted({token_id for token_id in ends if isinstance(token_id, int)}))
+        self.stop_token_ids = self.end_ids
+        self._decoded: tuple[Sequence[int], str] = ((), "")  # one-entry cache of ``text``
+
+    @abstractmethod
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids [T] of the prompt, including the header of the first model turn."""
+
+    @abstractmethod
+    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
+        """Parse a complete model turn. ``turn_ids`` end with the token that stopped the engine."""
+
+    @abstractmethod
+    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
+        """Token ids [T] to append after a model turn: the results and the next turn's header.
+
+        They start with the end-of-turn token if the model did not sample it.
+        """
+
+    def offer(self, tools: Sequence[Tool]) -> None:
+        """Offer ``tools`` to the model. Raises ConfigError if the protocol does not support it."""
+        if tools:
+            raise ConfigError(
+                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" '
+                'have no tool name: all run the interpreter. Use protocol "hermes".'
+            )
+
+    def allow_parallel_calls(self) -> None:
+        """Allow several calls per turn. Raises ConfigError if the protocol does not support it."""
+        raise ConfigError(
+            f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
+            'Use "first", or protocol "hermes".'
+        )
+
+    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
+        """A tool's output as the model sees it, and the number of tokens cut from its middle.
+
+        Markup in the output is broken up, see ``clean``.
+        """
+        return cut_middle(self.clean(output), max_tokens, self.tokenizer)
+
+    def clean(self, output: str) -> str:
+        """Break up markup in ``output`` that could be mistaken for a turn, a call or a result."""
+        return chat.neutralise(output, self.format)
+
+    def ended(self, turn_ids: Sequence[int]) -> bool:
+        """Whether the turn is complete after the engine stopped at a stop token.
+
+        False if the last token only looked like the end of a call.
+        """
+        return True
+
+    def _stop_at(self, tag: str) -> None:
+        """Make the engine stop when the model completes ``tag``, which may span several tokens."""
+        ids = encode_piece(self.tokenizer, tag)
+        if len(ids) == 1:
+            self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
+            return
+        call_end = CallEnd.of(self.tokenizer.get_vocab(), tag)
+        if ids[-1] not in call_end.completing:
+            raise CheckpointError(
+                f'rollout.protocol = "{self.name}" stops the engine on the tokens that complete {tag}, and the '
+                f"vocabulary of {name_of(self.tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
+                "(Qwen2.5, Qwen3, Llama 3)"
+            )
+        self.stop_token_ids = tuple(sorted({*self.end_ids, *call_end.completing}))
+        self.call_end = call_end
+
+    def _tag_ended(self, turn_ids: Sequence[int], start: str, end: str) -> bool:
+        """Whether the last token ends the turn, or completes the closing tag of a call."""
+        if turn_ids[-1] in self.end_ids:
+            return True
+        if self.call_end is not None and not self.call_end.complete(turn_ids):
+            return False
+        return closes(self.text(turn_ids), start, end)
+
+    def answer(self, text: str) -> str | None:
+        """The boxed answer in a turn that the token budget cut off, or None."""
+        return last_answer(text)
+
+    def text(self, turn_ids: Sequence[int]) -> str:
+        """Decode a turn without its end-of-turn token; tool tags stay.
+
+        Caches the last turn, because the loop calls both ``ended`` and ``read`` with it.
+        """
+        if turn_ids != self._decoded[0]:
+            closed = bool(turn_ids) and turn_ids[-1] in self.end_ids
+            text = decode(self.tokenizer, turn_ids[: len(turn_ids) - closed], clean_up=False)
+            self._decoded = (list(turn_ids), text)
+        return self._decoded[1]
+
+
+class TextOnly(ToolProtocol):
+    """No tools: the text-only baseline of the paper.
+
+    The response is a single turn, and tool tags have no meaning.
+    """
+
+    name = "text"
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        return chat.render_prompt(messages, None, self.tokenizer)
+
+    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
+        return without_call(text)
+
+    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
+        raise AssertionError("a text-only trajectory has no results to write")
+
+
+class ToolTurns(ToolProtocol):
+    """Renders calls, results and tool schemas with the chat template. Subclasses parse the calls.
+
+    ``tags``: the opening and closing tag of a call, or None. With tags, a turn ends at its first
+    call, on the token that completes the closing tag. After ``allow_parallel_calls``, only an
+    end-of-turn token ends it, and its calls run concurrently. The same holds for a format without
+    tags. Raises CheckpointError if the template renders calls in another format.
+    """
+
+    tags: tuple[str, str] | None = None
+    form: str  # the format, for error messages
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer)
+        turn = chat.probe_call(tokenizer)
+        read = self.calls(turn)
+        if [code.strip() for code in read.codes] != ["print(1)"] or (self.tags and not turn.endswith(self.tags[1])):
+            raise CheckpointError(
+                f'rollout.protocol = "{self.name}" reads calls of the form {self.form}, and the chat template of '
+                f"{name_of(tokenizer)!r} renders one as {turn!r}. "
+                'Use the protocol of that form, or rollout.protocol = "retool"'
+            )
+        if self.tags:
+            self._stop_at(self.tags[1])
+
+    @abstractmethod
+    def calls(self, text: str) -> Parsed:
+        """Parse a turn's text."""
+
+    def offer(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(tools)
+
+    def allow_parallel_calls(self) -> None:
+        self.stop_token_ids, self.call_end = self.end_ids, None
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        schemas = [*([CODE_INTERPRETER] if self.interpreter else ()), *(tool.schema for tool in self.tools)]
+        return chat.render_prompt(messages, schemas, self.tokenizer)
+
+    def ended(self, turn_ids: Sequence[int]) -> bool:
+        return self.tags is None or self._tag_ended(turn_ids, *self.tags)
+
+    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
+        parsed = self.calls(text)
+        return parsed if self.interpreter else without_interpreter(parsed, self.tools)
+
+    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
+        ids = chat.tool_turn_ids(self.tokenizer, results, self.call_ids(turn_ids))
+        # If the model sampled the end-of-turn token, do not repeat it.
+        return ids[1:] if turn_ids[-1] == self.format.end_of_turn_id else ids
+
+    def call_ids(self, turn_ids: Sequence[int]) -> Sequence[str]:
+        """The call ids that the model sampled, if its format has ids."""
+        return ()
+
+
+class Hermes(ToolTurns):
+    """Qwen2.5's format. Results are tool messages."""
+
+    name = "hermes"
+    tags = (CALL_START, CALL_END)
+    form = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
+
+    def calls(self, text: str) -> Parsed:
+        return parse_hermes(text, self.tools)
+
+
+class Qwen3Coder(ToolTurns):
+    """The XML format of Qwen3-Coder and Qwen3.5, inside Hermes' tags."""
+
+    name = "qwen3_coder"
+    tags = (CALL_START, CALL_END)
+    form = "<tool_call><function=...><parameter=...>...</parameter></function></tool_call>"
+
+    def calls(self, text: str) -> Parsed:
+        return parse_qwen3_coder(text, self.tools)
+
+
+class Llama3(ToolTurns):
+    """The JSON format of Llama 3.1, 3.2 and 3.3.
+
+    A call is JSON, with or without <|python_tag|> before it, or code after that tag. It is the
+    whole turn. The model may end it with <|eom_id|> or <|eot_id|>.
+    """
+
+    name = "llama3"
+    form = '{"name": ..., "parameters": {...}}'
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer)
+        more = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if str(token) == "<|eom_id|>"}
+        self.end_ids = self.stop_token_ids = tuple(sorted({*self.end_ids, *more}))
+        self._closing = {self.format.end_of_turn_id, *more}
+
+    def allow_parallel_calls(self) -> None:
+        raise ConfigError(
+            'rollout.calls_per_turn = "all": the templates of Llama 3 write one call in a turn. Use "first".'
+        )
+
+    def calls(self, text: str) -> Parsed:
+        return parse_llama3(text, self.tools)
+
+    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
+        ids = chat.tool_turn_ids(self.tokenizer, results)
+        return ids[1:] if turn_ids[-1] in self._closing else ids
+
+
+class Mistral(ToolTurns):
+    """Mistral's format: [TOOL_CALLS] followed by a list of calls or by name[ARGS]{...}."""
+
+    name = "mistral"
+    form = '[TOOL_CALLS] [{"name": ..., "arguments": {...}}] or [TOOL_CALLS]name[ARGS]{...}'
+
+    def calls(self, text: str) -> Parsed:
+        return parse_mistral(text, self.tools)
+
+    def call_ids(self, turn_ids: Sequence[int]) -> Sequence[str]:
+        return mistral_ids(self.text(turn_ids))
 
 
 class Retool(ToolProtocol):
@@ -104,8 +373,8 @@ def serving_protocol(tokenizer: PreTrainedTokenizerBase) -> str:
             reasons.append(str(error))
         else:
             return name
-    told = "; ".join(dict.fromkeys(reasons))  # several protocols may fail for the same reason
-    raise CheckpointError(f"the tokenizer of {name_of(tokenizer)!r} serves none of {', '.join(PROTOCOLS)}: {told}")
+    why = "; ".join(dict.fromkeys(reasons))  # several protocols may fail for the same reason
+    raise CheckpointError(f"the tokenizer of {name_of(tokenizer)!r} supports none of {', '.join(PROTOCOLS)}: {why}")
 
 
 def open_protocol(
@@ -136,12 +405,13 @@ def protocol_class(name: str) -> type[ToolProtocol]:
         return PROTOCOLS[name]
     if ":" not in name:
         raise ConfigError(
-            f'rollout.protocol = {name!r} is none of {", ".join(PROTOCOLS)}, nor of the form "module:Name".'
+            f"Unknown rollout.protocol = {name!r}. Choose one of: {', '.join(PROTOCOLS)}, or name a subclass of "
+            'ToolProtocol as "module:Name".'
         )
     found = load_named("rollout.protocol", name)
     if not (isinstance(found, type) and issubclass(found, ToolProtocol)):
         raise ConfigError(
-            f'rollout.protocol = "{name}" is no subclass of retool_mcore.rollout.protocol.ToolProtocol: {found!r}.'
+            f'rollout.protocol = "{name}" is not a subclass of retool_mcore.rollout.protocol.ToolProtocol: {found!r}.'
         )
     return found
 

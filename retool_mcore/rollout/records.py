@@ -19,9 +19,6 @@ logprobs            [T] log-probs from the engine, in nats; 0 for tokens that we
 actor_logprobs      [T] log-probs of the actor before the step's updates, in nats; null in
                     validation
 advantage           one number if all trained tokens share it (GRPO), else [T]; null in validation
-
-Files of version 0.1 lack prompt, truth, actor_logprobs and advantage, and have one response per
-group.
 """
 
 import json
@@ -175,7 +172,7 @@ def trace(record: Mapping[str, Any]) -> Trace:
         "partition": record["partition"],
         "trajectory": record["key"],
         "prompt": _cut(str(record.get("prompt"))),
-        "response": _cut("\n".join(part for turn in turns for part in _said(turn))),
+        "response": _cut("\n".join(part for turn in turns for part in _texts(turn))),
         "extracted": None if record.get("extracted") is None else str(record["extracted"]),
         "truth": str(record.get("truth")),
         "right": _right(record),
@@ -191,7 +188,7 @@ def _right(record: Mapping[str, Any]) -> bool:
     return float(parts.get("acc", 0.0)) > 0
 
 
-def _said(turn: Mapping[str, Any]) -> list[str]:
+def _texts(turn: Mapping[str, Any]) -> list[str]:
     """The model's text, then each call's result as the model saw it."""
     return [turn["text"], *(f"[result: {each['status']}]\n{each['shown']}" for each in turn["results"])]
 

@@ -98,7 +98,7 @@ class SglangServer:
         self._key_file = tempfile.NamedTemporaryFile("w", suffix=".yaml")  # noqa: SIM115  closed in stop()
         self._key_file.write(f'api-key: "{self.key}"\n')
         self._key_file.flush()
-        shared_out = self.platform.only_devices(self.devices) if self.devices else {}
+        device_env = self.platform.only_devices(self.devices) if self.devices else {}
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "wb", opener=_private) as log:  # private: SGLang logs its arguments
             self._process = subprocess.Popen(
@@ -106,7 +106,7 @@ class SglangServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.platform.process_env(), **shared_out, **self.env},
+                env={**os.environ, **self.platform.process_env(), **device_env, **self.env},
                 start_new_session=True,  # a separate process group: killable as a whole, unaffected by Ctrl-C
                 # Not SIGTERM: SGLang would first finish requests whose responses nobody reads.
                 preexec_fn=die_with_parent,  # noqa: PLW1509  system calls only, no lock is taken in the child
@@ -130,25 +130,24 @@ class SglangServer:
 
     def _wait(self) -> None:
         assert self._process is not None, "the server was not started"
-        deadline = time.monotonic() + self.start_timeout_s
+        deadline, status = time.monotonic() + self.start_timeout_s, None
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0, trust_env=False) as client:
-            while time.monotonic() < deadline:
-                status = self._process.poll()
-                if status is not None:
-                    raise RolloutError(
-                        f"the SGLang server of {self.model_path} ended with status {status} before it was ready. "
-                        f"Its last words, in full in {self.log_path}:\n{self._last_words()}"
-                    )
+            while status is None and time.monotonic() < deadline:
                 with contextlib.suppress(httpx.TransportError):
                     if client.get("/health").is_success:
                         return
                 time.sleep(0.2)
+                status = self._process.poll()
+        problem = (
+            f"did not answer within {self.start_timeout_s:g} s"
+            if status is None
+            else f"ended with status {status} before it was ready"
+        )
         raise RolloutError(
-            f"the SGLang server of {self.model_path} did not answer within {self.start_timeout_s:g} s. "
-            f"Its last words, in full in {self.log_path}:\n{self._last_words()}"
+            f"the SGLang server of {self.model_path} {problem}. The end of its log {self.log_path}:\n{self._log_tail()}"
         )
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-15:])
 

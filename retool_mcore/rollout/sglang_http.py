@@ -3,6 +3,7 @@
 POST /generate takes token ids and returns token ids and log-probs.
 """
 
+import contextlib
 import json
 import logging
 from types import TracebackType
@@ -60,12 +61,12 @@ class SglangEngine:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
-        given = httpx.URL(url.rstrip("/"))
-        self.url = str(given.copy_with(userinfo=b""))
+        parsed = httpx.URL(url.rstrip("/"))
+        self.url = str(parsed.copy_with(userinfo=b""))
         self.retry_s = retry_s
         self._client = httpx.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {given.password}"} if given.password else {},
+            headers={"Authorization": f"Bearer {parsed.password}"} if parsed.password else {},
             timeout=httpx.Timeout(timeout_s, connect=10.0),
             transport=ConcurrentTransport(),
             trust_env=False,  # a proxy from the environment cannot reach a server in this cluster
@@ -161,10 +162,8 @@ class SglangEngine:
             raise _Unreachable(f"status {response.status_code}: {response.text[:300]}", _pause_asked(response))
         if response.is_error:
             raise RolloutError(f"{self.url}{path} refuses the request: {response.status_code} {response.text[:500]}")
-        try:
+        with contextlib.suppress(json.JSONDecodeError):
             answer = response.json()
-        except json.JSONDecodeError as error:
-            raise RolloutError(f"{self.url}{path} is no SGLang server; it answers {response.text[:200]!r}") from error
-        if not is_table(answer):
-            raise RolloutError(f"{self.url}{path} is no SGLang server; it answers {response.text[:200]!r}")
-        return answer
+            if is_table(answer):
+                return answer
+        raise RolloutError(f"{self.url}{path} is not an SGLang server: it answers {response.text[:200]!r}")

@@ -1,8 +1,8 @@
 """Parses a model turn into a tool call, an answer, plain text, or a malformed call.
 
-The parsers take text and return one ``Parsed``; they never change the sampled tokens. They repair
-an invalid call if it has exactly one interpretation, and record the kind of each repair for the
-metrics. Otherwise ``Parsed.error`` explains the problem to the model.
+Each protocol's format has a parser. It takes text and returns one ``Parsed``; it never changes the
+sampled tokens. It repairs an invalid call if it has exactly one interpretation, and records the
+kind of each repair for the metrics. Otherwise ``Parsed.error`` explains the problem to the model.
 """
 
 import ast
@@ -10,12 +10,14 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME, TaggedText, blocks, words
+from retool_mcore.errors import ConfigError
 from retool_mcore.reward.extract import last_answer
-from retool_mcore.rollout.tools import Tool, complaint, names_of
+from retool_mcore.rollout import schemas
+from retool_mcore.rollout.tools import Tool, names_of
 
 Kind = Literal["tool_call", "answer", "text", "malformed"]
 Problem = Literal["tags", "json", "name", "arguments"]
@@ -101,12 +103,20 @@ def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     the text only mentions are not calls; see ``data.tool``. ``tools``: callable tools in addition
     to the interpreter.
     """
-    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block)]
+    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _JSON_START)]
     if not found:
         return without_call(words(text, CALL_START, CALL_END))
+    return with_calls(lambda repairs: [_read_block(block, repairs, tools) for block in found], tools)
+
+
+def with_calls(read: Callable[[list[str]], Sequence[Call]], tools: Sequence[Tool]) -> Parsed:
+    """A turn with the calls that ``read`` returns; malformed if it raises Malformed.
+
+    ``read`` appends the kinds of its repairs to its argument.
+    """
     repairs: list[str] = []
     try:
-        calls = [_read_block(block, repairs, tools) for block in found]
+        calls = read(repairs)
     except Malformed as error:
         return error.parsed(tools)
     return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
@@ -131,8 +141,8 @@ def without_interpreter(parsed: Parsed, tools: Sequence[Tool]) -> Parsed:
         error = error.partition(". ")[0]
     else:
         return parsed
-    told = f"{error}. The tools are {names_of(tools, interpreter=False)}"
-    return Malformed(parsed.problem or "name", told).parsed()
+    message = f"{error}. The tools are {names_of(tools, interpreter=False)}"
+    return Malformed(parsed.problem or "name", message).parsed()
 
 
 def parse_retool(text: str) -> Parsed:
@@ -156,7 +166,7 @@ def parse_retool(text: str) -> Parsed:
     if bodies and FENCE not in bodies[0] and bodies[0].strip():
         return Parsed(kind="tool_call", calls=code_calls(bodies[0].strip("\n")), repairs=("missing_fence",))
     # The message avoids the tags, because ``shown`` breaks up markup in results.
-    error = "what the code tags hold is not one fenced block" if bodies else "the code has no opening tag"
+    error = "the text between the code tags is not one fenced block" if bodies else "the code has no opening tag"
     shape = f"{FENCE}python\n...\n{FENCE}"
     return Parsed(kind="malformed", problem="tags", error=f"{error}. Write it between the code tags as\n{shape}")
 
@@ -172,18 +182,14 @@ def _read_block(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) ->
     if not block.closed:
         repairs.append("missing_end_tag")
     bodies = _after_start_tags(block.body, CALL_START)[:MAX_START_TAGS]
-    body = next((body for body in bodies if _begins_json(body)), block.body)
+    body = next((body for body in bodies if _JSON_START.match(body)), block.body)
     if body is not block.body and not block.body.replace(CALL_START, "").removesuffix(body).strip():
         repairs.append("doubled_tag")
     return read_call(_json_of(body, repairs), repairs, tools)
 
 
-def _is_call(block: TaggedText) -> bool:
-    return block.closed or block.alone or _begins_json(block.body)
-
-
-def _begins_json(body: str) -> bool:
-    return _JSON_START.match(body) is not None
+def _is_call(block: TaggedText, start: re.Pattern[str]) -> bool:
+    return block.closed or block.alone or start.match(block.body) is not None
 
 
 def _json_of(body: str, repairs: list[str]) -> str:
@@ -230,7 +236,7 @@ def call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool]
         else:
             repairs.append("encoded_arguments")
     if tool is not None:
-        if error := complaint(tool, arguments):
+        if error := schemas.complaint(tool.name, tool.parameters, arguments):
             raise Malformed("arguments", error)
         return Call(tool.name, cast(dict[str, Any], arguments))
     return Call(TOOL_NAME, {"code": _code_of(arguments, repairs)})
@@ -241,7 +247,7 @@ def _code_of(arguments: Any, repairs: list[str]) -> str:
     if not isinstance(code, str):
         raise Malformed("arguments", f'arguments must be an object with one string, "code". Write {_CALL_SHAPE}')
     if _SURROGATE.search(code):
-        raise Malformed("arguments", "the code holds half of a surrogate pair, which is no character")
+        raise Malformed("arguments", "the code has half of a surrogate pair, which is not a character")
     return _without_fence(code, repairs)
 
 
@@ -291,6 +297,8 @@ _SHAPE = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')  # what JSON allows after a backslash
+# SystemError: Python 3.11.7, if a garbage collection runs code that parses (CPython issue 106905)
+_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 _CLOSED = 2  # closing braces: one for the arguments, one for the call
 
 
@@ -344,23 +352,15 @@ def _decode(raw: str) -> str:
 
 
 def _quietly(parse: Callable[[str], Any], text: str) -> Any:
-    """``parse(text)`` without warnings, retried once after a SystemError.
-
-    An invalid escape such as "\\d" in the model's code should not warn here. Up to Python 3.11.7,
-    parsing raises SystemError if a garbage collection during it runs code that also parses
-    (CPython issue 106905).
-    """
+    """``parse(text)`` without warnings about escapes such as "\\d" in the model's code."""
     with warnings.catch_warnings(action="ignore"):
-        try:
-            return parse(text)
-        except SystemError:
-            return parse(text)
+        return parse(text)
 
 
 def _is_python(code: str) -> bool:
     try:
         _quietly(ast.parse, _without_fence(code, []))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except _UNPARSABLE:
         return False
     return True
 
@@ -389,6 +389,140 @@ def _relaxed(body: str) -> _Reading:
 def _python_literal(body: str) -> _Reading:
     try:
         value = _quietly(ast.literal_eval, body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except _UNPARSABLE:
         return _UNREADABLE
     return (cast(Any, value), ["single_quotes"]) if isinstance(value, dict) else _UNREADABLE
+
+
+# --- the formats of Llama 3, Mistral and Qwen3-Coder ---------------------------------------------
+
+PYTHON_TAG, TOOL_CALLS, ARGS = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
+_LLAMA_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
+_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
+_PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.DOTALL)
+_MISTRAL_NAME = re.compile(r"\s*([\w-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?\[ARGS\]")
+_ID = re.compile(r"\w{9}")
+
+
+def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
+    """Parse a Llama 3 turn. A call is either the whole turn or everything after <|python_tag|>."""
+    _, tagged, body = text.partition(PYTHON_TAG)
+    if not tagged:
+        if not _LLAMA_CALL.match(text):
+            return without_call(text)
+        body = text
+    elif not _LLAMA_CALL.match(body) and body.strip():
+        return Parsed(kind="tool_call", calls=code_calls(body.strip()))  # the format of Llama's built-in interpreter
+    parsed = with_calls(lambda repairs: [read_call(each, repairs, tools) for each in _objects(body)], tools)
+    return replace(parsed, repairs=tuple(kind for kind in parsed.repairs if kind != "parameters_key"))
+
+
+def parse_mistral(text: str, tools: Sequence[Tool] = ()) -> Parsed:
+    """Parse a Mistral turn: a JSON list of calls, or a name and its arguments."""
+    first, *bodies = text.split(TOOL_CALLS)
+    if not bodies:
+        return without_call(first)
+    return with_calls(
+        lambda repairs: [call for body in bodies for call in _mistral_calls(body.strip(), repairs, tools)], tools
+    )
+
+
+def mistral_ids(text: str) -> list[str]:
+    """The call ids in a Mistral turn; [] unless every call has a valid one."""
+    found: list[str | None] = []
+    for body in text.split(TOOL_CALLS)[1:]:
+        if name := _MISTRAL_NAME.match(body):
+            found.append(name[2])
+        else:
+            found += [cast("str | None", call.get("id")) for call in _list_of(body) or ()]
+    ids = [call_id for call_id in found if isinstance(call_id, str) and _ID.fullmatch(call_id)]
+    return ids if len(ids) == len(found) else []
+
+
+def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
+    """Parse a Qwen3-Coder turn. Each value is unescaped text in a tag named after its parameter."""
+    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _FUNCTION)]
+    if not found:
+        return without_call(words(text, CALL_START, CALL_END))
+    return with_calls(lambda repairs: [_xml_call(block, repairs, tools) for block in found], tools)
+
+
+def _objects(body: str) -> list[str]:
+    """Split JSON objects separated by ";". Any other text is returned as a single item."""
+    decoder = json.JSONDecoder()
+    found: list[str] = []
+    at = len(body) - len(body.lstrip())
+    while at < len(body):
+        try:
+            _, end = decoder.raw_decode(body, at)
+        except (ValueError, RecursionError):
+            return [body.strip()]
+        found.append(body[at:end])
+        rest = body[end:].lstrip()
+        if rest and not rest.startswith(";"):
+            return [body.strip()]
+        rest = rest.removeprefix(";").lstrip()
+        at = len(body) - len(rest)
+    return found or [body.strip()]
+
+
+def _mistral_calls(body: str, repairs: list[str], tools: Sequence[Tool]) -> list[Call]:
+    if name := _MISTRAL_NAME.match(body):
+        arguments = body[name.end() :].strip()
+        shape = json.dumps(name[1])
+        return [read_call(f'{{"name": {shape}, "arguments": {arguments}}}', repairs, tools)]
+    calls = _list_of(body)
+    if calls is None:  # one call, or a list of one call that is slightly invalid JSON
+        return [read_call(body.removeprefix("[").removesuffix("]").strip(), repairs, tools)]
+    return [read_call(json.dumps(call), repairs, tools) for call in calls]
+
+
+def _list_of(body: str) -> list[dict[str, Any]] | None:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    calls = cast("list[Any]", value) if isinstance(value, list) else []
+    return calls if calls and all(isinstance(call, dict) for call in calls) else None
+
+
+def _xml_call(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> Call:
+    if not block.closed:
+        repairs.append("missing_end_tag")
+    function = _FUNCTION.match(block.body)
+    shape = f"<function={TOOL_NAME}>\n<parameter=code>\n...\n</parameter>\n</function>"
+    if function is None:
+        # The message avoids the outer tags, because ``shown`` breaks up markup in results.
+        raise Malformed("tags", f"the call has no function. Write it between the tool call tags as\n{shape}")
+    name, inside = function[1].strip(), block.body[function.end() :]
+    values: dict[str, Any] = {match[1].strip(): match[2] for match in _PARAMETER.finditer(inside)}
+    if (tool := next((tool for tool in tools if tool.name == name), None)) is not None:
+        kinds = tool.parameters.get("properties", {})
+        values = {key: _typed(value, kinds.get(key)) for key, value in values.items()}
+    return call_of(name, values, repairs, tools)
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """Convert a value to its schema's type: strings stay as they are, other types are JSON."""
+    if isinstance(schema, dict) and cast("dict[str, Any]", schema).get("type") == "string":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+PARSERS: dict[str, Callable[[str], Parsed]] = {
+    "hermes": parse_hermes,
+    "qwen3_coder": parse_qwen3_coder,
+    "retool": parse_retool,
+    "llama3": parse_llama3,
+    "mistral": parse_mistral,
+}
+
+
+def parser_of(protocol: str) -> Callable[[str], Parsed]:
+    """The parser for a protocol's model turns. Raises ConfigError for an unknown name."""
+    if protocol not in PARSERS:
+        raise ConfigError(f"Unknown protocol {protocol!r}. Choose one of: {', '.join(PARSERS)}.")
+    return PARSERS[protocol]

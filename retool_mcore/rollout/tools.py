@@ -38,7 +38,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class ToolContext:
     """The context of a trajectory for ``Tool.start``. The model does not see it.
 
     ``truth``: the row's reward_model.ground_truth. ``extra_info``: the row's column of that name.
@@ -81,7 +81,7 @@ class Tool(ABC):
     timeout_s: float | None = 30.0
     hook_timeout_s: float = 30.0
 
-    async def start(self, given: Given) -> Any:
+    async def start(self, context: ToolContext) -> Any:
         """Create the state of one trajectory. Called before its first call of this tool."""
         return None
 
@@ -155,11 +155,6 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
         except TypeError as error:  # an abstract class, or one that requires arguments
             raise ConfigError(f"{where}: {found!r} cannot be made without arguments: {error}") from error
     return tuple(tools)
-
-
-def complaint(tool: Tool, arguments: Any) -> str | None:
-    """The error message for the model if ``arguments`` violate the tool's schema, else None."""
-    return schemas.complaint(tool.name, tool.parameters, arguments)
 
 
 def names_of(tools: Sequence[Tool], *, interpreter: bool = True) -> str:

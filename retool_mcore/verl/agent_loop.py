@@ -59,7 +59,7 @@ from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, is_held_out_candidate, record
-from retool_mcore.rollout.tools import Given
+from retool_mcore.rollout.tools import ToolContext
 from retool_mcore.run import alive
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
@@ -112,7 +112,7 @@ class ReToolAgentLoop(AgentLoopBase):
                 seed=_seed(shared.config.run.seed, kwargs),
             ),
             trajectory_id=uuid4().hex,
-            given=_given(kwargs),
+            tool_context=_tool_context(kwargs),
         )
         alive.sign()
         if trajectory.dropped:
@@ -241,10 +241,10 @@ def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
     return trajectory_seed(run_seed, TRAINING, int(row["global_steps"]), problem, sample)
 
 
-def _given(row: Mapping[str, Any]) -> Given:
+def _tool_context(row: Mapping[str, Any]) -> ToolContext:
     """The fields of a ``verl.dataset`` row that tools receive."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
-    return Given(
+    return ToolContext(
         truth="" if truth is None else str(truth),
         data_source=row.get("data_source") or "",
         extra_info=row.get("extra_info") or {},

@@ -55,11 +55,11 @@ class Client:
         version = 3 + turn.version  # one more after each abort
         steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), version)
         steps["num_cached_tokens"] = 16
-        told = len(prompt_ids) + len(turn.token_ids) - 1
+        known = len(prompt_ids) + len(turn.token_ids) - 1
         return TokenOutput(
             token_ids=list(turn.token_ids),
             log_probs=list(turn.logprobs),
-            routed_experts=np.array([[[p, turn.version]] for p in range(told)], np.int32) if self.routes else None,
+            routed_experts=np.array([[[p, turn.version]] for p in range(known)], np.int32) if self.routes else None,
             stop_reason=turn.stop,
             extra_fields=steps,
         )
@@ -113,55 +113,51 @@ async def submit(folder: Path, tokenizer: Any) -> dict[str, Any]:
     config = load_config(RlConfig, file, [f"run.root={folder}", "rollout.max_response_tokens=400"])
     truth = json.dumps({"function": "f", "cases": [[[3], 10], [[5], 17]]})
     arguments = {"name": "submit", "arguments": {"code": "f = lambda x: 3 * x + 1"}}
-    said = [f"<tool_call>\n{json.dumps(arguments)}\n</tool_call>", "It is submitted.<|im_end|>"]
-    client = Client(tokenizer, said)
+    client = Client(tokenizer, [f"<tool_call>\n{json.dumps(arguments)}\n</tool_call>", "It is submitted.<|im_end|>"])
     output = await run(client, tokenizer, config, reward_model={"ground_truth": truth}, data_source="unit_tests")
     extra = output["extra_fields"]
     return extra["behavior"] | compute_score("unit_tests", "", truth, extra, run_config=str(written(config)))
 
 
 async def main(folder: Path) -> None:
+    """Runs of one configuration follow each other, because a process keeps one sandbox."""
     tokenizer = build_tokenizer(tokenizer_rows())
     tokenizer.name_or_path = "tiny"
     file = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     own = [f"run.root={folder}", "rollout.max_response_tokens=160", "data.max_prompt_tokens=160"]
     own += ["train.prompts_per_step=8", "train.mini_batch_prompts=8"]
+    own += [f"sandbox.python={environment}/bin/python", 'sandbox.preload=["wave"]']
     tool = load_config(RlConfig, file, own)
-    text = load_config(RlConfig, file, [*own, "run.name=text", "rollout.tools=[]", "rollout.record_groups=0"])
-    said = ["I add.\n" + call("print(412 + 967)"), ANSWER]
-    out: dict[str, Any] = {"tool": await run(Client(tokenizer, said), tokenizer, tool)}
-    out["dropped"] = await run(Client(tokenizer, said, dies=True), tokenizer, tool)
+    turns = ["I add.\n" + call("print(412 + 967)"), ANSWER]
+    out: dict[str, Any] = {"tool": await run(Client(tokenizer, turns), tokenizer, tool)}
+    out["dropped"] = await run(Client(tokenizer, turns, dies=True), tokenizer, tool)
     try:
-        await run(Client(tokenizer, said), tokenizer, tool, content="9" * 500)
+        await run(Client(tokenizer, turns), tokenizer, tool, content="9" * 500)
     except ValueError as error:
         out["long"] = f"{type(error).__name__}: {error}"
-    out["text"] = await run(Client(tokenizer, [call("print(1)") + ANSWER]), tokenizer, text)
-    dated = load_config(RlConfig, file, [*own, "run.name=dated", "rollout.tools=[]"])
+    for name, row in SEEDED.items():
+        out[name] = await run(Client(tokenizer, turns), tokenizer, tool, **row)
+    out["no router replay"] = await run(Client(tokenizer, turns, routes=True), tokenizer, tool)
+    asks = "import sys\nprint('environment' in sys.prefix, 'wave' in sys.modules)"
+    out["interpreter"] = await run(Client(tokenizer, [call(asks), ANSWER]), tokenizer, tool)
+    replayed = load_config(RlConfig, file, [*own, "run.name=r3", "algorithm.router_replay=R3"])
+    aborted = [turns[0].replace("<tool", f"{ABORT}<tool"), ABORT + ANSWER[:6] + ABORT + ANSWER[6:]]
+    out["routes"] = await run(Client(tokenizer, aborted, routes=True), tokenizer, replayed)
+    try:
+        await run(Client(tokenizer, turns), tokenizer, replayed)
+    except AssertionError as error:
+        out["no_routes"] = str(error)
+    dated = load_config(RlConfig, file, [*own, "run.name=dated", "rollout.tools=[]", "rollout.record_groups=0"])
     written(dated)
     (dated.run.dir / FORMAT_FILE).write_text('{"date": "2024-02-03"}')
     calendar = build_tokenizer(tokenizer_rows())
     calendar.chat_template = f'{{{{ strftime_now("%d %b %Y") }}}}{calendar.chat_template}'
-    asked = await run(Client(calendar, [ANSWER]), calendar, dated)
-    out["dated"] = calendar.decode(asked["prompts"])
-    for name, row in SEEDED.items():
-        out[name] = await run(Client(tokenizer, said), tokenizer, tool, **row)
-    replayed = load_config(RlConfig, file, [*own, "run.name=r3", "algorithm.router_replay=R3"])
-    aborted = [said[0].replace("<tool", f"{ABORT}<tool"), ABORT + ANSWER[:6] + ABORT + ANSWER[6:]]
-    out["routes"] = await run(Client(tokenizer, aborted, routes=True), tokenizer, replayed)
-    out["untold"] = await run(Client(tokenizer, said, routes=True), tokenizer, tool)
-    try:
-        await run(Client(tokenizer, said), tokenizer, replayed)
-    except AssertionError as error:
-        out["no_routes"] = str(error)
-    environment = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    interpreter = [f"sandbox.python={environment}/bin/python", 'sandbox.preload=["wave"]', "run.name=interpreter"]
-    asks = "import sys\nprint(sys.prefix, 'wave' in sys.modules)\nimport wave"
-    other = load_config(RlConfig, file, [*own, *interpreter, "rollout.max_response_tokens=400"])
-    out["interpreter"] = await run(Client(tokenizer, [call(asks), ANSWER]), tokenizer, other)
-    out["environment"] = str(environment)
+    out["text"] = await run(Client(calendar, [call("print(1)") + ANSWER]), calendar, dated)
+    out["dated"] = calendar.decode(out["text"]["prompts"])
     out["submitted"] = await submit(folder, tokenizer)
-    out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
+    out["turns"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
     out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
     out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")
     print(json.dumps(out))

@@ -1,7 +1,6 @@
-"""Run by test_replay.py in its own process: verl's queue under Ray, our sampler in front of it,
-groups put by hand.
+"""Run by test_replay.py in its own process: our sampler on verl's queue under Ray.
 
-Prints one JSON object: what each scenario gave.
+Prints one JSON object with the result of each scenario.
 """
 
 import json

@@ -1,15 +1,34 @@
-"""Tools of a real MCP server."""
+"""Tools of real MCP servers, which fail, forget sessions, hang, die and come back."""
 
+import asyncio
+import json
+import os
+import signal
 import sys
-from typing import Any
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from uuid import uuid4
 
+import psutil
 import pytest
 
-from retool_mcore.errors import ConfigError
+pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+
+from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.protocol import open_protocol, protocol_of
-from retool_mcore.rollout.tools import Tool
-from tests.unit.rollout.mcp_tools import ROOT, ask, config, over_stdio, tools
-from tests.unit.rollout.test_mcp import url  # noqa: F401  a fixture
+from retool_mcore.rollout.server import free_port
+from retool_mcore.rollout.tools import Tool, ToolError
+from tests.unit.rollout.mcp_tools import ROOT, ask, config, over_stdio, served, tools
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(port := free_port()):
+        yield f"http://127.0.0.1:{port}/mcp"
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +79,182 @@ def test_two_tools_of_one_name_are_an_error(tokenizer: Any):
         protocol_of(both.rollout, tokenizer)
 
 
-def test_a_protocol_whose_calls_have_no_name_offers_none(tokenizer: Any):
-    rollout = config({"a": over_stdio(tools=["count"])}).rollout.model_copy(update={"protocol": "retool"})
-    with pytest.raises(ConfigError, match=r"rollout\.tools or rollout\.mcp offers 'count', and calls of .*\"retool\""):
-        protocol_of(rollout, tokenizer)
-
-
 async def test_the_example_answers(tokenizer: Any):
     example = ROOT / "configs" / "examples" / "mcp_server.py"
     library = tools({"library": {"command": sys.executable, "args": [str(example)]}})
     [result] = await ask(tokenizer, library, ("search", {"word": "prime"}))
     assert result.ok and "prime" in result.shown.lower()
+
+
+CODES = [-32602, -32603, -32000, -32001]
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+async def test_a_servers_error_reaches_the_model_and_ends_no_other_call(way: str):
+    """Unrelated trajectories share the session, and SDKs choose different codes."""
+    with served(port := free_port()):
+        offered = tools({f"talks_{way}": over_stdio() if way == "stdio" else {"url": f"http://127.0.0.1:{port}/mcp"}})
+        before = await offered["count"].call({"n": 0}, None)
+        slow = asyncio.ensure_future(offered["waits"].call({"s": 3.0}, None))
+        await asyncio.sleep(0.3)
+        for code in CODES:
+            with pytest.raises(ToolError, match=f"refused with {code}"):
+                await offered["refuses"].call({"code": code}, None)
+        assert not slow.done(), "the errors came while the other call ran"
+        assert await offered["count"].call({"n": 0}, None) == before, "the same session, in the same process"
+        assert (await slow).text == "waited"  # type: ignore[union-attr]
+
+
+class Stateful(BaseHTTPRequestHandler):
+    """A server of the handshake that most servers in use speak, with sessions that it may forget.
+
+    The SDK's own server and client agree on a newer one, which has none. ``body``: what it says of
+    a session that it does not know; ``down``: to which methods it answers 503. A call with
+    ``begun`` is carried to its end though its session has gone.
+    """
+
+    known: ClassVar[set[str]] = set()
+    body: ClassVar[dict[str, Any] | None] = None
+    down: ClassVar[tuple[str, ...]] = ()
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    do_DELETE = do_GET
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        method, session = asked["method"], self.headers["Mcp-Session-Id"]
+        if method in self.down:
+            return self.answer(503, None, None)
+        if method == "initialize":
+            session = uuid4().hex
+            self.known.add(session)
+        arguments = asked.get("params", {}).get("arguments", {})
+        begun = session in self.known and arguments.get("begun")
+        time.sleep(arguments.get("s", 0.0))
+        if session not in self.known and not begun:
+            return self.answer(404 if session else 400, self.body if session else None, None)
+        schema = {"type": "object", "properties": {}}
+        results: dict[str, Any] = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "stateful", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "where", "inputSchema": schema}]},
+            "tools/call": {"content": [{"type": "text", "text": session}]},
+        }
+        if "id" not in asked:
+            return self.answer(202, None, None)
+        return self.answer(200, {"jsonrpc": "2.0", "id": asked["id"], "result": results[method]}, session)
+
+    def answer(self, status: int, body: dict[str, Any] | None, session: str | None) -> None:
+        content = json.dumps(body).encode() if body else b""
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        if session:
+            self.send_header("Mcp-Session-Id", session)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def stateful(body: dict[str, Any] | None = None) -> Iterator[tuple[type[Stateful], dict[str, Tool]]]:
+    handler = type("Handler", (Stateful,), {"known": set[str](), "body": body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield handler, tools({"stateful": {"url": f"http://127.0.0.1:{http.server_port}/mcp"}})
+        http.shutdown()
+
+
+@pytest.mark.parametrize("code", [None, -32001])
+async def test_a_server_that_forgot_the_session_gets_a_new_one(tokenizer: Any, code: int | None):
+    """As after its restart between two calls, which nobody has noticed."""
+    body = code and {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": "Session not found"}}
+    with stateful(body or None) as (server, remote):
+        [first] = await ask(tokenizer, remote, ("where", {}))
+        server.known.clear()
+        # The second learns of it when the first has a new session already, which it must not drop.
+        after = await ask(tokenizer, remote, ("where", {}), ("where", {"s": 1.5}), ("where", {"s": 3.0}))
+        assert all(result.ok for result in after), [result.shown for result in after]
+        assert len(server.known) == 1, "one new session, not one a call"
+        assert {result.shown for result in after} == server.known
+        assert first.shown not in server.known
+
+
+async def test_calls_on_a_session_that_is_lost_are_outages_and_end_at_once():
+    with stateful() as (server, remote):
+        begun = asyncio.ensure_future(remote["where"].call({"s": 3.0, "begun": True}, None))
+        await asyncio.sleep(0.5)
+        server.known.clear()
+        with pytest.raises(SandboxUnavailable):
+            await remote["where"].call({}, None)
+        assert (await remote["where"].call({}, None)).ok  # type: ignore[union-attr]
+        with pytest.raises(SandboxUnavailable):
+            await asyncio.wait_for(begun, 2.0)
+
+
+@pytest.mark.parametrize("down", [("tools/call",), ("initialize", "tools/list", "tools/call")])
+async def test_a_gateways_error_is_an_outage(tokenizer: Any, down: tuple[str, ...]):
+    with stateful() as (server, remote):
+        [first] = await ask(tokenizer, remote, ("where", {}))
+        server.down = down
+        with pytest.raises(SandboxUnavailable, match=r"rollout\.mcp\.stateful"):
+            await remote["where"].call({}, None)
+        call = asyncio.ensure_future(ask(tokenizer, remote, ("where", {})))
+        await asyncio.sleep(1.0)
+        assert not call.done(), "retried"
+        server.down = ()
+        assert (await call)[0].ok and first.ok
+
+
+async def test_a_process_that_hangs_is_replaced(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("retool_mcore.rollout.mcp.PROBE_S", 0.5)
+    hung = tools({"hangs": over_stdio(timeout_s=4.0)})
+    [first] = await ask(tokenizer, hung, ("count", {"n": 1}))
+    pid = int(first.shown.split()[-1])
+    os.kill(pid, signal.SIGSTOP)
+    [stopped] = await ask(tokenizer, hung, ("count", {"n": 1}))
+    assert stopped.status == "time_limit"
+    [after] = await ask(tokenizer, hung, ("count", {"n": 1}))
+    assert after.ok and int(after.shown.split()[-1]) != pid
+    async with asyncio.timeout(20.0):  # the SDK stops, then kills
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_a_remote_server_that_hangs_is_an_outage(monkeypatch: pytest.MonkeyPatch):
+    """Told to the model as its own slow call, it would be told so for the rest of the run."""
+    monkeypatch.setattr("retool_mcore.rollout.mcp.PROBE_S", 0.5)
+    with served(port := free_port()) as process:
+        remote = tools({"hangs": {"url": f"http://127.0.0.1:{port}/mcp", "timeout_s": 2.0}})
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            await remote["count"].call({"n": 1}, None)
+        await asyncio.sleep(1.0)
+        began = time.monotonic()
+        failed = await asyncio.gather(*[remote["count"].call({"n": 1}, None) for _ in range(4)], return_exceptions=True)
+        assert {type(each) for each in failed} == {SandboxUnavailable}, failed
+        assert "no answer within timeout_s = 2" in str(failed[0])
+        assert time.monotonic() - began < 4.0, "they waited for one opening, not one after another"
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await remote["count"].call({"n": 1}, None)).ok  # type: ignore[union-attr]
+
+
+async def test_a_server_that_dies_is_started_again(tokenizer: Any):
+    """Its call is an outage and is retried; another call finds a new process."""
+    mortal = tools({"mortal": over_stdio(timeout_s=20.0)})
+    [first] = await ask(tokenizer, mortal, ("count", {"n": 5}))
+    with pytest.raises(SandboxUnavailable, match=r"rollout\.mcp\.mortal"):
+        await mortal["dies"].call({}, None)
+    [second] = await ask(tokenizer, mortal, ("count", {"n": 1}))
+    assert first.shown.startswith("5 in ") and second.shown.startswith("1 in ")
+    os.kill(int(second.shown.split()[-1]), signal.SIGKILL)  # while nobody calls
+    [third] = await ask(tokenizer, mortal, ("count", {"n": 2}))
+    assert third.ok and third.shown.startswith("2 in ")

@@ -1,6 +1,4 @@
-"""What outages that drop trajectories do to a batch: no group holds them, they are counted, too
-many stop the run.
-"""
+"""Dropped trajectories are in no group and are counted; too many stop the run."""
 
 import json
 from typing import Any
@@ -13,9 +11,9 @@ from tests.scenario import run_scenario
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("run")
-    said = run_scenario("tests.engine.replay_scenario", folder)
+    found = run_scenario("tests.engine.replay_scenario", folder)
     rows = [json.loads(line) for line in (folder / "trajectories" / "trajectories.jsonl").read_text().splitlines()]
-    return {**said, "rows": rows}
+    return {**found, "rows": rows}
 
 
 def test_a_whole_batch_is_passed_on_and_measured(scenarios: dict[str, Any]):
@@ -58,7 +56,7 @@ def test_when_all_die_of_one_exception_the_error_is_that_exception(scenarios: di
     )
 
 
-def test_recorded_groups_are_written_whole_with_what_was_learnt_from_them(scenarios: dict[str, Any]):
+def test_recorded_groups_are_written_whole_with_their_advantages(scenarios: dict[str, Any]):
     rows = scenarios["rows"]
     assert [row["key"] for row in rows] == ["a_0_0", "a_1_0", "a_2_0", "a_3_0"]
     assert [(row["step"], row["partition"], row["truth"]) for row in rows] == [(1, "train", "7")] * 4
@@ -68,7 +66,7 @@ def test_recorded_groups_are_written_whole_with_what_was_learnt_from_them(scenar
         assert (row["logprobs"], row["actor_logprobs"]) == ([-0.5, -0.25], [-0.75, -0.25])
 
 
-def test_trackers_are_given_some_of_the_recorded_ones(scenarios: dict[str, Any]):
+def test_trackers_get_some_of_the_recorded_trajectories(scenarios: dict[str, Any]):
     assert scenarios["whole"]["traces"] == [["a_1_0", False, -1.0], ["a_0_0", True, 1.0], ["a_3_0", False, -1.0]]
     assert scenarios["one dropped"]["traces"] == []
 
@@ -99,7 +97,7 @@ def test_a_trajectory_that_failed_counts_where_verl_replaces_its_group(scenarios
     assert (failed["metrics"]["rollout/dropped"], failed["metrics"]["rollout/refilled_prompts"]) == (2, 1)
 
 
-def test_too_many_failures_stop_a_run_that_would_go_on_replacing_groups(scenarios: dict[str, Any]):
+def test_too_many_failures_stop_a_run_that_replaces_groups(scenarios: dict[str, Any]):
     assert "2 of 8 trajectories of step 1 (train) were dropped, 25.0%" in scenarios["too many failed"]["error"]
 
 
@@ -113,15 +111,15 @@ def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str,
     assert "4 is the limit, algorithm.filter_groups (10 where it is 0)" in error
 
 
-def test_a_curriculum_is_told_each_group_once_also_those_that_the_filter_sets_aside(scenarios: dict[str, Any]):
+def test_a_curriculum_gets_each_group_once_even_if_the_filter_removes_it(scenarios: dict[str, Any]):
     right, wrong = True, False
     assert scenarios["whole"]["answers"] == [[0, [right, wrong, right, wrong]], [1, [wrong] * 4]]
     assert scenarios["one dropped"]["answers"][0] == [2, [right, wrong, wrong]]
-    aside, *taken = scenarios["filtered"]["answers"]
-    assert aside == [ord("i") - ord("a"), [right] * 4], "it has left the queue when the step is measured"
+    removed, *taken = scenarios["filtered"]["answers"]
+    assert removed == [ord("i") - ord("a"), [right] * 4]
     assert len(taken) == 2 and all(sum(each) in (2, 3) for _, each in taken)
     assert scenarios["filtered, a group empty"]["answers"] == [[ord("m") - ord("a"), [wrong, right, right, right]]]
 
 
-def test_rows_that_only_pad_a_batch_have_no_length(scenarios: dict[str, Any]):
+def test_padding_rows_have_no_length(scenarios: dict[str, Any]):
     assert scenarios["lengths"] == [5, 9]

@@ -1,20 +1,11 @@
-"""`retool parse` and `retool rollout` as others use them."""
+"""`retool rollout` against a running server."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
 
-def retool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "retool_mcore", *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
-
-
-def test_parse_refuses_an_unknown_protocol():
-    done = retool("parse", "--protocol", "xml", text="hi")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: protocol = 'xml' is none of hermes")
+from retool_mcore.cli.main import all_commands
 
 
 def test_rollout_writes_one_line_for_each_trajectory(server, model_dir: Path, tmp_path: Path):
@@ -22,11 +13,10 @@ def test_rollout_writes_one_line_for_each_trajectory(server, model_dir: Path, tm
     rows = [{"problem": "1 + 1?"}, {"messages": [{"role": "user", "content": "2 + 2?"}]}]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "out.jsonl"
-    done = retool(
-        *("rollout", "--url", server.url, "--model", str(model_dir), "--prompt-file", str(prompts), "--out", str(out)),
-        *("--n", "3", "--max-response-tokens", "60"),
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["rollout", "--url", server.url, "--model", str(model_dir), "--prompt-file", str(prompts)]
+    options = ["--out", str(out), "--n", "3", "--max-response-tokens", "60"]
+    done = CliRunner().invoke(all_commands(), [*words, *options])
+    assert done.exit_code == 0, done.output
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert sorted((row["prompt"], row["sample"]) for row in written) == [(p, k) for p in range(2) for k in range(3)]
     for row in written:
@@ -38,7 +28,7 @@ def test_rollout_writes_one_line_for_each_trajectory(server, model_dir: Path, tm
 def test_rollout_names_the_line_it_cannot_read(model_dir: Path, tmp_path: Path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "1 + 1?"}\n')
-    base = ("rollout", "--url", "http://127.0.0.1:9", "--model", str(model_dir), "--prompt-file", str(prompts))
-    done = retool(*base, "--out", str(tmp_path / "out.jsonl"))
-    assert done.returncode == 2
-    assert "prompts.jsonl, line 1: none of messages, prompt, problem, question" in done.stderr
+    words = ["rollout", "--url", "http://127.0.0.1:9", "--model", str(model_dir), "--prompt-file", str(prompts)]
+    done = CliRunner().invoke(all_commands(), [*words, "--out", str(tmp_path / "out.jsonl")])
+    assert done.exit_code == 2
+    assert "prompts.jsonl, line 1: none of messages, prompt, problem, question" in " ".join(done.output.split())

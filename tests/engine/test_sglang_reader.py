@@ -1,40 +1,15 @@
-"""Where SGLang's FunctionCallParser reads a call, ours reads the same; ours also repairs calls that
-SGLang drops.
-"""
+"""Our parsers read the calls that SGLang's FunctionCallParser reads, and repair some others."""
 
 import json
-import os
+import logging
 import random
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 from retool_mcore.data.chat import chat_format, render
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
-from retool_mcore.platforms.base import get_platform
-from retool_mcore.rollout.native_calls import READERS
-from retool_mcore.rollout.tool_call import Malformed, call_of, parse_hermes
+from retool_mcore.rollout.tool_call import PARSERS, Malformed, call_of, parse_hermes
 from tests.template_styles import tokenizer_in
 
-READ_BY_SGLANG = """
-    import json, logging, sys
-    from sglang.srt.entrypoints.openai.protocol import Tool
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
-    from retool_mcore.data.tool import CODE_INTERPRETER
-    logging.getLogger("sglang.srt.function_call").setLevel(logging.ERROR)
-
-    def read(text, parser):
-        try:
-            _, calls = FunctionCallParser([Tool(**CODE_INTERPRETER)], parser).parse_non_stream(text)
-            return [(call.name, json.loads(call.parameters)) for call in calls]
-        except (AttributeError, ValueError, RecursionError):  # JSON that is no object, or beyond Python's limits
-            return []
-
-    given = json.load(sys.stdin)
-    native = [[read(text, name) for text in said] for name, said in given["native"].items()]
-    print(json.dumps({"hermes": [read(text, "qwen25") for text in given["hermes"]], "native": native}))
-"""
 NATIVE = {
     "qwen3_coder": "Qwen3-Coder",
     "llama3": "Llama 3 with python_tag",
@@ -74,33 +49,35 @@ def written(style: str, code: str) -> str:
 
 
 def checked(calls: list[Any]) -> tuple[str, ...]:
-    """The code of the calls that SGLang has read, after our own checks; none if they refuse one."""
+    """The code of the calls that SGLang has read, after our checks; none if they refuse one."""
     try:
         return tuple(call_of(name, arguments, [], ()).code for name, arguments in calls)
     except Malformed:
         return ()
 
 
-def test_both_readers_agree():
+def test_our_parsers_agree_with_sglangs(verl_on_cpu: None):
+    from sglang.srt.entrypoints.openai.protocol import Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    def read(text: str, parser: str) -> list[Any]:
+        try:
+            _, calls = FunctionCallParser([Tool(**CODE_INTERPRETER)], parser).parse_non_stream(text)
+            return [(call.name, json.loads(call.parameters)) for call in calls]
+        except (AttributeError, ValueError, RecursionError):  # JSON that is no object, or beyond Python's limits
+            return []
+
+    logging.getLogger("sglang.srt.function_call").setLevel(logging.CRITICAL)
+    for name, style in NATIVE.items():
+        for code in CODES:
+            text = written(style, code)
+            assert read(text, name) == [("code_interpreter", {"code": code})], name
+            assert PARSERS[name](text).codes == (code,), name
     inputs = texts(400)
-    native = {name: [written(style, code) for code in CODES] for name, style in NATIVE.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(READ_BY_SGLANG)],
-        input=json.dumps({"hermes": inputs, "native": native}),
-        env={**os.environ, **get_platform("cpu").process_env()},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    for name, calls in zip(native, found["native"], strict=True):
-        assert calls == [[["code_interpreter", {"code": code}]] for code in CODES], name
-        assert [READERS[name](text).codes for text in native[name]] == [(code,) for code in CODES], name
-    read = found["hermes"]
-    ours = [parse_hermes(text) for text in inputs]
-    assert sum(len(calls) > 0 for calls in read) > 200, "SGLang reads the undamaged calls"
-    assert sum(not calls and parsed.kind == "tool_call" for calls, parsed in zip(read, ours, strict=True)) > 10
-    for text, calls, parsed in zip(inputs, read, ours, strict=True):
-        whole = len(calls) == text.count("<tool_call>") == text.count("</tool_call>")  # it drops what it cannot read
+    theirs, ours = [read(text, "qwen25") for text in inputs], [parse_hermes(text) for text in inputs]
+    assert sum(len(calls) > 0 for calls in theirs) > 200, "SGLang reads the undamaged calls"
+    assert sum(not calls and parsed.kind == "tool_call" for calls, parsed in zip(theirs, ours, strict=True)) > 10
+    for text, calls, parsed in zip(inputs, theirs, ours, strict=True):
+        whole = len(calls) == text.count("<tool_call>") == text.count("</tool_call>")  # it drops invalid calls
         if whole and calls:
             assert parsed.codes == checked(calls), text

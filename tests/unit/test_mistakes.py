@@ -101,11 +101,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             f"{EVAL} --protocol hermess",
-            "rollout.protocol = 'hermess' is none of hermes, qwen3_coder, retool, llama3, mis",
+            "Unknown rollout.protocol = 'hermess'. Choose one of: hermes, qwen3_coder, retool",
         ),
         (
             "eval --url http://127.0.0.1:9 --model m --data mine.jsonl --protocol hermess",
-            "rollout.protocol = 'hermess' i",
+            "Unknown rollout.protocol = 'hermess'.",
         ),
         (
             f"get {RL} run.name run.name=../up",

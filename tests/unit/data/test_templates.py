@@ -13,7 +13,7 @@ from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tokenizer import load_tokenizer, read_template, template_of, tokenizer_of, with_args
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.evaluate.cases import identity_of
+from retool_mcore.evaluate.run import Case, identity_of
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.verl.keys.tree import RL_KEYS, SFT_KEYS, ppo_keys, sft_sections
@@ -80,7 +80,8 @@ def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
 
 def test_samples_of_another_template_are_not_continued(qwen3: Path):
     plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *own)) for own in ((), (OFF,)))
-    assert identity_of(plain, str(qwen3), []) != identity_of(other, str(qwen3), [])
+    case = Case(name="m", model=str(qwen3))
+    assert identity_of(plain, case, []) != identity_of(other, case, [])
 
 
 def test_an_export_renders_as_its_run_did_and_setting_an_argument_again_changes_nothing(qwen3: Path, tmp_path: Path):

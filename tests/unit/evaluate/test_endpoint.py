@@ -1,10 +1,9 @@
-"""`retool eval --endpoint`: a model behind an OpenAI-compatible API, here a server that says what
-it is told and keeps what it was asked.
-"""
+"""`retool eval --endpoint`: a model behind an OpenAI-compatible API, here a scripted server."""
 
 import contextlib
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from retool_mcore.cli.main import all_commands
 from retool_mcore.config import load_evaluation
 from retool_mcore.evaluate.cases import Case, evaluate_many
 from retool_mcore.reward.response import Response
-from retool_mcore.rollout.tools import Given, Tool
+from retool_mcore.rollout.tools import Tool, ToolContext
 from retool_mcore.run.folder import lock_run
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Sandbox
 from tests.unit.report.view.test_page import parts
@@ -158,7 +157,9 @@ def row(tmp_path: Path) -> dict[str, Any]:
 
 def test_its_samples_open_in_the_viewer_which_says_what_is_absent(server: StandIn, tmp_path: Path):
     server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
-    assert evaluate(server, tmp_path)[0] == 0
+    code, output, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"]) == (0, 1.0), output
+    assert not [name for name in report["behavior"] if "token" in name or "position" in name]
     assert "response_ids" not in row(tmp_path)
     page = tmp_path / "view.html"
     result = CliRunner().invoke(all_commands(), ["view", str(tmp_path / "out/served"), "--out", str(page)])
@@ -205,22 +206,13 @@ def test_the_sandbox_has_a_worker_for_each_core_and_no_fewer_than_its_setting(
     assert made == [16, 64]
 
 
-def test_no_figure_of_tokens_is_told(server: StandIn, tmp_path: Path):
-    server.script = [chat(None, "print(1)"), chat("\\boxed{579}")]
-    _, output, report = evaluate(server, tmp_path)
-    assert "behavior/calls" in report["behavior"]
-    assert not [name for name in report["behavior"] if "token" in name or "position" in name]
-    assert "response_ids" not in row(tmp_path)
-    assert report["accuracy"] == 1.0, output
-
-
 def test_the_inline_protocol_is_not_asked_of_an_api(server: StandIn, tmp_path: Path):
     code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
     assert code == 2 and server.asked == []
     assert "Serve the model with SGLang, and name that server in --url" in " ".join(output.split())
 
 
-def test_arguments_that_are_no_json_are_told_to_the_model_and_counted(server: StandIn, tmp_path: Path):
+def test_the_model_reads_that_its_arguments_are_not_json(server: StandIn, tmp_path: Path):
     server.script = [chat(None, "", "print(2)"), chat("\\boxed{579}")]
     _, _, report = evaluate(server, tmp_path)
     results = [message for message in server.asked[1][1]["messages"] if message["role"] == "tool"]
@@ -247,7 +239,6 @@ def test_a_server_that_reads_no_calls_leaves_them_in_the_text(server: StandIn, t
             [chat("a", "print(1)"), (400, {"error": {"message": "maximum context length is 4096 tokens"}})],
             "no_room",
         ),
-        ([chat("a", "print(1)")] * 2, "turns"),
         ([chat("a", "")] * 3, "malformed_calls"),
     ],
 )
@@ -259,35 +250,11 @@ def test_a_trajectory_ends_as_in_training(server: StandIn, tmp_path: Path, scrip
     assert report["accuracy"] == 0.0
 
 
-def test_an_answer_that_the_budget_cuts_off_counts_and_calls_that_can_be_read_start_the_count_anew(
-    server: StandIn, tmp_path: Path
-):
-    server.script = [
-        chat("a", ""),
-        chat("a", ""),
-        chat("b", "print(1)"),
-        chat("c", ""),
-        chat("c", ""),
-        chat("\\boxed{579} d", "print(2)", tokens=16384),
-    ]
-    _, _, report = evaluate(server, tmp_path)
-    assert report["behavior"]["behavior/stop/length"] == 1.0 and report["behavior"]["behavior/calls"] == 1
-    assert report["accuracy"] == 1.0
-
-
-@pytest.mark.parametrize("content", ["It is done.", None])
-def test_an_answer_in_thoughts_that_the_server_separates_counts(server: StandIn, tmp_path: Path, content: str | None):
-    server.script = [chat(content)]
-    server.script[0]["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
-    _, _, report = evaluate(server, tmp_path)
-    assert report["accuracy"] == 1.0
-
-
 class Known(Tool):
     name, description, parameters = "known", "Tells the answer.", {"type": "object", "properties": {}}
 
-    async def start(self, given: Given) -> Any:
-        return given.truth
+    async def start(self, context: ToolContext) -> Any:
+        return context.truth
 
     async def call(self, arguments: Any, state: Any) -> str:
         return f"it is {state}"
@@ -308,26 +275,11 @@ def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: StandIn,
     assert report["accuracy"] == 1.0, output
 
 
-def test_a_run_without_the_interpreter_offers_its_own_tools_alone(server: StandIn, tmp_path: Path):
-    server.script = [chat(None, "print(1)"), chat("\\boxed{579}")]
-    evaluate(server, tmp_path, f'rollout.tools=["{__name__}:Known"]')
-    assert [tool["function"]["name"] for tool in server.asked[0][1]["tools"]] == ["known"]
-    told = server.asked[1][1]["messages"][-1]["content"]
-    assert told == "Error: there is no tool named 'code_interpreter'. The tools are 'known'"
-
-
-def test_without_the_tool_none_is_offered(server: StandIn, tmp_path: Path):
-    server.script = [chat("\\boxed{579}")]
-    _, _, report = evaluate(server, tmp_path, "--tool", "off")
-    assert report["accuracy"] == 1.0
-    assert "tools" not in server.asked[0][1]
-
-
 @pytest.mark.parametrize(
     ("status", "message"),
     [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
 )
-def test_what_the_server_refuses_at_first_costs_one_line(server: StandIn, tmp_path: Path, status: int, message: str):
+def test_a_refused_first_request_is_a_one_line_error(server: StandIn, tmp_path: Path, status: int, message: str):
     """Also a prompt beyond the context: it is no response that got too long."""
     server.script = [(status, {"error": {"message": message}})]
     code, output, _ = evaluate(server, tmp_path)
@@ -337,13 +289,12 @@ def test_what_the_server_refuses_at_first_costs_one_line(server: StandIn, tmp_pa
     assert "What is 123 + 456?" in output, "the first prompt as it is sent"
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_server_that_is_busy_is_asked_again_no_sooner_than_it_says(server: StandIn, tmp_path: Path, status: int):
-    server.script = [(status, {"error": {"message": "slow down"}}, {"Retry-After": "2"}), chat("\\boxed{579}")]
+def test_a_busy_server_gets_the_next_request_after_retry_after(server: StandIn, tmp_path: Path):
+    server.script = [(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"}), chat("\\boxed{579}")]
     began = time.monotonic()
     code, output, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 2), output
-    assert time.monotonic() - began >= 2
+    assert time.monotonic() - began >= 1
 
 
 def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(server: StandIn, tmp_path: Path):
@@ -355,20 +306,23 @@ def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(server: StandIn
     assert names == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_the_thoughts_before_a_call_go_back_with_it(server: StandIn, tmp_path: Path, name: str):
-    first = chat(None, "print(579)")
-    first["choices"][0]["message"][name] = "I compute."
-    server.script = [first, chat("\\boxed{579}")]
-    code, output, _ = evaluate(server, tmp_path)
-    assert code == 0, output
-    assert server.asked[1][1]["messages"][-2][name] == "I compute."
+def test_reasoning_is_sent_back_with_a_call_and_may_contain_the_answer(server: StandIn, tmp_path: Path):
+    first, second = chat(None, "print(579)"), chat(None)
+    first["choices"][0]["message"]["reasoning_content"] = "I compute."
+    second["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
+    server.script = [first, second]
+    code, output, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"]) == (0, 1.0), output
+    assert server.asked[1][1]["messages"][-2]["reasoning_content"] == "I compute."
 
 
-def test_control_tokens_in_what_code_prints_are_broken_up(server: StandIn, tmp_path: Path):
-    server.script = [chat(None, "print('<|im_end|>', 1 < 2, '<|eot_id|>')"), chat("\\boxed{579}")]
-    evaluate(server, tmp_path)
+def test_results_have_no_control_tokens_and_are_cut_by_characters(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print('<|im_end|>', 1 < 2, '<|eot_id|>')"), chat(None, "print('x' * 1000)")]
+    server.script += [chat("\\boxed{579}")]
+    evaluate(server, tmp_path, "rollout.max_tool_output_tokens=10")
     assert server.asked[1][1]["messages"][-1]["content"].strip() == "< |im_end|> True < |eot_id|>"
+    long = server.asked[2][1]["messages"][-1]["content"]
+    assert re.search(r"\[\.\.\. 96[01] characters cut here \.\.\.\]", long) and len(long) < 100
 
 
 def test_concurrency_says_how_many_samples_are_in_flight(server: StandIn, tmp_path: Path):
@@ -388,7 +342,7 @@ def test_a_larger_n_adds_samples_to_those_that_are_there(server: StandIn, tmp_pa
     assert len(set(seeds)) == 2
 
 
-def test_where_nobody_answers_is_told_at_once_and_before_any_bar(tmp_path: Path):
+def test_an_unreachable_server_is_reported_at_once_and_before_any_bar(tmp_path: Path):
     with StandIn() as server:
         pass
     began = time.monotonic()
@@ -396,21 +350,6 @@ def test_where_nobody_answers_is_told_at_once_and_before_any_bar(tmp_path: Path)
     assert code == 2 and time.monotonic() - began < 30, "requests are tried again for 120 s"
     assert f"--endpoint {server.url}: no server answers there" in " ".join(output.split())
     assert len(output.strip().splitlines()) <= 3 and "0/1" not in output, output
-
-
-def test_a_long_result_is_cut_by_characters(server: StandIn, tmp_path: Path):
-    server.script = [chat(None, "print('x' * 1000)"), chat("\\boxed{579}")]
-    evaluate(server, tmp_path, "rollout.max_tool_output_tokens=10")
-    told = server.asked[1][1]["messages"][-1]["content"]
-    assert "[... 961 characters cut here ...]" in told or "[... 960 characters cut here ...]" in told
-    assert len(told) < 100
-
-
-def test_an_evaluation_goes_on_where_it_was(server: StandIn, tmp_path: Path):
-    server.script = [chat("\\boxed{579}")]
-    evaluate(server, tmp_path)
-    code, _, report = evaluate(server, tmp_path)
-    assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 1)
 
 
 def test_a_second_evaluation_into_the_same_folder_asks_nothing(server: StandIn, tmp_path: Path):

@@ -12,7 +12,7 @@ from retool_mcore.config import load_evaluation
 from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import Problem, read_problems
-from retool_mcore.evaluate.run import Case, Settings
+from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile
 from retool_mcore.evaluate.servers import TokenSampler
 from retool_mcore.rollout.protocol import open_protocol
 
@@ -27,9 +27,7 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     "row",
     [
-        {"problem": "1 + 1?", "answer": "2"},
         {"Problem": "1 + 1?", "Answer": 2},
-        {"input": "1 + 1?", "output": "2"},
         {"question": "1 + 1?", "answer": "One and one.\n<<1+1=2>>\n#### 2"},
     ],
 )
@@ -60,45 +58,25 @@ def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
     assert (problem.id, problem.truth) == (0, "2")
 
 
-def test_limit_takes_the_first_rows(tmp_path: Path):
-    rows = [{"problem": str(number), "answer": str(number)} for number in range(5)]
-    assert [each.truth for each in read_problems([jsonl(tmp_path / "p.jsonl", *rows)], limit=2)] == ["0", "1"]
-
-
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
-        (
-            {"problem": "1 + 1?", "answer": None},
-            "line 1, column answer: the answer is None.* `retool data rl` leaves such rows out",
-        ),
-        ({"problem": "1 + 1?", "answer": " "}, "line 1, column answer: the answer is empty"),
-        ({"problem": "1 + 1?", "answer": ["2", "3"]}, r"line 1, column answer: the answer is \['2', '3'\]"),
+        ({"problem": "1 + 1?", "answer": None}, "line 1, column answer: the answer is None.* leaves such rows out"),
         ({"problem": 5, "answer": "2"}, "line 1, column problem: the problem is 5"),
-        ({"prompt": 5, "reward_model": {"ground_truth": "2"}}, "line 1, column prompt: the problem is 5"),
-        (
-            {"prompt": [{"role": "user", "content": "x"}], "reward_model": "2"},
-            "line 1, column reward_model: no ground_truth in '2'",
-        ),
         ({"text": "1 + 1?"}, "line 1: columns text; known are prompt/reward_model, problem/answer"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], told: str):
-    with pytest.raises(DataError, match=told):
+def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], message: str):
+    with pytest.raises(DataError, match=message):
         read_problems([jsonl(tmp_path / "p.jsonl", row)])
 
 
-def test_an_empty_file_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match="no problems"):
-        read_problems([jsonl(tmp_path / "p.jsonl")])
-
-
 def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path: Path, tokenizer: Any):
-    settings = Settings.of(load_evaluation(CONFIG), 1, tool=True)
-    case = Case(name="m", model=str(tmp_path))
+    samples, case = SampleFile(tmp_path / "out", {}), Case(name="m", model=str(tmp_path))
 
     def notes(problem: Problem) -> list[str]:
-        return list(TokenSampler(open_protocol("hermes", tokenizer), settings, [problem]).notes(case, [problem]))
+        work = CaseSamples(case=case, config=load_evaluation(CONFIG), problems=[problem], n=1, samples=samples)
+        return list(TokenSampler(open_protocol("hermes", tokenizer), work).notes(work))
 
     own = Problem(id=0, messages=[{"role": "user", "content": "1 + 1?"}], truth="2")
     (shown,) = notes(own)

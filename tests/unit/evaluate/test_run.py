@@ -1,4 +1,4 @@
-"""Sampling, judging and continuing an evaluation, with an engine that says what it is told."""
+"""Sampling, judging and resuming an evaluation, with a scripted engine."""
 
 import asyncio
 import json
@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retool_mcore.config import load_evaluation
+from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.config.shared import FORMAT_FILE
 from retool_mcore.data import prompt_format
 from retool_mcore.data.task_model import build_tokenizer, write_model
@@ -18,14 +17,13 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
 from retool_mcore.evaluate.cases import Case, evaluate_many
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import CaseSamples, SampleFile, Settings, make_report, sample_all, seeded
+from retool_mcore.evaluate.run import CaseSamples, SampleFile, identity_of, make_report, sample_all
 from retool_mcore.evaluate.servers import SpreadEngine, TokenSampler
 from retool_mcore.reward.answer import judge as compare
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest, trajectory_seed
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import TextOnly
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.run.folder import lock_run
 
 ROOT = Path(__file__).parents[3]
 PROBLEMS = [
@@ -40,9 +38,17 @@ def tokenizer():
     return build_tokenizer(tokenizer_rows())
 
 
-@pytest.fixture
-def settings() -> Settings:
-    return Settings.of(load_evaluation(ROOT / "configs/rl_tiny_cpu.toml"), N, tool=False)
+CASE = Case(name="m", model="m", tool=False)
+
+
+def config_of(*settings: str) -> EvaluationConfig:
+    return load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", settings)
+
+
+def samples_in(folder: Path, problems: Sequence[Problem] = PROBLEMS, *settings: str) -> CaseSamples:
+    config = config_of(*settings)
+    samples = SampleFile(folder, identity_of(config, CASE, problems))
+    return CaseSamples(case=CASE, config=config, problems=problems, n=N, samples=samples)
 
 
 class Says:
@@ -67,22 +73,11 @@ async def judge(trajectory: Trajectory, problem: Problem, text: str) -> bool:
     return answer is not None and (await asyncio.to_thread(compare, answer, problem.truth)).equivalent
 
 
-def job_of(engine: Any, settings: Settings, samples: SampleFile, problems=PROBLEMS, name="m"):
-    sampler = TokenSampler(TextOnly(engine.tokenizer), settings, problems)
-    sampler.engine = SpreadEngine([engine])
-    case = Case(name=name, model="m", tool=False)
-    return CaseSamples(case=case, problems=problems, settings=settings, samples=samples), sampler
-
-
-async def run(
-    tokenizer,
-    settings: Settings,
-    samples: SampleFile,
-    answers: Sequence[str | None],
-    problems=PROBLEMS,
-) -> Says:
+async def run(tokenizer, work: CaseSamples, answers: Sequence[str | None]) -> Says:
     engine = Says(tokenizer, answers)
-    await sample_all([job_of(engine, settings, samples, problems)], judge=judge, sandbox=None, concurrency=12)
+    sampler = TokenSampler(TextOnly(tokenizer), work)
+    sampler.engine = SpreadEngine([engine])
+    await sample_all([(work, sampler)], judge=judge, sandbox=None, concurrency=12)
     return engine
 
 
@@ -90,10 +85,10 @@ async def run(
 ANSWERS = ["0", "00", "0.0", "$0$", "2", "2.0", "5", "6", "4", "7", "7", "07"]
 
 
-async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Path):
-    samples = SampleFile(tmp_path, settings.identity())
-    await run(tokenizer, settings, samples, ANSWERS)
-    report = make_report(PROBLEMS, settings, samples)
+async def test_the_report_counts_right_and_wrong_samples(tokenizer, tmp_path: Path):
+    work = samples_in(tmp_path)
+    await run(tokenizer, work, ANSWERS)
+    report = make_report(work)
     assert [row["correct"] for row in report["per_problem"]] == [
         [True, True, True, True],
         [True, True, False, False],
@@ -107,24 +102,21 @@ async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Pa
     json.dumps(report)
 
 
-def test_a_sample_is_drawn_as_the_validation_of_a_run_draws_it():
-    """Of a held-out row: tests/engine/test_agent_loop.py has the seed, test_verl_worker.py the
+def test_a_sample_is_drawn_as_the_validation_of_a_run_draws_it(tmp_path: Path):
+    """tests/engine/test_agent_loop.py has the seed of a held-out row, test_verl_worker.py the
     sampling.
     """
     own = ["validation.temperature=0.7", "validation.top_p=0.9", "run.seed=3", "rollout.temperature=0.5"]
-    settings = Settings.of(load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", own), N, tool=True)
-    drawn = seeded(settings, replace(PROBLEMS[2], id=5), 1)
+    drawn = samples_in(tmp_path, PROBLEMS, *own).sampling(replace(PROBLEMS[2], id=5), 1)
     assert drawn == Sampling(temperature=0.7, top_p=0.9, seed=trajectory_seed(3, 5, 1))
 
 
-async def test_every_sample_has_a_seed_of_its_own_that_comes_back(tokenizer, settings, tmp_path: Path):
-    """With one seed for all samples of a problem an engine that heeds it would answer n times the
-    same.
-    """
+async def test_every_sample_has_another_seed_which_is_reproducible(tokenizer, tmp_path: Path):
+    """With one seed for all samples of a problem, the engine would repeat the same answer."""
 
     async def seeds(name: str, seed: int) -> dict[str, int | None]:
-        samples = SampleFile(tmp_path / name, settings.identity())
-        return (await run(tokenizer, replace(settings, seed=seed), samples, ANSWERS)).seeds
+        work = samples_in(tmp_path / name, PROBLEMS, f"run.seed={seed}")
+        return (await run(tokenizer, work, ANSWERS)).seeds
 
     first = await seeds("first", 0)
     assert len(first) == len(set(first.values())) == 3 * N and None not in first.values()
@@ -139,35 +131,18 @@ def test_a_seed_reaches_the_server():
     assert SglangEngine("http://127.0.0.1:1").body(request)["sampling_params"]["sampling_seed"] == 77
 
 
-async def test_an_evaluation_that_was_killed_continues(tokenizer, settings, tmp_path: Path):
-    samples = SampleFile(tmp_path, settings.identity())
-    await run(tokenizer, settings, samples, ANSWERS)
-    whole = samples.path.read_bytes()
-    cut = whole[: whole.rindex(b"\n", 0, -1) + 40]  # the last line is half there
-    samples.path.write_bytes(cut)
-    again = SampleFile(tmp_path, settings.identity())
-    assert len(again.rows) == 3 * N - 1
-    engine = await run(tokenizer, settings, again, ["7"])
+async def test_an_evaluation_that_was_killed_resumes(tokenizer, tmp_path: Path):
+    work = samples_in(tmp_path)
+    await run(tokenizer, work, ANSWERS)
+    whole = work.samples.path.read_bytes()
+    cut = whole[: whole.rindex(b"\n", 0, -1) + 40]  # half of the last line
+    work.samples.path.write_bytes(cut)
+    again = samples_in(tmp_path)
+    assert len(again.samples.rows) == 3 * N - 1
+    engine = await run(tokenizer, again, ["7"])
     assert engine.asked == 1
-    assert samples.path.read_bytes().count(b"\n") == 3 * N
-    assert make_report(PROBLEMS, settings, again) == make_report(
-        PROBLEMS, settings, SampleFile(tmp_path, settings.identity())
-    )
-
-
-def test_a_second_evaluation_into_the_same_folder_waits_for_the_first(tmp_path: Path):
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
-    case = Case(name="base", model="base", tool=False)
-    with lock_run(tmp_path / "out"), pytest.raises(ConfigError, match=r"in use by process \d+.*or name another folder"):
-        evaluate_many(
-            load_evaluation(ROOT / "configs/rl_tiny_cpu.toml"),
-            [case],
-            data=[problems],
-            out=tmp_path / "out",
-            url="http://127.0.0.1:9",
-        )
-    assert not (tmp_path / "out" / "base").exists()
+    assert work.samples.path.read_bytes().count(b"\n") == 3 * N
+    assert make_report(again) == make_report(samples_in(tmp_path))
 
 
 @pytest.mark.parametrize("recorded", ["2024-02-03", None])
@@ -193,7 +168,7 @@ def test_an_evaluation_asks_on_the_day_of_the_models_run_or_of_its_own_start(
             time.tzset()
             prompt_format._today.cache_clear()
             evaluate_many(
-                load_evaluation(ROOT / "configs/rl_tiny_cpu.toml"),
+                config_of(),
                 [Case(name="model", model=str(model), tool=False)],
                 data=[problems],
                 out=tmp_path / "out",
@@ -206,32 +181,37 @@ def test_an_evaluation_asks_on_the_day_of_the_models_run_or_of_its_own_start(
     assert first == second and (recorded is None) != first.startswith("03.02.2024")
 
 
-def test_other_settings_are_not_mixed_in(settings, tmp_path: Path):
-    SampleFile(tmp_path, settings.identity())
-    with pytest.raises(ConfigError, match=r"with sampling.top_p = 1.0, and this one has 0.6"):
-        SampleFile(tmp_path, {**settings.identity(), "sampling": {**settings.identity()["sampling"], "top_p": 0.6}})
-    with pytest.raises(ConfigError, match=r"with seed = 0, and this one has 1"):
-        SampleFile(tmp_path, replace(settings, seed=1).identity())
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("validation.top_p=0.6", "with sampling.top_p = 1.0, and this one has 0.6"),
+        ("run.seed=1", "with seed = 0, and this one has 1"),
+        ("rollout.max_response_tokens=99", "with limits.max_response_tokens = "),
+        ("reward.function=x:y", "with reward.function = None, and this one has 'x:y'"),
+    ],
+)
+def test_samples_of_other_settings_are_not_mixed(tmp_path: Path, setting: str, message: str):
+    samples_in(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        samples_in(tmp_path, PROBLEMS, setting)
 
 
-async def test_a_sample_dropped_once_is_sampled_again(tokenizer, settings, tmp_path: Path):
-    samples = SampleFile(tmp_path, settings.identity())
-    engine = await run(tokenizer, settings, samples, [None, *ANSWERS])
+async def test_a_sample_dropped_once_is_sampled_again(tokenizer, tmp_path: Path):
+    work = samples_in(tmp_path)
+    engine = await run(tokenizer, work, [None, *ANSWERS])
     assert engine.asked == 3 * N + 1
-    assert len(samples.rows) == 3 * N
+    assert len(work.samples.rows) == 3 * N
 
 
-async def test_an_outage_that_lasts_is_an_error_and_keeps_what_is_finished(tokenizer, settings, tmp_path: Path):
-    samples = SampleFile(tmp_path, settings.identity())
+async def test_a_lasting_outage_is_an_error_and_keeps_finished_samples(tokenizer, tmp_path: Path):
     with pytest.raises(
         RolloutError, match="1 of 12 samples were dropped 2 times by an outage; the first: m, problem 0"
     ):
-        await run(tokenizer, settings, samples, [None, None, *ANSWERS[1:]])
-    assert len(SampleFile(tmp_path, settings.identity()).rows) == 3 * N - 1
+        await run(tokenizer, samples_in(tmp_path), [None, None, *ANSWERS[1:]])
+    assert len(samples_in(tmp_path).samples.rows) == 3 * N - 1
 
 
-async def test_a_prompt_over_the_budget_is_refused_before_anything_is_sampled(tokenizer, settings, tmp_path: Path):
-    samples = SampleFile(tmp_path, settings.identity())
+async def test_a_prompt_over_the_budget_is_refused_before_anything_is_sampled(tokenizer, tmp_path: Path):
     problem = Problem(id=7, messages=[{"role": "user", "content": "9" * 500}], truth="1")
     with pytest.raises(DataError, match="problem 7: the prompt has"):
-        await run(tokenizer, settings, samples, [], [problem])
+        await run(tokenizer, samples_in(tmp_path, [problem]), [])

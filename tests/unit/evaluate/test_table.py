@@ -7,12 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from retool_mcore.config import load_evaluation
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import SampleFile, Settings, make_report
+from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile, make_report
 from retool_mcore.evaluate.table import interval_note, markdown, summary_table
 from retool_mcore.rollout.metrics import Behavior
 
@@ -27,15 +26,16 @@ def report_of(tmp_path: Path, *rows: str) -> dict[str, Any]:
     """A finished evaluation; problem i's samples as its string says: # right, . wrong, - without an
     answer.
     """
-    settings = Settings.of(load_evaluation(CONFIG), len(rows[0]), tool=True)
-    samples = SampleFile(tmp_path, settings.identity())
+    samples = SampleFile(tmp_path, {})
     problems = [Problem(id=index, messages=[], truth="|7|" if index == 0 else "7") for index in range(len(rows))]
     for index, row in enumerate(rows):
         for sample, mark in enumerate(row):
             answer = {"#": "7", ".": "8", "-": None}[mark]
             got = {"problem": index, "sample": sample, "correct": mark == "#", "extracted": answer}
             samples.append({**got, "behavior": BEHAVIOR})
-    return {"model": "m", "data": "d.jsonl", **make_report(problems, settings, samples)}
+    case, config = Case(name="m", model="m"), load_evaluation(CONFIG)
+    work = CaseSamples(case=case, config=config, problems=problems, n=len(rows[0]), samples=samples)
+    return {"model": "m", "data": "d.jsonl", **make_report(work)}
 
 
 def test_the_report_has_scores_with_intervals_and_the_matrix(tmp_path: Path):
@@ -58,17 +58,6 @@ def test_few_problems_are_said_to_give_wide_intervals(tmp_path: Path):
     assert interval_note(none) == "Intervals are 95 % Wilson intervals over the 120 problems."
     many = report_of(tmp_path / "many", *["##", ".."] * 60)
     assert interval_note(many) == "Intervals are 95 % bootstrap intervals over the 120 problems."
-
-
-@pytest.mark.parametrize("n", [1, 4])
-def test_the_terminals_table_fits_a_log(tmp_path: Path, n: int):
-    report = report_of(tmp_path, "#" * n, "." * n)
-    told = io.StringIO()
-    console = Console(file=told, width=120)
-    console.print(summary_table({"a_model": report, "a_model_text": {**report, "tool": False}}))
-    text = told.getvalue()
-    assert f"mean@{n}" in text and "0.500" in text and "0.000 to 1.000" in text
-    assert ("maj@" in text) == (n > 1)
 
 
 def test_a_terminal_of_80_columns_shows_the_whole_table(tmp_path: Path):

@@ -16,7 +16,7 @@ from retool_mcore.rollout import mcp as adapter
 from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.tool_call import Call
-from retool_mcore.rollout.tools import Given, Tool
+from retool_mcore.rollout.tools import Tool, ToolContext
 from tests.unit.rollout.budgets import limits as limits_for
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ async def ask(tokenizer: Any, offered: Mapping[str, Tool], *wanted: tuple[str, d
     """The calls of one turn of one trajectory, side by side."""
     protocol = open_protocol("hermes", tokenizer)
     protocol.offer(list(offered.values()))
-    calls = Calls(protocol, LIMITS, Given(trajectory_id="t"))
+    calls = Calls(protocol, LIMITS, ToolContext(trajectory_id="t"))
     try:
         return await calls.run([Call(tool=name, arguments=arguments) for name, arguments in wanted])
     finally:

@@ -4,11 +4,10 @@ order.
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from retool_mcore.rollout.ledger import NO_VERSION, Ledger, Span, StopReason
+from retool_mcore.rollout.ledger import NO_VERSION, Ledger, Span
 
 BUDGET = 40
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=12)
@@ -27,15 +26,6 @@ def test_interpreter_tokens_carry_no_loss():
     assert (ledger.budget_tokens, ledger.model_tokens, len(ledger.loss_mask)) == (3, 2, 5)
 
 
-def test_a_turn_resumed_after_a_weight_update_is_one_turn_of_two_versions():
-    ledger = Ledger([1], 8)
-    ledger.append_model([10, 11], [-1.0, -1.0], version=4)
-    ledger.append_model([12], [-1.0], version=5)
-    assert ledger.model_turns == 1
-    assert ledger.spans == [Span("model", 0, 3)]
-    assert ledger.versions == [4, 4, 5]
-
-
 def test_a_token_keeps_the_experts_that_were_told_first():
     ledger = Ledger([1, 2], 8)
     assert ledger.routes is None
@@ -51,38 +41,9 @@ def test_a_token_keeps_the_experts_that_were_told_first():
         ledger.append_routes(np.ones((5, 1, 2), np.int16))
 
 
-def test_nothing_is_appended_after_the_end():
-    ledger = Ledger([1], 8)
-    ledger.append_model([10], [-1.0])
-    ledger.close(StopReason.FINISHED)
-    with pytest.raises(AssertionError, match="closed"):
-        ledger.append_model([11], [-1.0])
-    with pytest.raises(AssertionError, match="closed"):
-        ledger.close(StopReason.LENGTH)
-
-
-def test_a_missing_logprob_is_refused():
-    with pytest.raises(AssertionError, match="2 tokens but 1 logprobs"):
-        Ledger([1], 8).append_model([10, 11], [-1.0])
-
-
 def test_an_engine_that_continued_another_context_is_caught():
     with pytest.raises(AssertionError, match="continued 5 tokens"):
         Ledger([1, 2], 8).append_model([10], [-1.0], context_tokens=5)
-
-
-def test_results_without_a_call_are_refused():
-    with pytest.raises(AssertionError, match="follows a model turn"):
-        Ledger([1], 8).append_tool([2])
-
-
-@given(ids)
-def test_budget_holds_to_the_token(tokens: list[int]):
-    ledger = Ledger([1], len(tokens))
-    ledger.append_model(tokens, [0.0] * len(tokens))
-    assert ledger.budget_tokens == 0
-    with pytest.raises(AssertionError, match="exceed the budget"):
-        ledger.append_model([1], [0.0])
 
 
 class LedgerMachine(RuleBasedStateMachine):

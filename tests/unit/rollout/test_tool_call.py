@@ -1,21 +1,28 @@
-"""Model text in, one reading out: calls are repaired only where they can mean one thing."""
+"""Parsers take text and return one reading. They repair a call only if it has one interpretation.
 
-import ast
-import gc
+calls.jsonl has turns in the hermes format: the text, and either the calls' code with the kinds of
+repairs, or the problem and its message, or the answer.
+"""
+
 import json
-import sys
 import time
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_hermes
+from retool_mcore.cli.rollout import app
+from retool_mcore.rollout.tool_call import PARSERS, Parsed, code_calls, parse_hermes, parse_retool
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("calls.jsonl").read_text().splitlines()]
 
 
-def turn(body: str, text: str = "") -> str:
-    return f"{text}<tool_call>\n{body}\n</tool_call>"
+def turn(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
 
 
 def call(code: str) -> str:
@@ -23,185 +30,51 @@ def call(code: str) -> str:
     return '{"name": "code_interpreter", "arguments": {"code": "' + code + '"}}'
 
 
-def test_a_valid_call_is_read_without_repair():
-    parsed = parse_hermes(turn(call('x = 6\\nprint(\\"a\\", x)'), text="Let me compute.\n"))
-    assert parsed == Parsed(kind="tool_call", calls=code_calls('x = 6\nprint("a", x)'))
+def block(code: str) -> str:
+    return f"<code>\n```python\n{code}\n```\n</code>"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:60])
+def test_a_turn_is_read_repaired_or_refused(case: dict[str, Any]):
+    parsed = parse_hermes(case["text"])
+    if "problem" in case:
+        assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", case["problem"], ())
+        assert case["error"] in str(parsed.error)
+    elif "answer" in case:
+        assert (parsed.kind, parsed.answer) == ("text" if case["answer"] is None else "answer", case["answer"])
+    else:
+        assert (parsed.kind, list(parsed.codes), list(parsed.repairs)) == ("tool_call", case["codes"], case["repairs"])
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "repairs"),
+    ("text", "parsed"),
     [
-        (call("x = 1\nprint(x)"), "x = 1\nprint(x)", ("control_characters",)),
-        (call("\tprint(1)").replace("\t", "if 1:\n\t"), "if 1:\n\tprint(1)", ("control_characters",)),
-        (call(r"import re\nre.sub('\d', '', s)"), "import re\nre.sub('\\d', '', s)", ("backslashes",)),
-        (call('print("hi")'), 'print("hi")', ("raw_quotes",)),
-        (call(r'print("a\nb")'), r'print("a\nb")', ("raw_quotes", "backslashes")),
-        (call(r'a = 1\nprint("a")'), 'a = 1\nprint("a")', ("raw_quotes",)),
-        (call("x = 1\nprint('a\\nb')"), "x = 1\nprint('a\\nb')", ("control_characters", "backslashes")),
-        (call("print(1)") + "}", "print(1)", ("trailing_data",)),
-        (call("print(1)") + "\nNow I run it.", "print(1)", ("trailing_data",)),
-        (call("print(1)")[:-1], "print(1)", ("missing_brace",)),
-        (call("print(1)")[:-2], "print(1)", ("missing_brace",)),
-        (call("x = 1\nprint(x)")[:-1], "x = 1\nprint(x)", ("control_characters", "missing_brace")),
-        ("{'name': 'code_interpreter', 'arguments': {'code': 'print(1)'}}", "print(1)", ("single_quotes",)),
-        (call(r"```python\nprint(1)\n```"), "print(1)", ("code_fence",)),
-        (call("```python\nprint(1)\n```"), "print(1)", ("control_characters", "code_fence")),
-        ('{"arguments": {"code": "print(1)\n"}, "name": "code_interpreter"}', "print(1)\n", ("control_characters",)),
+        ("Hm.\n" + block("x = 1\nprint(x)"), Parsed(kind="tool_call", calls=code_calls("x = 1\nprint(x)"))),
         (
-            '{"name": "code_interpreter", "arguments": "{\\"code\\": \\"print(1)\\"}"}',
-            "print(1)",
-            ("encoded_arguments",),
+            "<code>\nprint(1)\n</code>",
+            Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("missing_fence",)),
         ),
-        ("[" + call("print(1)") + "]", "print(1)", ("list",)),
-        ('{"name": "code_interpreter", "parameters": {"code": "print(1)"}}', "print(1)", ("parameters_key",)),
+        # The model has ended its message, and no result can follow: the loop runs nothing.
+        ("<code>\n```python\nprint(1)\n```\n", Parsed(kind="text")),
+        ("I use <code> tags.\n" + block("print(1)"), Parsed(kind="tool_call", calls=code_calls("print(1)"))),
+        (block("print('<code>')"), Parsed(kind="tool_call", calls=code_calls("print('<code>')"))),
+        ("<answer>\n\\boxed{34}\n</answer>", Parsed(kind="answer", answer="34")),
     ],
-)  # fmt: skip
-def test_a_call_with_one_reading_is_repaired(body: str, code: str, repairs: tuple[str, ...]):
-    parsed = parse_hermes(turn(body))
-    assert parsed.kind == "tool_call", parsed.error
-    assert parsed.codes == (code,)
-    assert parsed.repairs == repairs
+)
+def test_a_turn_of_protocol_retool_is_read(text: str, parsed: Parsed):
+    assert parse_retool(text) == parsed
 
 
 @pytest.mark.parametrize(
-    ("text", "problem", "told"),
+    ("text", "message"),
     [
-        (turn("print(1)"), "json", "not valid JSON"),
-        (turn(""), "json", "not valid JSON"),
-        (turn("[1, 2]"), "json", "JSON, but not an object"),
-        (turn(call("print(1)").replace("code_interpreter", "python")), "name", "no tool named 'python'"),
-        (turn('{"name": "code_interpreter"}'), "arguments", 'one string, "code"'),
-        (turn('{"name": "code_interpreter", "arguments": {"code": 3}}'), "arguments", 'one string, "code"'),
-        (turn('{"name": "code_interpreter", "arguments": {"code": "\\ud800"}}'), "arguments", "surrogate"),
-        ('{"name": "code_interpreter"}\n</tool_call>', "tags", "no opening tag"),
-        # Two calls in one pair of tags, and quotes that may close the code or not: several
-        # readings, so none.
-        (turn(call("print(1)") + call("print(2)")), "json", "Extra data"),
-        (turn(call('print("a"')), "json", "not valid JSON"),
-        (turn("[" * 100_000), "json", "nested too deeply"),
-        (turn(call("1")[:-4] + "9" * 5000 + "}}"), "json", "not valid JSON"),
-        (turn('{"name": ' + "9" * 5000 + "}"), "json", "too large a number"),
+        ("print(1)\n```\n</code>", "no opening tag"),
+        ("<code>\nRun this:\n```python\nprint(1)\n```\n</code>", "not one fenced block"),
     ],
 )
-def test_a_call_without_a_single_reading_is_malformed_and_says_why(text: str, problem: str, told: str):
-    parsed = parse_hermes(text)
-    assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", problem, ())
-    assert parsed.error is not None and told in parsed.error
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        r'print("a\tb")',  # a tab, or a backslash and a t
-        'x = 1\nprint("a\\tb")',
-        r'print("\d", "a\tb")',
-    ],
-)
-def test_code_that_is_python_decoded_and_as_it_stands_is_not_guessed(code: str):
-    readings = {code, code.replace("\\t", "\t")}
-    assert len(readings) == 2
-    for reading in readings:
-        ast.parse(reading)
-    parsed = parse_hermes(turn(call(code)))
-    assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", "json", ())
-
-
-@pytest.mark.parametrize(
-    "body", [call('print("hi")'), "{'name': 'code_interpreter', 'arguments': {'code': 'print()'}}"]
-)
-def test_a_garbage_collection_that_parses_does_not_end_the_trajectory(body: str):
-    """Up to Python 3.11.7 the outer ast.parse then raises SystemError."""
-    num_within = 0
-
-    def parse(phase: str, _: object) -> None:
-        nonlocal num_within
-        if phase == "start" and sys._getframe(1).f_code is ast.parse.__code__:
-            num_within += 1
-            if num_within == 1:
-                ast.parse("1 + 1")
-
-    parsed = parse_hermes(turn(body))
-    thresholds = gc.get_threshold()
-    gc.callbacks.append(parse)
-    gc.set_threshold(1)
-    try:
-        again = parse_hermes(turn(body))
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.callbacks.remove(parse)
-    assert num_within >= 1
-    assert parsed.kind == "tool_call"
-    assert again == parsed
-
-
-def test_two_escapes_of_one_character_are_decoded_together():
-    r"""\ud83d\ude00 is one character; each half alone is none, and the call would be refused for
-    it.
-    """
-    parsed = parse_hermes(turn(call(r"print(1)\nprint('\d \ud83d\ude00')")))
-    assert parsed.codes == ("print(1)\nprint('\\d \U0001f600')",)
-    assert parsed.repairs == ("backslashes",)
-    half = parse_hermes(turn(call(r"print(1)\nprint('\d \ud83d')")))
-    assert (half.kind, half.problem, half.codes) == ("malformed", "arguments", ())
-    assert half.error is not None and "half of a surrogate pair" in half.error
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\\boxed{" * 10_000,
-        turn(call("x" + " " * 60_000 + "{")),
-        turn(call('"' * 60_000)),
-        turn(call("```python\\n" + " " * 60_000 + "x")),
-        turn('{"name": "code_interpreter", "arguments": {"code": "' + "\\" * 60_001),
-        turn('{"name": "code_interpreter", "arguments": {"code": "x"' + " " * 60_000 + "{"),
-        turn(call("(" * 60_000)),
-        turn('{"name": "code_interpreter", "arguments": {"code": ' + "1" * 60_000 + "}}"),
-        turn("{'a': " * 20_000),
-        "<tool_call>" * 10_000,
-    ],
-    ids=lambda text: f"{text[:60]}..{len(text)}",
-)
-def test_no_text_takes_long(text: str):
-    started = time.process_time()
-    parse_hermes(text)
-    assert time.process_time() - started < 1.0
-
-
-def test_all_calls_of_a_turn_are_read_in_order():
-    parsed = parse_hermes(turn(call("print(1)")) + "\n" + turn(call("print(2)")))
-    assert parsed.codes == ("print(1)", "print(2)")
-
-
-def test_one_unreadable_call_makes_the_turn_malformed():
-    assert parse_hermes(turn(call("print(1)")) + "\n" + turn("nonsense")).kind == "malformed"
-
-
-def test_a_call_without_its_end_tag_is_read():
-    parsed = parse_hermes("<tool_call>\n" + call("print(1)"))
-    assert (parsed.kind, parsed.codes, parsed.repairs) == ("tool_call", ("print(1)",), ("missing_end_tag",))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"so \boxed{\frac{1}{2}}.", Parsed(kind="answer", answer=r"\frac{1}{2}")),
-        ("the answer is 3", Parsed(kind="text")),
-        (r"\boxed{1", Parsed(kind="text")),
-    ],
-)
-def test_a_turn_without_tags_is_an_answer_or_text(text: str, expected: Parsed):
-    assert parse_hermes(text) == expected
-
-
-def test_json_form_has_exactly_the_documented_keys():
-    assert parse_hermes("hello").to_json() == {
-        "kind": "text",
-        "code": None,
-        "answer": None,
-        "error": None,
-        "repairs": [],
-    }
+def test_a_block_without_one_interpretation_is_malformed(text: str, message: str):
+    parsed = parse_retool(text)
+    assert (parsed.kind, parsed.problem) == ("malformed", "tags") and message in str(parsed.error)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
@@ -215,39 +88,57 @@ def test_code_that_was_encoded_as_json_comes_back_unchanged(code: str):
 
 @given(st.text())
 def test_no_text_raises(text: str):
-    for whole in (text, turn(text), turn(call(text)), turn(call(text)[:-1])):
-        assert parse_hermes(whole).kind in {"tool_call", "answer", "text", "malformed"}
-
-
-PLAIN = call("print(1)")
-PARAMETERS = PLAIN.replace("arguments", "parameters")
+    for whole in (text, turn(text), turn(call(text)), turn(call(text)[:-1]), block(text)):
+        for parse in PARSERS.values():
+            assert parse(whole).kind in {"tool_call", "answer", "text", "malformed"}
 
 
 @pytest.mark.parametrize(
-    ("text", "repairs"),
+    "text",
     [
-        (turn(f"```json\n{PLAIN}\n```"), ("json_fence",)),
-        (turn(f"```\n{PLAIN}\n```"), ("json_fence",)),
-        ("<tool_call>\n" + turn(PLAIN), ("doubled_tag",)),
-        ("<tool_call><tool_call>" + turn(f"```json\n{PLAIN}\n```"), ("doubled_tag", "json_fence")),
-        (turn('{"type": "function", "function": ' + PLAIN + "}"), ("function_wrapper",)),
-        (turn('{"function": ' + PARAMETERS + "}"), ("function_wrapper", "parameters_key")),
-        (f"I use the <tool_call> tag.\n{turn(PLAIN)}", ()),
+        "\\boxed{" * 10_000,
+        turn(call('"' * 60_000)),
+        turn(call("```python\\n" + " " * 60_000 + "x")),
+        turn('{"name": "code_interpreter", "arguments": {"code": "x"' + " " * 60_000 + "{"),
+        turn(call("(" * 60_000)),
+        turn("[" * 100_000),
+        turn("{'a': " * 20_000),
+        "<tool_call>" * 10_000,
+        '{"name": ' * 20_000,
+        "[TOOL_CALLS]" + " " * 60_000 + "x",
+        "<tool_call>\n<function=f>" + " " * 60_000,
+        "<tool_call><function=code_interpreter>" + "<parameter=code>\n" * 20_000 + "</tool_call>",
     ],
-)  # fmt: skip
-def test_malformed_calls_of_public_reports_are_read(text: str, repairs: tuple[str, ...]):
-    parsed = parse_hermes(text)
-    assert (parsed.kind, parsed.codes, parsed.repairs) == ("tool_call", ("print(1)",), repairs)
+    ids=lambda text: f"{text[:60]}..{len(text)}",
+)
+def test_no_text_takes_long(text: str):
+    for parse in PARSERS.values():
+        started = time.process_time()
+        assert parse(text).kind in {"tool_call", "answer", "text", "malformed"}
+        assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        call(r"import re\nre.findall('\d+', '12')"),  # a call that is repaired by asking whether its code is Python
-        r"{'name': 'code_interpreter', 'arguments': {'code': 'print(1, \'\d\')'}}",  # one that is Python's literal
+        call(r"import re\nre.findall('\d+', '12')"),  # a repair that checks whether the code is Python
+        r"{'name': 'code_interpreter', 'arguments': {'code': 'print(1, \'\d\')'}}",  # a Python literal
     ],
 )
-def test_an_escape_of_the_models_code_that_python_does_not_know_warns_nobody(body: str):
+def test_an_unknown_escape_in_the_models_code_does_not_warn(body: str):
     with warnings.catch_warnings(action="error"):
         parsed = parse_hermes(turn(body))
     assert parsed.kind == "tool_call" and r"\d" in parsed.codes[0]
+
+
+@pytest.mark.parametrize("protocol", ["hermes", "retool"])
+def test_the_command_prints_the_reading_as_json(protocol: str):
+    text = r"The tags `<tool_call>` and </code> alone are not a call. \boxed{4}"
+    done = CliRunner().invoke(app, ["parse", "--protocol", protocol, "--json"], input=text)
+    wanted = {"kind": "answer", "code": None, "answer": "4", "error": None, "repairs": []}
+    assert json.loads(done.stdout) == PARSERS[protocol](text).to_json() == wanted
+
+
+def test_the_command_refuses_an_unknown_protocol():
+    done = CliRunner().invoke(app, ["parse", "--protocol", "xml"], input="hi")
+    assert done.exit_code == 2 and "Unknown protocol 'xml'. Choose one of: hermes, " in done.output

@@ -1,6 +1,4 @@
-"""An output over its budget of tokens keeps head and tail, whole characters of both, and the cut is
-counted.
-"""
+"""An output over its token budget keeps head and tail in whole characters; the cut is counted."""
 
 import re
 from unicodedata import normalize
@@ -17,15 +15,14 @@ CUT = re.compile(r"(?s)(.*)\n\[\.\.\. (about )?(\d+) tokens cut here \.\.\.\]\n(
 outputs = st.text(max_size=120).map(lambda text: normalize("NFC", text.encode("utf-8", "replace").decode()))
 
 
-def count(tokenizer, text: str) -> int:
-    return len(tokenizer.encode(text, add_special_tokens=False))
-
-
 @settings(max_examples=300)
 @given(outputs, st.integers(10, 40))
 def test_head_and_tail_fit_the_budget_and_the_rest_is_counted(tokenizer, text: str, max_tokens: int):
+    def count(part: str) -> int:
+        return len(tokenizer.encode(part, add_special_tokens=False))
+
     shown, cut_tokens = cut_middle(text, max_tokens, tokenizer)
-    total = count(tokenizer, text)
+    total = count(text)
     assert (cut_tokens > 0) == (total > max_tokens)
     if not cut_tokens:
         assert shown == text
@@ -34,21 +31,16 @@ def test_head_and_tail_fit_the_budget_and_the_rest_is_counted(tokenizer, text: s
     assert match is not None and match[2] is None
     head, tail = match[1], match[4]
     assert text.startswith(head) and text.endswith(tail)
-    kept = count(tokenizer, head) + count(tokenizer, tail)
+    kept = count(head) + count(tail)
     assert kept <= max_tokens
     assert int(match[3]) == cut_tokens == total - kept
-    # No more than one character of each end is given up, however many tokens it takes (four bytes,
-    # or three composed).
+    # At most one character of each end is lost, however many tokens it takes (four bytes, or three
+    # composed).
     assert kept >= max_tokens - 24
 
 
-def test_text_within_the_budget_is_left_alone(tokenizer):
-    assert cut_middle("1379", 4, tokenizer) == ("1379", 0)
-    assert cut_middle("é" * 8, 16, tokenizer) == ("é" * 8, 0)
-    assert cut_middle("", 1, tokenizer) == ("", 0)
-
-
 def test_the_budget_is_used_to_the_token(tokenizer):
+    assert cut_middle("1379", 4, tokenizer) == ("1379", 0)
     assert cut_middle("123456789", 5, tokenizer) == ("123\n[... 4 tokens cut here ...]\n89", 4)
     assert cut_middle("123456789", 1, tokenizer) == ("1\n[... 8 tokens cut here ...]\n", 8)
 
@@ -74,5 +66,5 @@ def test_markup_is_broken_up_before_it_is_counted(tokenizer, kind):
     protocol = kind(tokenizer)
     shown, cut_tokens = protocol.shown("<|im_end|>" * 3 + "</interpreter>", 1000)
     assert "<|im_end|>" not in shown and cut_tokens == 0
-    assert protocol.clean(shown) == shown, "what is written is what was counted"
+    assert protocol.clean(shown) == shown
     assert ("</interpreter>" in shown) == (kind is Hermes)

@@ -1,24 +1,29 @@
-"""Tools of a user's own: offered, called, counted and ended, trajectory by trajectory."""
+"""User-defined tools: offered, called, counted and ended in each trajectory.
+
+A fault of a hook costs one call or one trajectory.
+"""
 
 import asyncio
+import contextlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from configs.examples.tools import Search
 from retool_mcore.config import SandboxSettings, ToolLoop, load_evaluation
 from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.rollout import calls as rollout_calls
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
-from retool_mcore.rollout.tool_call import Call, parse_hermes
-from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult, open_tools
+from retool_mcore.rollout.tool_call import Call
+from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult, open_tools
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 
@@ -40,8 +45,8 @@ class Counter(Tool):
         self.ended: list[dict[str, int]] = []
         self.fails: list[Exception] = []
 
-    async def start(self, given: Given) -> dict[str, int]:
-        self.started.append(given.trajectory_id)
+    async def start(self, context: ToolContext) -> dict[str, int]:
+        self.started.append(context.trajectory_id)
         await asyncio.sleep(0.01)
         return {"total": 0}
 
@@ -57,6 +62,11 @@ class Counter(Tool):
 
     async def end(self, state: dict[str, int]) -> None:
         self.ended.append(state)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_calls, "GRACE_S", 0.2)
 
 
 def ask(name: str, **arguments: Any) -> str:
@@ -78,13 +88,6 @@ async def test_each_trajectory_has_its_own_state_from_its_first_call_to_its_end(
     assert sorted(tool.started) == ["a", "b"] and tool.ended == [{"total": 5}, {"total": 5}]
     silent = await play(tokenizer, tool, ANSWER)
     assert silent.answer == "1379" and len(tool.started) == 2, "nothing starts without a call"
-
-
-async def test_calls_of_one_turn_share_one_start(tokenizer):
-    tool = Counter()
-    turn = ask("count", n=1) + "\n" + ask("count", n=1) + "<|im_end|>"
-    trajectory = await play(tokenizer, tool, turn, ANSWER, calls="all")
-    assert sorted(shown(trajectory)) == ["total 1", "total 2"] and tool.started == ["t"]
 
 
 async def test_what_the_model_does_wrong_is_told_to_it_and_counts_as_failed(tokenizer):
@@ -132,7 +135,93 @@ async def test_a_fault_of_the_tool_is_raised(tokenizer):
     assert len(tool.ended) == 1
 
 
-async def test_records_and_metrics_tell_the_tools_apart(tokenizer):
+class Ends(Counter):
+    hook_timeout_s = 0.3
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    async def end(self, state: dict[str, int]) -> None:
+        if self.how == "hangs":
+            await asyncio.sleep(60)
+        raise KeyError("mine")
+
+
+class Deaf(Counter):
+    """Swallows cancellation, as `except BaseException` around an await does."""
+
+    timeout_s = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop = asyncio.Event()
+
+    async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
+        while not self.stop.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.stop.wait()
+        return "late"
+
+
+@pytest.mark.parametrize(("how", "fault"), [("hangs", "TimeoutError"), ("raises", "KeyError")])
+async def test_an_end_that_fails_costs_no_finished_trajectory(tokenizer: Any, how: str, fault: str):
+    started = time.monotonic()
+    trajectory = await play(tokenizer, Ends(how), ask("count", n=1), ANSWER)
+    assert trajectory.answer == "1379" and time.monotonic() - started < 5
+    assert trajectory.faults == {f"count.end/{fault}": 1}
+    metrics = summarize([Behavior.of(trajectory), Behavior.of(await play(tokenizer, Counter(), ANSWER))])
+    assert metrics[f"behavior/tool_faults/count.end/{fault}"] == 0.5
+
+
+async def test_a_tool_that_swallows_cancellation_is_abandoned(tokenizer: Any):
+    deaf = Deaf()
+    trajectory = await play(tokenizer, deaf, ask("count", n=1), ANSWER)
+    deaf.stop.set()
+    assert trajectory.answer == "1379"
+    assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.")
+
+
+@pytest.mark.parametrize("answer", [ToolResult(text=cast("Any", None)), None, b"bytes"])
+async def test_an_answer_that_is_no_text_is_one_failed_call(tokenizer: Any, answer: Any):
+    class Wrong(Tool):
+        name, description = "count", "x"
+        parameters: ClassVar[dict[str, Any]] = {"type": "object"}
+
+        async def call(self, arguments: Mapping[str, Any], state: Any) -> Any:
+            return answer
+
+    trajectory = await play(tokenizer, Wrong(), ask("count", n=1), ANSWER)
+    assert shown(trajectory) == ["Error: count gave no text."] and trajectory.answer == "1379"
+    assert trajectory.faults == {"count.call/TypeError": 1}
+
+
+async def test_no_call_of_a_turn_runs_on_after_its_tools_end(tokenizer: Any):
+    events: list[str] = []
+
+    class Two(Counter):
+        async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
+            if arguments["n"] == 1:
+                await asyncio.sleep(0.05)
+                raise KeyError("mine")
+            try:
+                await asyncio.sleep(0.5)
+                events.append("ran on")
+            finally:
+                events.append("over")
+            return ""
+
+        async def end(self, state: Any) -> None:
+            events.append("end")
+
+    turn = ask("count", n=2) + "\n" + ask("count", n=1) + "<|im_end|>"
+    with pytest.raises(KeyError, match="mine"):
+        await play(tokenizer, Two(), turn, ANSWER, calls="all")
+    await asyncio.sleep(0.6)
+    assert events == ["over", "end"]
+
+
+async def test_records_and_metrics_name_the_tool(tokenizer):
     trajectory = await play(tokenizer, Counter(), ask("count", n=1), ANSWER)
     [result] = record(trajectory)["turns"][0]["results"]
     assert (result["tool"], result["code"]) == ("count", '{"n": 1}')
@@ -147,9 +236,9 @@ def test_the_prompt_has_the_schema_and_the_reader_takes_the_name(tokenizer):
     protocol = protocol_of(config.rollout, tokenizer)
     prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
     assert "search" in prompt and "code_interpreter" in prompt
-    said = ask("search", query="roots")
-    assert protocol.read((), said).calls == (Call("search", {"query": "roots"}),)
-    alone = Hermes(tokenizer).read((), said)
+    text = ask("search", query="roots")
+    assert protocol.read((), text).calls == (Call("search", {"query": "roots"}),)
+    alone = Hermes(tokenizer).read((), text)
     assert alone.error == "there is no tool named 'search'. The only tool is 'code_interpreter'"
     other = protocol.read((), ask("calculator", x=1))
     assert other.error == "there is no tool named 'calculator'. The tools are 'code_interpreter', 'search'"
@@ -158,90 +247,52 @@ def test_the_prompt_has_the_schema_and_the_reader_takes_the_name(tokenizer):
     assert protocol.read((), call("print(1)")).calls == (Call("code_interpreter", {"code": "print(1)"}),)
 
 
-def test_arguments_as_text_are_read_for_every_tool():
-    said = ask("count", n=3).replace('{"n": 3}', json.dumps('{"n": 3}'))
-    parsed = parse_hermes(said, tools=[Counter()])
-    assert (parsed.calls, parsed.repairs) == ((Call("count", {"n": 3}),), ("encoded_arguments",))
-    assert parse_hermes(ask("count", n=3).replace('{"n": 3}', "7"), tools=[Counter()]).problem == "arguments"
+class NoSchema(Counter):
+    name, parameters = "no_schema", {"type": "objekt"}
 
 
-async def test_the_example_finds_facts():
-    search = Search()
-    assert "product c" in await search.call({"query": "sum and product of roots"}, None)
-    assert await search.call({"query": "zebra"}, None) == "Nothing was found."
+class NoObject(Counter):
+    name, parameters = "no_object", {"type": "string"}
 
 
-class Nameless(Tool):
-    description = "x"
-    parameters: ClassVar[dict[str, Any]] = {"type": "object"}
-
-    async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
-        return ""
-
-
-class NoSchema(Nameless):
-    name = "no_schema"
-    parameters: ClassVar[dict[str, Any]] = {"type": "objekt"}
-
-
-class NoObject(Nameless):
-    name = "no_object"
-    parameters: ClassVar[dict[str, Any]] = {"type": "string"}
-
-
-class Interpreter(Nameless):
+class Interpreter(Counter):
     name = "code_interpreter"
 
 
-class WantsMore(Nameless):
-    name = "wants_more"
-
+class NeedsArguments(Counter):
     def __init__(self, corpus: str) -> None:
-        self.corpus = corpus
+        super().__init__()
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
-        ("Nameless", "Nameless has no name"),
         ("NoSchema", "parameters of no_schema are no JSON schema"),
         ("NoObject", "parameters of no_object describe no object"),
         ("Interpreter", "a tool cannot be named 'code_interpreter'"),
-        ("WantsMore", "cannot be made without arguments"),
+        ("NeedsArguments", "cannot be made without arguments"),
         ("NUMBER", "is neither a retool_mcore.rollout.tools.Tool nor"),
     ],
 )
-def test_what_is_no_tool_is_refused_at_the_start(name: str, told: str):
+def test_a_wrong_tool_is_refused_at_the_start(name: str, message: str):
     with pytest.raises(ConfigError) as error:
         open_tools((f"tests.unit.rollout.test_tools:{name}",))
-    assert told in str(error.value) and "rollout.tools" in str(error.value)
+    assert message in str(error.value) and "rollout.tools" in str(error.value)
 
 
-def test_own_tools_alone_are_offered_read_and_told(tokenizer):
+def test_without_the_interpreter_only_own_tools_are_offered_and_named_in_errors(tokenizer):
     config = load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}"]'])
     protocol = protocol_of(config.rollout, tokenizer)
     prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
     assert "search" in prompt and "code_interpreter" not in prompt
-    said = ask("search", query="roots")
-    assert protocol.read((), said).calls == (Call("search", {"query": "roots"}),)
-    told = {text: protocol.read((), text) for text in (call("print(1)"), ask("calculator", x=1), "</tool_call>")}
-    assert [(each.kind, each.problem) for each in told.values()] == [
-        ("malformed", "name"),
-        ("malformed", "name"),
-        ("malformed", "tags"),
-    ]
-    assert [each.error for each in told.values()] == [
+    text = ask("search", query="roots")
+    assert protocol.read((), text).calls == (Call("search", {"query": "roots"}),)
+    errors = [protocol.read((), text).error for text in (call("print(1)"), ask("calculator", x=1), "</tool_call>")]
+    assert errors == [
         "there is no tool named 'code_interpreter'. The tools are 'search'",
         "there is no tool named 'calculator'. The tools are 'search'",
         "the call has no opening tag. The tools are 'search'",
     ]
-
-
-def test_protocols_without_names_refuse_tools_and_a_list_names_each_once(tokenizer):
-    with pytest.raises(ConfigError, match=r'rollout.mcp offers .count., and calls of rollout.protocol = "retool"'):
-        open_protocol("retool", tokenizer).offer([Counter()])
-    with pytest.raises(ConfigError, match="names a tool twice"):
-        load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}", "{SEARCH}"]'])
 
 
 def test_without_a_tool_a_run_is_text_alone_and_with_a_server_of_tools_it_is_not(tokenizer):

@@ -17,7 +17,7 @@ from rich.console import Console
 from retool_mcore.config import EvaluationConfig, SftConfig, load_config, load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import cases
-from retool_mcore.evaluate.defaults import default_config
+from retool_mcore.evaluate.cases import default_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.machine import settings
 from retool_mcore.run import trackers

@@ -1,35 +1,40 @@
-"""GSM8K's solutions become programs that run in the sandbox."""
+"""launch/gsm8k: solutions become programs that run in the sandbox; variants with large numbers."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from retool_mcore.data.chat import render, render_prompt
-from retool_mcore.data.convert import Conversion
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import lint_file
-from retool_mcore.data.prompt_format import QUESTION_MARK, hermes_prompt
+from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.sft import load_sft
+from retool_mcore.data.sources import read_source
+from retool_mcore.data.split import part_of, rows_of_part
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.rollout.protocol import open_protocol
-from retool_mcore.sandbox import open_sandbox
+from retool_mcore.sandbox.base import Sandbox
 from tests.unit.data.commands import succeed
 from tests.unit.launch.gsm8k import ANSWER, QUESTION, SAMPLE, script
 
 # isort: split
-from traces import build
+import traces
+from large import build, variant
 
 
-async def built(*answers: str, question: str = QUESTION):
-    rows = [(f"line {n}", {"question": question, "answer": answer}) for n, answer in enumerate(answers, start=1)]
-    async with open_sandbox("local", min_level="rlimits") as sandbox:
-        return await build(rows, sandbox)
+async def built(sandbox: Sandbox, *answers: str):
+    rows = [(f"line {n}", {"question": QUESTION, "answer": answer}) for n, answer in enumerate(answers, start=1)]
+    return await traces.build(rows, sandbox)
 
 
-async def test_a_solution_becomes_one_program_and_a_text_of_the_same_problem():
-    tool, text = (await built(ANSWER)).rows
+async def test_a_solution_becomes_one_program_and_a_text_of_the_same_problem(sandbox):
+    tool, text = (await built(sandbox, ANSWER)).rows
     code = tool["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"]
     assert code == (
         "# Natalia sold clips in May.\nstep1 = 48/2\n"
@@ -54,20 +59,16 @@ async def test_a_solution_becomes_one_program_and_a_text_of_the_same_problem():
     [
         ("It is 72.\n#### 72", "source", "no calculation is marked"),
         ("48+24=<<48+24=72>>72", "source", "no answer line"),
-        ("<<48+24=72>>72 and <<4 8=3\n#### 72", "source", "is incomplete"),
-        ("<<48+24=many>>72\n#### 72", "source", "'many' is not a number"),
         ("<<exit()=72>>72\n#### 72", "source", "not only arithmetic"),
-        ("<<48+=72>>72\n#### 72", "source", "is not an expression"),
         ("<<48+24=73>>73\n#### 73", "calculation", "48+24 is not the 73 that the solution states"),
         ("<<48/0=73>>73\n#### 73", "calculation", "48/0 has no value"),
         ("<<48+24=72>>72\n#### 73", "answer", "'72' is not equivalent to '73'"),
-        ("The \\boxed{7} is <<48+24=72>>72\n#### 72", "format", "boxes different answers: 7, 72"),
         ("<<48+24=72>>72 </tool_call>\n#### 72", "format", "the program contains </tool_call>"),
         ("clips </code> <<48+24=72>>72\n#### 72", "format", "the program contains </code>"),
     ],
 )
-async def test_what_does_not_survive_is_listed_with_stage_and_reason(answer, stage, reason):
-    report = await built(ANSWER, answer, ANSWER)
+async def test_what_does_not_survive_is_listed_with_stage_and_reason(sandbox, answer, stage, reason):
+    report = await built(sandbox, ANSWER, answer, ANSWER)
     assert report.problems == 2 and len(report.rows) == 4
     (reject,) = report.rejects
     assert (reject["where"], reject["stage"], reject["answer"]) == ("line 2", stage, answer)
@@ -75,23 +76,23 @@ async def test_what_does_not_survive_is_listed_with_stage_and_reason(answer, sta
     assert report.lines()[-1] == "66.67% survived", "of the problems, not of the rows"
 
 
-async def test_a_program_that_prints_something_else_is_rejected(monkeypatch):
+async def test_a_program_that_prints_something_else_is_rejected(sandbox, monkeypatch):
     monkeypatch.setattr("traces.program_of", lambda *_: "print(71)")
     with pytest.raises(DataError, match="prints 71, but the solution states 72"):
-        await built(ANSWER)
+        await built(sandbox, ANSWER)
 
 
-async def test_a_problem_whose_program_or_text_fails_has_no_row_of_either_form():
+async def test_a_problem_whose_program_or_text_fails_has_no_row_of_either_form(sandbox):
     rest = "She spent 75-55 = $<<75-55=20>>20\nSo it was 20/4 = $5\n#### 5"  # the program ends at 20
-    report = await built(ANSWER, rest)
+    report = await built(sandbox, ANSWER, rest)
     assert [row["index"] for row in report.rows] == [0, 0]
     assert [reject["stage"] for reject in report.rejects] == ["answer"]
 
 
-async def test_rows_ask_as_rollout_and_evaluation_ask():
+async def test_rows_ask_as_rollout_and_evaluation_ask(sandbox):
     """The prompt's tokens of each form are those of the run that learns from it."""
     tokenizer = build_tokenizer(tokenizer_rows())
-    tool, text = (await built(ANSWER)).rows
+    tool, text = (await built(sandbox, ANSWER)).rows
     asked = [{"role": "user", "content": hermes_prompt(QUESTION)}]
     for protocol, row in (("hermes", tool), ("text", text)):
         wanted = render_prompt(asked, row["tools"], tokenizer)
@@ -103,28 +104,7 @@ async def test_rows_ask_as_rollout_and_evaluation_ask():
     )
 
 
-@pytest.mark.parametrize("protocol", ["hermes", "retool"])
-async def test_a_text_row_stays_one_in_either_protocol(protocol):
-    tool, text = (await built(ANSWER)).rows
-    conversion = Conversion(protocol, "ground_truth")
-    assert (await conversion.row("row 1", text))["messages"] == text["messages"]
-    assert (await conversion.row("row 1", text))["tools"] is None
-    made = await conversion.row("row 0", tool)
-    assert (QUESTION_MARK in made["messages"][0]["content"]) == (protocol == "retool")
-    assert bool(made["tools"]) == (protocol == "hermes")
-
-
-async def test_rows_of_another_schema_are_an_error():
-    async with open_sandbox("local", min_level="rlimits") as sandbox:
-        with pytest.raises(
-            DataError, match="line 3: a GSM8K row has the texts question and answer; this one has problem"
-        ):
-            await build([("line 3", {"problem": "x"})], sandbox)
-        with pytest.raises(DataError, match="No solution of 1 passes"):
-            await build([("line 1", {"question": "x", "answer": "y"})], sandbox)
-
-
-def test_the_script_writes_rows_that_training_reads(tmp_path):
+def test_traces_py_writes_rows_that_training_reads(tmp_path):
     out, rejects, rl = tmp_path / "sft.parquet", tmp_path / "rejects.jsonl", tmp_path / "rl.parquet"
     output = script("traces.py", SAMPLE, "--part", "sft", "--out", out, "--rejects", rejects)
     rows = [row for _, row in read_rows(out, ("messages", "tools", "ground_truth"))]
@@ -140,9 +120,69 @@ def test_the_script_writes_rows_that_training_reads(tmp_path):
     assert overlap(found[0], found[1], ("sft", "rl")).leaked == 0
 
 
-def test_the_script_says_what_is_wrong_in_one_line(tmp_path):
+def test_a_mistake_is_one_line(tmp_path):
     assert "no problem is in part sft" in script("traces.py", SAMPLE, "--part", "sft", "--sft-share", "0", "--out",
                                                  tmp_path / "o.parquet", fails=True)  # fmt: skip
     assert ".parquet is written here" in script("traces.py", SAMPLE, "--out", tmp_path / "o.json", fails=True)
     assert "is what is read" in script("large.py", SAMPLE, "--out", SAMPLE, fails=True)
     assert not list(tmp_path.iterdir())
+
+
+def here(*_: object, **__: object) -> ThreadPoolExecutor:
+    """In place of processes, which a test's ``variant`` does not reach."""
+    return ThreadPoolExecutor(1)
+
+
+async def test_each_variant_runs_in_the_sandbox_and_one_that_fails_is_rejected(sandbox, monkeypatch):
+    rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": "x", "answer": "y"})]
+    report = await build(rows, sandbox)
+    assert len(report.rows) == 1 and [reject["where"] for reject in report.rejects] == ["line 2"]
+    assert report.lines()[-1] == "50.00% survived"
+    (built, text) = (await traces.build([("r", report.rows[0])], sandbox)).rows
+    assert built["ground_truth"] == report.rows[0]["answer"].rpartition("#### ")[2] and text["tools"] is None
+    wrong = variant(QUESTION, ANSWER, 0)
+    wrong["answer"] = re.sub(r"#### \d+", "#### 5", wrong["answer"])
+    monkeypatch.setattr("large.variant", lambda *_: wrong)
+    monkeypatch.setattr("large.ProcessPoolExecutor", here)
+    with pytest.raises(DataError, match=r"No variant of 1 passes.*program: answer"):
+        await build(rows[:1], sandbox)
+
+
+async def test_each_draw_has_other_numbers_and_copies_are_rejected(sandbox, monkeypatch):
+    ann = QUESTION.replace("Natalia", "Ann")
+    rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": ann, "answer": ANSWER})]
+    report = await build(rows, sandbox, seed=1, draws=2)
+    assert list(report.rows) == [variant(question, ANSWER, seed) for seed in (1, 2) for question in (QUESTION, ann)]
+    one_number = variant(QUESTION, ANSWER, 0)
+    monkeypatch.setattr("large.variant", lambda *_: one_number)
+    monkeypatch.setattr("large.ProcessPoolExecutor", here)
+    report = await build(rows[:1], sandbox, seed=7, draws=3)
+    assert list(report.rows) == [one_number]
+    assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
+        f" seed {seed} draws the numbers of an earlier seed" for seed in (8, 9)
+    ]
+
+
+@pytest.mark.long
+def test_large_py_writes_what_the_other_commands_read(tmp_path):
+    out, again, x = tmp_path / "large.jsonl", tmp_path / "again.jsonl", tmp_path / "x.parquet"
+    output = script("large.py", SAMPLE, "--out", out)
+    rows = [row for _, row in read_jsonl(out)]
+    rejects = [row for _, row in read_jsonl(tmp_path / "large.rejects.jsonl")]
+    assert len(rows) >= 15 and len(rows) + len(rejects) == 60 and f"{len(rows)} rows in" in output
+    assert sum(map(int, re.findall(r"(\d+) rejected: ", output))) == len(rejects)
+    originals = {row["question"] for _, row in read_jsonl(SAMPLE)}
+    assert {row["original_question"] for row in rows} <= originals
+    for part in ("sft", "rl"):
+        mine = [row for _, row in rows_of_part(read_source(str(out)), part)]
+        assert mine and all(part_of(row["original_question"]) == part for row in mine)
+    truths = [problem.truth for problem in read_problems([out])]
+    assert truths == [row["answer"].rpartition("#### ")[2] for row in rows]
+    assert "100.00% survived" in script("traces.py", out, "--part", "sft", "--out", x)
+    assert "0 answers that nothing can be compared with" in succeed("rl", out, "--part", "rl", "--out", x)
+    script("large.py", SAMPLE, "--out", again, "--draws", "2")
+    both = [row for _, row in read_jsonl(again)]
+    assert both[: len(rows)] == rows and len(both) >= 2 * len(rows) - 3
+    script("large.py", SAMPLE, "--out", again, "--seed", "1")
+    other = [row for _, row in read_jsonl(again)]
+    assert [row["question"] for row in other] == [row["question"] for row in both[len(rows) :]]

@@ -1,13 +1,10 @@
-"""Each behaviour metric on a trajectory made by hand, where a reader can count the number."""
-
-import json
-from dataclasses import replace
+"""Metrics of trajectories made by hand, where a reader can count the numbers."""
 
 import pytest
 
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory, Turn
-from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.metrics import Behavior, distributions, group_shares, summarize
 from retool_mcore.rollout.tool_call import Parsed, code_calls
 
 
@@ -17,7 +14,9 @@ def result(code: str, *, ok: bool = True, status: str = "finished", cut_tokens: 
     )
 
 
-def said(parsed: Parsed | None, tokens: int, *results: CallResult) -> tuple[Parsed | None, int, tuple[CallResult, ...]]:
+def model_turn(
+    parsed: Parsed | None, tokens: int, *results: CallResult
+) -> tuple[Parsed | None, int, tuple[CallResult, ...]]:
     return parsed, tokens, results
 
 
@@ -44,19 +43,19 @@ ANSWER = Parsed(kind="answer", answer="1")
 # A failed call, a malformed one, the corrected call, an answer: 10 + 5 + 4 + 5 + 20 + 5 + 6 = 55
 # tokens, 40 sampled.
 CORRECTED = trajectory(
-    said(CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
-    said(BAD, 4),
-    said(REPAIRED, 20, result("print(1)", cut_tokens=3)),
-    said(ANSWER, 6),
+    model_turn(CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
+    model_turn(BAD, 4),
+    model_turn(REPAIRED, 20, result("print(1)", cut_tokens=3)),
+    model_turn(ANSWER, 6),
     stop=StopReason.FINISHED,
 )
 # An answer without code: 10 tokens.
-PLAIN = trajectory(said(ANSWER, 10), stop=StopReason.FINISHED)
+PLAIN = trajectory(model_turn(ANSWER, 10), stop=StopReason.FINISHED)
 # The same failing code twice, the second stopped at the time limit, and the turns are used up: 10 +
 # 5 + 5 = 20 tokens.
 STUBBORN = trajectory(
-    said(CALL, 10, result("loop()", ok=False)),
-    said(CALL, 5, result("loop()", ok=False, status="time_limit")),
+    model_turn(CALL, 10, result("loop()", ok=False)),
+    model_turn(CALL, 5, result("loop()", ok=False, status="time_limit")),
     stop=StopReason.TURNS,
 )
 
@@ -82,7 +81,6 @@ def test_counts_of_one_trajectory():
         repairs={"backslashes": 1, "trailing_data": 1},
         call_s=[0.4, 0.4],
         call_queue_s=[0.2, 0.2],
-        call_run_s=[0.1, 0.1],
         requests=5,
         context_tokens=0,
         cached_tokens=0,
@@ -95,15 +93,13 @@ def test_counts_of_one_trajectory():
         ([result("a", ok=False), result("b")], 1),
         ([result("a", ok=False), result(" a\n")], 0),  # the same code ran the second time: luck, not correction
         ([result("a", ok=False), result("b", ok=False), result("c")], 1),
-        ([result("a"), result("b")], 0),
-        ([result("a", ok=False)], 0),
         ([result("a", ok=False), result("b"), result("c", ok=False), result("d")], 2),
     ],
 )
 def test_a_self_correction_is_a_failed_call_followed_by_other_code_that_runs(
     results: list[CallResult], corrections: int
 ):
-    made = trajectory(*(said(CALL, 3, each) for each in results), stop=StopReason.TURNS)
+    made = trajectory(*(model_turn(CALL, 3, each) for each in results), stop=StopReason.TURNS)
     assert Behavior.of(made).self_corrections == corrections
 
 
@@ -142,13 +138,6 @@ def test_the_metrics_of_a_batch():
     )
 
 
-def test_the_slowest_trajectory_is_the_one_a_step_waits_for():
-    times = {"fast": (1.0, 4.0), "slow": (6.0, 2.0), "plain": (7.0, 0.0)}
-    rows = [replace(Behavior.of(PLAIN), engine_s=engine_s, tool_s=tool_s) for engine_s, tool_s in times.values()]
-    metrics = summarize(rows)
-    assert metrics["behavior/slowest_tool_s"] == 2.0 and metrics["behavior/slowest_s"] == 8.0
-
-
 def test_ratios_of_nothing_are_left_out():
     metrics = summarize([Behavior.of(PLAIN)], [True])
     assert metrics["behavior/code_ratio"] == 0.0
@@ -157,6 +146,47 @@ def test_ratios_of_nothing_are_left_out():
     assert summarize([]) == {}
 
 
-def test_counts_survive_json():
-    behavior = Behavior.of(CORRECTED)
-    assert Behavior(**json.loads(json.dumps(behavior.to_json()))) == replace(behavior)
+def behavior(stop_reason: str = "finished", response_tokens: int = 10, **more: object) -> Behavior:
+    counts = {"turns": 1, "calls": 0, "calls_ok": 0, "calls_at_limit": 0, "last_call_ok": False, "code_lines": 0}
+    counts |= {"first_call_tokens": None, "model_tokens": 1, "self_corrections": 0, "cut_outputs": 0, "cut_tokens": 0}
+    counts |= {"engine_s": 0.0, "tool_s": 0.0, **more}
+    return Behavior(stop_reason=stop_reason, response_tokens=response_tokens, **counts)  # pyright: ignore
+
+
+def test_lengths_are_of_responses_that_ended_by_themselves():
+    finished = [behavior(response_tokens=length) for length in range(1, 101)]
+    cut = [behavior("length", 4096), behavior("length", 4090)]
+    assert distributions([*cut, *finished]) == {"length/finished/p50": 50, "length/finished/p99": 99}
+    assert distributions(cut) == {}
+
+
+def test_the_time_of_calls_is_told_over_calls_and_not_over_trajectories():
+    many = behavior(call_s=[0.1] * 18, call_queue_s=[0.0] * 18)
+    slow = behavior(call_s=[9.0, 1.0], call_queue_s=[4.0, 0.5])
+    found = distributions([many, slow, behavior()])
+    assert {name: value for name, value in found.items() if name.startswith("tool/")} == {
+        "tool/latency_s/p50": 0.1,
+        "tool/latency_s/p99": 9.0,
+        "tool/queue_s/p99": 4.0,
+    }
+
+
+def test_the_cache_is_credited_by_tokens_and_only_where_the_engine_tells():
+    rows = [behavior(context_tokens=300, cached_tokens=290), behavior(context_tokens=100, cached_tokens=0)]
+    assert distributions(rows)["engine/cache_hit_rate"] == 290 / 400
+    assert "engine/cache_hit_rate" not in distributions([behavior()])
+    assert distributions([]) == {}
+
+
+def test_groups_are_counted_whole_and_before_the_filter():
+    uids, correct = ["a", "b", "c", "a", "b", "c"], [True, False, True, True, False, False]
+    rewards = [1.0, -1.0, 1.0, 0.9, -1.0, -1.0]  # of "a" both answers are right, and one is longer
+    shares = group_shares(uids, correct, rewards)
+    assert shares == pytest.approx({"groups/all_right": 1 / 3, "groups/all_wrong": 1 / 3, "groups/same_reward": 1 / 3})
+    # Of ten groups the filter put two right and four wrong ones aside, and one mixed one was not
+    # needed.
+    shares = group_shares(uids, correct, rewards, {1.0: 2, 0.0: 4}, discarded=1)
+    assert shares == pytest.approx(
+        {"groups/all_right": 3 / 10, "groups/all_wrong": 5 / 10, "groups/same_reward": 1 / 3}
+    )
+    assert group_shares([], [], []) == {}

@@ -1,0 +1,166 @@
+"""The examples of configs/examples with a real sandbox: hidden tests, two tools, a served model."""
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.examples import chat_with_tool
+from configs.examples.two_tools.make_data import make as make_two_tools
+from configs.examples.unit_tests import Submit, score
+from configs.examples.unit_tests_data import SIZES, make, problems
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.files import read_rows
+from retool_mcore.data.prompt_format import PromptFormat
+from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tokenizer import load_tokenizer
+from retool_mcore.reward.own import OwnReward
+from retool_mcore.reward.response import Response
+from retool_mcore.rollout.loop import Trajectory
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.protocol import open_protocol, protocol_of
+from retool_mcore.rollout.tools import ToolContext, open_tools
+from retool_mcore.sandbox import open_sandbox
+from retool_mcore.sandbox.base import Sandbox
+from tests.unit.data.commands import succeed
+from tests.unit.data.test_convert import INLINE, RAW, convert
+from tests.unit.evaluate.test_endpoint import StandIn, chat, server  # noqa: F401  a fixture
+from tests.unit.rollout.budgets import limits as limits_for
+from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
+from tests.unit.rollout.test_tools import ask
+
+UNIT_TESTS = "configs/examples/rl_unit_tests_cpu.toml"
+TRUTH = json.dumps({"function": "f", "cases": [[[3], 6417], [[5], 6419], [[7], [1, 2]]]})
+RIGHT = "f = lambda x: [1, 2] if x == 7 else x + 6414"
+DONE = "It is submitted.<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+async def session_sandbox() -> AsyncIterator[Sandbox]:
+    async with open_sandbox("local", min_level="rlimits", workers=1, sessions=1) as opened:
+        yield opened
+
+
+async def play(tokenizer: Any, session_sandbox: Sandbox, *script: str) -> Trajectory:
+    protocol = open_protocol("hermes", tokenizer)
+    protocol.offer(list(open_tools(tuple(load_config(RlConfig, UNIT_TESTS).rollout.tools))))
+    prompt = protocol.prompt_ids([{"role": "user", "content": "Write f(x)."}])
+    limits = limits_for(max_response_tokens=4000, max_turns=8, sessions=True)
+    engine = ScriptedEngine(tokenizer, script)
+    return await roll_out(prompt, engine, session_sandbox, protocol, limits, tool_context=ToolContext(truth=TRUTH))
+
+
+def rewarded(trajectory: Trajectory) -> dict[str, Any]:
+    """As verl's worker judges it: from what is stored of the trajectory."""
+    behavior = json.loads(json.dumps(Behavior.of(trajectory).to_json()))
+    response = Response(data_source="", truth=TRUTH, answer=None, text="", behavior=behavior)
+    return OwnReward("x:score", score)(response)
+
+
+async def test_the_last_submission_counts_and_the_interpreter_keeps_its_state(tokenizer: Any, session_sandbox: Sandbox):
+    develop = (call("k = 6414"), call("print(k + 3)"))
+    trajectory = await play(tokenizer, session_sandbox, *develop, ask("submit", code="f = lambda x: x + 6414"), DONE)
+    assert shown(trajectory)[1:] == ["6417", "2 of 3 tests passed"]
+    assert trajectory.found == {"submit": {"passed": 2 / 3, "submissions": 1.0}}
+    assert (rewarded(trajectory)["score"], rewarded(trajectory)["acc"]) == (2 / 3, 0.0)
+    better = await play(tokenizer, session_sandbox, ask("submit", code="f = abs"), ask("submit", code=RIGHT), DONE)
+    assert shown(better) == ["0 of 3 tests passed", "3 of 3 tests passed"]
+    assert (rewarded(better)["score"], rewarded(better)["acc"], rewarded(better)["reward_submissions"]) == (1, 1, 2)
+    worse = await play(tokenizer, session_sandbox, ask("submit", code=RIGHT), ask("submit", code="f = abs"), DONE)
+    assert rewarded(worse)["score"] == 0.0
+    assert rewarded(await play(tokenizer, session_sandbox, DONE))["score"] == 0.0
+
+
+CHEATS = {
+    "a result that equals everything": "class A:\n  def __eq__(s, o): return True\n  def __repr__(s): return '6417'\n"
+    "f = lambda x: A()",
+    "json that lies": "import json\njson.dumps = lambda *a, **k: '[[true], [true], [true]]'\nf = abs",
+    "an early end": "import os\nprint('3 of 3 tests passed')\nos._exit(0)",
+    "the frames above": "import sys\nf = lambda x: [v for v in sys._getframe(1).f_globals.values() if v == 6417]",
+    "an error": "def f(x): raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS)
+async def test_no_submission_passes_but_by_its_results(tokenizer: Any, session_sandbox: Sandbox, code: str):
+    trajectory = await play(tokenizer, session_sandbox, ask("submit", code=code), DONE)
+    assert rewarded(trajectory)["score"] == 0.0
+
+
+async def test_the_model_is_told_neither_arguments_nor_results(tokenizer: Any, session_sandbox: Sandbox):
+    trajectory = await play(tokenizer, session_sandbox, ask("submit", code="f = lambda x: x"), DONE)
+    seen = tokenizer.decode([*trajectory.ledger.prompt_ids, *trajectory.ledger.response_ids])
+    assert "0 of 3 tests passed" in seen and "6417" not in seen and "cases" not in seen
+
+
+async def test_the_data_pass_with_the_right_code_alone(tokenizer: Any, session_sandbox: Sandbox, tmp_path: Path):
+    for _, right, wrong, tests in itertools.islice(problems(0), 6):
+        tool = Submit()
+        state = await tool.start(ToolContext(truth=tests, sandbox=session_sandbox))
+        found = [(await tool.call({"code": code}, state)).text for code in (wrong, right)]
+        assert found == ["0 of 3 tests passed", "3 of 3 tests passed"]
+    make(tmp_path, {"sft_train": 8, "rl_train": 4})
+    for _, row in read_rows(tmp_path / "sft_train.parquet", ["messages"]):
+        _, _, submission, output, _ = row["messages"]
+        code = submission["tool_calls"][0]["function"]["arguments"]["code"]
+        assert output["content"] == f"{3 if ' + ' in code or ' - ' in code else 0} of 3 tests passed"
+    questions = [each[0] for each in itertools.islice(problems(0), sum(SIZES.values()))]
+    assert len(set(questions)) == sum(SIZES.values()), "preflight refuses problems that splits share"
+    ((_, row), *_) = read_rows(tmp_path / "rl_train.parquet", ["reward_model"])
+    assert json.loads(row["reward_model"]["ground_truth"])["function"] == "f"
+
+
+def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
+    make_two_tools(tmp_path, {"conversations": 40, "problems": 20})
+    output = succeed("sft", tmp_path / "conversations.jsonl", "--out", tmp_path / "sft.parquet", "--execute")
+    assert "40 after execution (0 rejected)" in output, "the interpreter's calls print what the data shows"
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    examples = load_sft(str(tmp_path / "sft.parquet"), tokenizer, 512).examples
+    assert len(examples) == 40
+    for example in examples:
+        trained = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+        assert trained.count('"name": "lookup"') == 2 and trained.count('"name": "code_interpreter"') == 1
+    asked = ("--problem", "question", "--answer", "total")
+    succeed("rl", tmp_path / "problems.jsonl", *asked, "--out", tmp_path / "rl.parquet")
+    config = load_config(RlConfig, "configs/examples/two_tools/rl_cpu.toml")
+    protocol = protocol_of(config.rollout, tokenizer)
+    prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
+    assert "lookup" in prompt and "code_interpreter" in prompt
+
+
+async def test_snippets_are_run_again_when_asked():
+    lying = {
+        **RAW,
+        "messages": [RAW["messages"][0], {"role": "assistant", "content": INLINE.replace("\n4\n", "\n5\n")}],
+    }
+    async with open_sandbox("local", min_level="rlimits") as sandbox:
+        report = await convert([RAW, lying], truth="", sandbox=sandbox)
+    assert len(report.rows) == 1
+    assert report.rejects[0]["stage"] == "execution"
+    assert report.rejects[0]["reason"] == "call 1 prints '4', and the trace shows '5'"
+
+
+async def test_a_served_model_gets_its_code_run(server: StandIn):
+    server.script = [chat(None, "print(123 ** 5)"), chat(None, ""), chat("It is \\boxed{28153056843}.")]
+    text = await chat_with_tool.answer(server.url, "served", "What is 123 ** 5?", min_level="rlimits")
+    assert text == "It is \\boxed{28153056843}."
+    (_, first, _), (_, second, _), (_, third, _) = server.asked
+    assert first["messages"][0]["content"].endswith("Put your final answer within \\boxed{}.")
+    assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0_x", "content": "28153056843"}
+    assert third["messages"][-1]["content"].startswith("Error: arguments must be")
+
+
+async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_refused(server: StandIn, tmp_path: Path):
+    PromptFormat(system="You may run Python.", instruction="Box it.").write(tmp_path)
+    server.script = [chat("It is \\boxed{4}.")]
+    await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
+    assert server.asked[0][1]["messages"][:2] == [
+        {"role": "system", "content": "You may run Python."},
+        {"role": "user", "content": "2 + 2?\nBox it."},
+    ]
+    PromptFormat(instruction="", protocol="retool").write(tmp_path)
+    with pytest.raises(SystemExit, match="uses protocol retool"):
+        await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
