@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
@@ -236,8 +237,8 @@ class _TokenConversation:
         self._turn_ids = turn_ids = ledger.response_ids[start:]
         text = self.protocol.text(turn_ids)
         parsed = self.protocol.read(turn_ids, text) if complete else None
-        prediction = parsed.answer if parsed else self.protocol.answer(text)
-        return Turn(start=start, tokens=len(turn_ids), text=text, parsed=parsed, answer=prediction)
+        answer = parsed.answer if parsed else last_answer(text)
+        return Turn(start=start, tokens=len(turn_ids), text=text, parsed=parsed, answer=answer)
 
     def write(self, results: Sequence[str]) -> None:
         ledger = self.trajectory.ledger

@@ -20,7 +20,6 @@ from retool_mcore.data.prompt_format import retool_messages
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER, CODE_START, TOOL_NAME, closes
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.platforms.call_end import CallEnd
-from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.mcp import mcp_tools
 from retool_mcore.rollout.tool_call import (
     Parsed,
@@ -145,10 +144,6 @@ class ToolProtocol(ABC):
             return False
         return closes(self.text(turn_ids), start, end)
 
-    def answer(self, text: str) -> str | None:
-        """The boxed answer in a turn that the token budget cut off, or None."""
-        return last_answer(text)
-
     def text(self, turn_ids: Sequence[int]) -> str:
         """Decode a turn without its end-of-turn token; tool tags stay.
 
@@ -185,7 +180,8 @@ class ToolTurns(ToolProtocol):
     ``tags``: the opening and closing tag of a call, or None. With tags, a turn ends at its first
     call, on the token that completes the closing tag. After ``allow_parallel_calls``, only an
     end-of-turn token ends it, and its calls run concurrently. The same holds for a format without
-    tags. Raises CheckpointError if the template renders calls in another format.
+    tags. ``closing_ids``: tokens with which the model ends a turn before a result. Raises
+    CheckpointError if the template renders calls in another format.
     """
 
     tags: tuple[str, str] | None = None
@@ -201,6 +197,7 @@ class ToolTurns(ToolProtocol):
                 f"{name_of(tokenizer)!r} renders one as {turn!r}. "
                 'Use the protocol of that form, or rollout.protocol = "retool"'
             )
+        self.closing_ids = {self.format.end_of_turn_id}
         if self.tags:
             self._stop_at(self.tags[1])
 
@@ -228,7 +225,7 @@ class ToolTurns(ToolProtocol):
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
         ids = chat.tool_turn_ids(self.tokenizer, results, self.call_ids(turn_ids))
         # If the model sampled the end-of-turn token, do not repeat it.
-        return ids[1:] if turn_ids[-1] == self.format.end_of_turn_id else ids
+        return ids[1:] if turn_ids[-1] in self.closing_ids else ids
 
     def call_ids(self, turn_ids: Sequence[int]) -> Sequence[str]:
         """The call ids that the model sampled, if its format has ids."""
@@ -269,9 +266,9 @@ class Llama3(ToolTurns):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
-        more = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if str(token) == "<|eom_id|>"}
-        self.end_ids = self.stop_token_ids = tuple(sorted({*self.end_ids, *more}))
-        self._closing = {self.format.end_of_turn_id, *more}
+        eom = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if str(token) == "<|eom_id|>"}
+        self.end_ids = self.stop_token_ids = tuple(sorted({*self.end_ids, *eom}))
+        self.closing_ids |= eom
 
     def allow_parallel_calls(self) -> None:
         raise ConfigError(
@@ -280,10 +277,6 @@ class Llama3(ToolTurns):
 
     def calls(self, text: str) -> Parsed:
         return parse_llama3(text, self.tools)
-
-    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        ids = chat.tool_turn_ids(self.tokenizer, results)
-        return ids[1:] if turn_ids[-1] in self._closing else ids
 
 
 class Mistral(ToolTurns):

@@ -123,29 +123,28 @@ class SglangServer:
         On failure, stops the server and raises RolloutError with the last lines of its log.
         """
         try:
-            self._wait()
+            problem = self._wait()
         except BaseException:
             self.stop()
             raise
+        if problem:
+            self.stop()
+            log = f"The end of its log {self.log_path}:\n{self._log_tail()}"
+            raise RolloutError(f"the SGLang server of {self.model_path} {problem}. {log}")
 
-    def _wait(self) -> None:
+    def _wait(self) -> str:
+        """Wait until the server is healthy and return "", or why it is not."""
         assert self._process is not None, "the server was not started"
-        deadline, status = time.monotonic() + self.start_timeout_s, None
+        deadline = time.monotonic() + self.start_timeout_s
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0, trust_env=False) as client:
-            while status is None and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                if (status := self._process.poll()) is not None:
+                    return f"ended with status {status} before it was ready"
                 with contextlib.suppress(httpx.TransportError):
                     if client.get("/health").is_success:
-                        return
+                        return ""
                 time.sleep(0.2)
-                status = self._process.poll()
-        problem = (
-            f"did not answer within {self.start_timeout_s:g} s"
-            if status is None
-            else f"ended with status {status} before it was ready"
-        )
-        raise RolloutError(
-            f"the SGLang server of {self.model_path} {problem}. The end of its log {self.log_path}:\n{self._log_tail()}"
-        )
+        return f"did not answer within {self.start_timeout_s:g} s"
 
     def _log_tail(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
