@@ -1,5 +1,6 @@
-"""A schema that cannot be checked is refused at start; arguments are checked against the others."""
+"""A schema that attacks the trainer is refused at start; every other one is checked in bounds."""
 
+import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -24,26 +25,29 @@ def complaint(made: Counter, arguments: Any) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "message"),
+    ("schema", "told"),
     [
-        ({"$ref": "#/$defs/none"}, "PointerToNowhere"),
-        ({"$ref": "other.json#/x"}, "other.json"),
+        ({"$ref": "http://127.0.0.1:1/x"}, "leads out of the schema; nothing is fetched"),
+        ({"properties": {"n": {"$ref": "other.json#/x"}}}, "leads out of the schema"),
+        ({"$ref": "#/$defs/none"}, "cannot be checked: PointerToNowhere"),
+        ({"$ref": "#"}, "refers to itself"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself"),
+        ({"properties": {"n": {"$dynamicRef": "#x"}}}, "leads out of the schema"),
         ({"description": "x" * (300 << 10)}, "characters, and at most"),
     ],
 )
-def test_a_schema_that_cannot_be_checked_is_refused_at_start(schema: dict[str, Any], message: str):
+def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_start(schema: dict[str, Any], told: str):
     with pytest.raises(ConfigError) as error:
         check_tool("rollout.mcp.x", tool(**schema))
-    assert message in str(error.value) and "leave this tool out" in str(error.value)
+    assert told in str(error.value) and "leave this tool out" in str(error.value)
 
 
-def test_a_schema_makes_the_trainer_fetch_nothing():
-    requested: list[str] = []
+def test_no_schema_makes_the_trainer_fetch():
+    asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            requested.append(self.path)
+            asked.append(self.path)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"{}")
@@ -53,13 +57,16 @@ def test_a_schema_makes_the_trainer_fetch_nothing():
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        assert "cannot be checked" in str(complaint(tool(**{"$ref": f"http://127.0.0.1:{server.server_port}/x"}), {}))
+        bad = tool(**{"$ref": f"http://127.0.0.1:{server.server_port}/x"})
+        complaint(bad, {})  # past the check: the validator itself has no way out
+        with pytest.raises(ConfigError):
+            check_tool("rollout.mcp.x", bad)
     finally:
         server.shutdown()
-    assert requested == []
+    assert asked == []
 
 
-def test_arguments_are_checked_with_references_and_required_names():
+def test_ordinary_schemas_are_taken_and_told_as_before():
     good = tool(
         **{
             "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -73,16 +80,48 @@ def test_arguments_are_checked_with_references_and_required_names():
     assert complaint(good, {"id": "ab-12", "node": {"next": {"next": {}}}}) is None
     assert complaint(good, {"id": 12}) == "arguments['id'] of count: 12 is not of type 'string'"
     assert complaint(good, {}) == "arguments of count: 'id' is a required property"
-    assert "Additional properties are not allowed ('x' was unexpected)" in str(complaint(good, {"id": "a", "x": 1}))
+    told = complaint(good, {"id": "ab-1", "x": 1})
+    assert told == "arguments of count: Additional properties are not allowed ('x' was unexpected)"
+    assert "is not of type 'object'" in str(complaint(good, {"id": "ab-1", "node": {"next": {"next": 3}}}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"n": {"pattern": "^(a+)+$"}}}, {"n": "a" * 10_000 + "b"}),
+        ({"properties": {"n": {"pattern": "a*a*a*a*b"}}}, {"n": "a" * 16_000}),
+        ({"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}, {"a" * 10_000 + "b": 1}),
+        ({"properties": {"n": {"uniqueItems": True}}}, {"n": [{"a": n} for n in range(15_000)]}),
+        (
+            {"$defs": {"t": {"anyOf": [{"properties": {"a": {"$ref": "#/$defs/t"}}, "required": ["z"]}] * 4}},
+             "properties": {"a": {"$ref": "#/$defs/t"}}},
+            json.loads('{"a":' * 30 + "1" + "}" * 30),
+        ),
+        ({"properties": {"n": {"multipleOf": 0.1}}}, {"n": 10**400}),
+        ({"properties": {"n": {}}}, json.loads('{"n":' + "[" * 200 + "]" * 200 + "}")),
+    ],
+)  # fmt: skip
+def test_no_arguments_keep_the_loop_busy_or_escape(schema: dict[str, Any], arguments: Any):
+    check_tool("x", tool(**schema))
+    started = time.process_time()
+    found = complaint(tool(**schema), arguments)
+    assert time.process_time() - started < 2.0
+    assert found is None or found.startswith("arguments")
 
 
 def test_patterns_are_shown_to_the_model_and_not_checked():
-    """Python cannot read ``\\p{L}``, which is JavaScript's. The other pattern would take hours."""
+    """``\\p{L}`` is JavaScript's, and Python cannot read it."""
     patterns = {"patternProperties": {"^\\p{L}+$": {"type": "integer"}}, "additionalProperties": False}
-    named = tool(properties={"n": {"type": "string", "pattern": "^(a+)+$"}}, **patterns)
+    named = tool(properties={"n": {"type": "string", "pattern": "^[ab]+$"}}, **patterns)
     check_tool("x", named)
-    assert named.schema["function"]["parameters"]["properties"]["n"]["pattern"] == "^(a+)+$"
-    started = time.process_time()
-    assert complaint(named, {"n": "a" * 10_000 + "b", "other": "not an integer"}) is None
+    assert named.schema["function"]["parameters"]["properties"]["n"]["pattern"] == "^[ab]+$"
+    assert named.schema["function"]["parameters"]["patternProperties"] == patterns["patternProperties"]
+    assert complaint(named, {"n": "no match", "other": "no integer"}) is None
     assert complaint(named, {"n": 3}) == "arguments['n'] of count: 3 is not of type 'string'"
-    assert time.process_time() - started < 2.0
+
+
+def test_the_steps_of_a_check_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schemas, "MAX_STEPS", 50)
+    wide = tool(properties={"n": {"items": {"type": "integer"}}})
+    assert complaint(wide, {"n": [1] * 10}) is None
+    assert "take too long to check" in str(complaint(wide, {"n": [1] * 100}))
