@@ -1,6 +1,4 @@
-"""verl's checkpoint of the Megatron engine on CPU: a resumed engine goes on as if it had never
-stopped, bit by bit.
-"""
+"""A Megatron engine on the CPU resumes bit-exactly from verl's checkpoint."""
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from tests.parity.megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}, "ep2": {"ep": 2}}  # the last one of a model with experts
-CASES = [(layout, "float32") for layout in LAYOUTS] + [("dp2", "bfloat16")]
+CASES = [("tp2", "float32"), ("pp2", "float32"), ("ep2", "float32"), ("dp2", "bfloat16")]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ LAYERS = 4
 LAYOUTS = {  # ranks -> layouts
     1: {"one": {}},
     2: {"ep2": {"ep": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "pp2": {"pp": 2}},
-    4: {"tp2_ep2": {"tp": 2, "ep": 2}, "ep4": {"ep": 4}, "ep2_dp2": {"ep": 2}},
+    4: {"tp2_ep2": {"tp": 2, "ep": 2}, "ep2_dp2": {"ep": 2}},
 }
 
 
@@ -44,9 +44,9 @@ def test_names_order_shapes_types_and_bits_are_those_of_mbridge(exports, layout)
         assert len(set(experts)) == len(experts) == LAYERS * EXPERTS * 3
 
 
-@pytest.mark.parametrize(("layout", "groups"), [("ep2", 1), ("tp2_ep2_etp1", 1), ("ep4", 1), ("tp2_ep2", 2)])
+@pytest.mark.parametrize(("layout", "groups"), [("ep2", 1), ("tp2_ep2_etp1", 1), ("tp2_ep2", 2)])
 def test_a_layers_matrix_of_all_experts_takes_one_gather_in_each_group(exports, layout, groups):
-    ranks = {"ep4": 4}.get(layout, 2)
+    ranks = 2
     # mbridge gathers each expert of a rank, then each that came over expert tensor parallelism
     of_mbridge = EXPERTS // ranks if groups == 1 else EXPERTS // ranks + EXPERTS
     for rank in exports[layout]:

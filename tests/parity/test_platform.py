@@ -1,9 +1,32 @@
-"""Activation of a platform in a process that imports nothing else."""
+"""Platforms in fresh processes: activation, missing plugins, Ray, stores, `make install`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from retool_mcore.platforms import get_platform
-from tests.unit.platforms.test_platform import cpu_only, run
+from tests.unit.platforms.test_network import EVERY_INTERFACE
+
+cpu_only = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+LOAD_A_MODEL = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+shape = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+             num_key_value_heads=1)
+AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **shape)).save_pretrained(sys.argv[1])
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a fresh process, without the environment of an activated platform."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=clean | env)
 
 
 def test_choosing_a_platform_imports_no_engine():
@@ -12,17 +35,6 @@ def test_choosing_a_platform_imports_no_engine():
         "print([m for m in ('torch', 'verl', 'megatron', 'ray', 'sglang') if m in sys.modules])"
     )
     assert run(code).stdout.strip() == "[]"
-
-
-@cpu_only
-def test_verl_runs_on_our_platform_after_activation():
-    code = (
-        "from retool_mcore.platforms import get_platform; cpu = get_platform('cpu'); cpu.activate(); cpu.activate()\n"
-        "from retool_mcore.verl.plugin import assert_loaded; assert_loaded()\n"
-        "from verl.utils import device; print(device.get_device_name(), device.get_nccl_backend())"
-    )
-    done = run(code)
-    assert done.stdout.strip() == "cpu gloo", done.stderr
 
 
 @cpu_only
@@ -71,13 +83,37 @@ def test_stale_installed_metadata_is_refused(tmp_path):
 
 @pytest.mark.long
 @cpu_only
-@pytest.mark.parametrize(("given", "seen"), [("", "-1"), ("7", "7")])
-def test_ray_has_logical_gpus_where_all_devices_are_hidden(given: str, seen: str):
-    """What check_machine tells to set where torch finds a device; Ray refuses it as it is."""
+@pytest.mark.parametrize(("hidden", "seen"), [("", "-1"), ("7", "7")])
+def test_ray_has_logical_gpus_where_all_devices_are_hidden(hidden: str, seen: str):
+    """check_machine suggests this value, and Ray rejects it unchanged."""
     script = (
         "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()\n"
         "import os, ray; ray.init(num_gpus=1, num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
         "print(ray.get(ray.remote(num_gpus=1)(lambda: os.environ['CUDA_VISIBLE_DEVICES']).remote()))"
     )
-    done = run(script, CUDA_VISIBLE_DEVICES=given)
+    done = run(script, CUDA_VISIBLE_DEVICES=hidden)
     assert done.stdout.split()[-1:] == [seen], done.stderr[-2000:]
+
+
+def test_ray_is_not_imported_before_the_platform_is_activated():
+    """Ray reads its variables when it is imported, and verl imports it in child processes."""
+    code = "import sys, retool_mcore.train.rl; print('ray' in sys.modules)"
+    assert run(code, RETOOL_PLATFORM="cpu", VERL_PLATFORM="cpu").stdout == "False\n"
+
+
+def test_without_the_patch_a_store_listens_on_every_interface():
+    code = "from tests.unit.platforms.doors import where_the_store_listens as f; print(f(None))"
+    assert run(code).stdout.strip() in EVERY_INTERFACE
+
+
+@cpu_only
+def test_a_model_loads_without_our_environment_after_make_install(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD_A_MODEL, tmp_path],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.stdout.split() == ["Qwen2ForCausalLM"], done.stderr[-2000:]

@@ -21,8 +21,6 @@ MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
 SETTINGS = {
     "ppo": [DUAL],
     "gspo": ["algorithm.loss=gspo", MEAN_OF_MEANS],
-    "cispo": ["algorithm.loss=cispo"],
-    "sapo": ["algorithm.loss=sapo", MEAN_OF_MEANS],
     "dr_grpo": [
         DUAL,
         "algorithm.loss_agg=seq-mean-token-sum-norm",
@@ -87,16 +85,6 @@ def expected(name: str, batch: Batch) -> torch.Tensor:
         return -batch.sums(clipped).sum() / batch.counts.sum()
     if name == "dr_grpo":
         return -(batch.sums(clipped) / 50).mean()
-    if name == "cispo":
-        terms = batch.sums(lambda new, ratio, advantage: ratio.clamp(0.8, 1.28) * advantage * new)
-        return -terms.sum() / batch.counts.sum()
-    if name == "sapo":
-
-        def gated(_: torch.Tensor, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-            tau = torch.where(advantage > 0, 1.0, 1.05)
-            return torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantage
-
-        return -(batch.sums(gated) / batch.counts).mean()
     mean_ratio_B = (batch.sums(lambda _, ratio, advantage: ratio.log()) / batch.counts).exp()
     each = zip(mean_ratio_B, batch.advantage, batch.mask, strict=True)
     of_response = [
