@@ -91,7 +91,7 @@ def npu_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 BOARD = 'echo "\tNPU ID                         : $5"; echo "\tSoftware Version               : {}"'
 
 
-def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_version_of_the_driver_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     npu_smi(tmp_path, BOARD.format("26.0.rc1"), monkeypatch)
     assert driver_version() == "26.0.rc1"
     npu_smi(tmp_path, BOARD.format("25.5.t3.b001"), monkeypatch)
@@ -107,15 +107,15 @@ def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ("echo nothing", "prints no Software Version"),
     ],
 )
-def test_what_npu_smi_cannot_tell_is_an_error(script: str, message: str, monkeypatch, tmp_path: Path):
-    """verl asks it as the engines start, and raises "Error checking IPC support"."""
+def test_an_unusable_answer_of_npu_smi_is_an_error(script: str, message: str, monkeypatch, tmp_path: Path):
+    """verl runs it when the engines start, and raises "Error checking IPC support"."""
     npu_smi(tmp_path, script, monkeypatch)
     with pytest.raises(PlatformError, match=message):
         driver_version()
 
 
 @pytest.mark.parametrize(("visible", "answers"), [("4,5", True), ("9", True), ("", False)])
-def test_a_container_without_card_1_tells_of_another(visible: str, answers: bool, monkeypatch, tmp_path: Path):
+def test_a_container_without_card_1_uses_another(visible: str, answers: bool, monkeypatch, tmp_path: Path):
     """Only card 4 answers: 4 by its own number, 9 as the second die of it."""
     npu_smi(tmp_path, f'[ "$5" = 4 ] || exit 1; {BOARD.format("25.5.0")}', monkeypatch)
     monkeypatch.setenv("ASCEND_VISIBLE_DEVICES", visible)

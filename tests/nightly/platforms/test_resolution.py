@@ -128,23 +128,6 @@ def test_each_override_of_the_ascend_set_is_needed(left_out: str, tmp_path: Path
     assert done.returncode and "No solution found" in done.stderr and left_out in done.stderr
 
 
-def test_the_set_of_verl_0_8_does_not_resolve(tmp_path: Path):
-    """What this platform named before, with all that is said of torch and transformers overridden:
-    vllm-ascend 0.18.0 asks for a numpy below 2.
-    """
-    old = "torch==2.9.0\ntorchvision==0.24.0\ntorchaudio==2.9.0\n"
-    (tmp_path / "overrides.txt").write_text(old + "transformers==5.10.4\n", encoding="utf-8")
-    old += "torch-npu==2.9.0\nvllm-ascend==0.18.0\n"
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").replace("torch==2.10.0", "torch==2.9.0")
-    (tmp_path / "pyproject.toml").write_text(project, encoding="utf-8")
-    (tmp_path / "old.txt").write_text(old, encoding="utf-8")
-    words = (str(tmp_path / "old.txt"), "--override", str(tmp_path / "overrides.txt"))
-    done = compiled(tmp_path / "pyproject.toml", "ascend", "3.11", *words)
-    if any(words in done.stderr for words in NO_INDEX):
-        pytest.skip("no package index is reached from here")
-    assert done.returncode and re.search(r"vllm-ascend==0\.18\.0\s+depends\s+on\s+numpy", done.stderr), done.stderr
-
-
 @pytest.mark.parametrize("name", sorted(NOT_ON_THE_INDEX))
 def test_what_no_index_has_is_still_on_none(name: str, tmp_path: Path):
     """When it is, the stand-in goes, and README.md's words about it."""

@@ -26,16 +26,13 @@ def _no_other_platforms_variable(monkeypatch: pytest.MonkeyPatch):
 
 
 @no_npu
-def test_a_machine_without_an_npu_explains_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_machine_without_an_npu_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "absent"))
     with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed \(CANN is not at .*absent"):
         get_platform("ascend").check_machine()
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    with pytest.raises(PlatformError, match=r"\(CANN is at "):
-        get_platform("ascend").check_machine()
 
 
-def test_cann_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_version_of_cann_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     assert Ascend().cann_version() is None
     info = tmp_path / "aarch64-linux" / "ascend_toolkit_install.info"
@@ -58,43 +55,25 @@ def _verl_sources() -> str:
 
 
 @verl_here
-def test_every_variable_is_known_to_who_reads_it():
+def test_every_variable_occurs_in_the_package_that_reads_it():
     """Ours, verl's and Ray's in the installed sources; the engine's in what was recorded of
     vllm-ascend 0.23.0.
     """
     sources = _verl_sources()
-    read_by = {
-        "RETOOL_PLATFORM": "retool_mcore",
-        "VERL_PLATFORM": "verl",
-        "VLLM_ASCEND_ENABLE_NZ": "vllm-ascend",
-        "TASK_QUEUE_ENABLE": "torch_npu",  # its Dockerfile and guides set it
-        "HCCL_OP_EXPANSION_MODE": "vllm-ascend",
-        "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "ray",
-        "HCCL_CONNECT_TIMEOUT": "CANN",
-        "TOKENIZERS_PARALLELISM": "verl",
-    }
-    assert set(read_by) == {variable.name for variable in Ascend().environment()}
-    for name, reader in read_by.items():
-        if reader == "verl":
-            assert name in sources, name
-        elif reader == "vllm-ascend":
-            assert RECORDED[name]["code"] > 0, name
-        elif reader in ("torch_npu", "CANN"):
-            assert RECORDED[name]["other"] > 0, name
-        elif reader == "ray":
-            from ray._private.accelerators import npu
+    recorded = {"VLLM_ASCEND_ENABLE_NZ": "code", "HCCL_OP_EXPANSION_MODE": "code", "TASK_QUEUE_ENABLE": "other",
+                "HCCL_CONNECT_TIMEOUT": "other"}  # fmt: skip
+    read_by_verl = {"VERL_PLATFORM", "TOKENIZERS_PARALLELISM"}
+    of_ray = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+    known = {"RETOOL_PLATFORM", *recorded, *read_by_verl, of_ray}
+    assert {variable.name for variable in Ascend().environment()} == known
+    assert all(RECORDED[name][kind] > 0 for name, kind in recorded.items())
+    assert all(name in sources for name in read_by_verl)
+    from ray._private.accelerators import npu
 
-            assert name in Path(str(npu.__file__)).read_text(encoding="utf-8")
-    assert all(len(variable.reason) > 15 for variable in Ascend().environment())
+    assert of_ray in Path(str(npu.__file__)).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["VLLM_USE_V1", "VLLM_ENABLE_GRAPH_MODE", "VLLM_ASCEND_ENABLE_MLP_OPTIMIZE"])
-def test_what_the_guide_exports_and_we_do_not_is_read_by_nobody(name: str):
-    assert RECORDED[name]["code"] == 0
-    assert name in (ROOT / "ascend" / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_guides_settings_are_the_shipped_ones():
+def test_the_shipped_settings_are_those_of_the_guide():
     run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml")
     assert (run.train.prompts_per_step, run.rollout.group_size, run.train.mini_batch_prompts) == (32, 16, 16)
     assert (run.rollout.max_turns, run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (16, 2048, 20480)
