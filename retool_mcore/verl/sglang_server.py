@@ -52,7 +52,7 @@ class MeasuredServer(SGLangHttpServer):
         self._cached_tokens: dict[str, int] = {}
         self.tokenizer_manager.generate_request = self._record_meta_info(self.tokenizer_manager.generate_request)
         self._poller = asyncio.create_task(self._poll())
-        self._poller.add_done_callback(_tell)
+        self._poller.add_done_callback(_log_failed_poll)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
         """Generate as verl does, and add ``num_cached_tokens`` to the output's extra fields.
@@ -125,7 +125,7 @@ class MeasuredServer(SGLangHttpServer):
         return polls
 
 
-def _tell(poller: asyncio.Task[None]) -> None:
+def _log_failed_poll(poller: asyncio.Task[None]) -> None:
     """Log a warning if polling failed; the run continues without load metrics."""
     if not poller.cancelled() and (error := poller.exception()):
         logger.warning("SGLang's load is not polled any more: %r", error)

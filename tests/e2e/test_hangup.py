@@ -60,22 +60,6 @@ try:
 except typer.Exit as end:
     sys.exit(end.exit_code)
 """
-# What omegaconf does to an exception that leaves it half made.
-LEAVES = """
-import os, signal, sys
-from retool_mcore.cli.common import guarded
-from retool_mcore.process import exit_on_sigterm
-
-@guarded
-def run():
-    exit_on_sigterm()
-    try:
-        os.kill(os.getpid(), int(sys.argv[1]))
-    finally:
-        None.attribute
-
-run()
-"""
 
 
 @pytest.mark.parametrize("program", [RUN, EVALUATION], ids=["run", "evaluation"])
@@ -95,11 +79,3 @@ def test_what_has_lost_its_terminal_saves_and_ends(program: str, tmp_path: Path)
     finally:
         child.kill()
     assert (tmp_path / "log").read_text().endswith("saved\n"), "no traceback follows"
-
-
-def test_an_error_that_a_signal_has_caused_is_told_as_that_signal():
-    number = signal.SIGTERM
-    argv = [sys.executable, "-c", LEAVES, str(int(number))]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    words = f"note: ended by {number.name}: what was complete is kept.\n"
-    assert done.stderr.startswith(words), done.stderr

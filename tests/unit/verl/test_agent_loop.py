@@ -132,11 +132,6 @@ def test_vllm_says_completed_and_the_last_token_says_why(last: int, stop: str):
     assert turn("completed", [3, last], [-0.5, -1.0]).stop == stop
 
 
-def test_completed_without_a_token_is_a_full_context():
-    answer = turn("completed", [], [])
-    assert (answer.token_ids, answer.stop) == ([], "length")
-
-
 @pytest.mark.parametrize(("reason", "token_ids"), [("completed", [3, STOP]), ("aborted", [3]), ("completed", [])])
 def test_tokens_without_log_probabilities_are_our_own_mistake(reason: str, token_ids: list[int]):
     with pytest.raises(AssertionError, match="no logprobs although they were asked for"):

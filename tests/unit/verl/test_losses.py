@@ -203,15 +203,6 @@ def test_a_group_of_which_nothing_is_learnt_has_advantage_0_under_opo(monkeypatc
     assert found_BT[:2].any()
 
 
-def test_rejection_of_a_whole_group_leaves_opo_the_others(monkeypatch: pytest.MonkeyPatch):
-    """Both responses of the second group are further from the engine than any of the first."""
-    gap_B1 = torch.tensor([[0.0], [0.01], [3.0], [3.0]])
-    settings = ("algorithm.rejection=seq_mean_k1", "algorithm.rejection_bounds=[0.9, 1.1]")
-    found = trained_on(monkeypatch, "algorithm.name=opo", *settings, rollout_log_probs=OLD_BT + gap_B1)
-    assert found["response_mask"].any(1).tolist() == [True, True, False, False]
-    torch.testing.assert_close(found["advantages"], opo_BT() * torch.tensor([[1], [1], [0], [0]]))
-
-
 def test_opo_weighs_a_response_by_its_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
     """A masked one has no gradient, so none of its reward is in the baseline of its group."""
     mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])

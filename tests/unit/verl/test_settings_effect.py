@@ -125,6 +125,7 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
         _add_prompts_to_generate=lambda count: None,
     )
     sampler = trainer_base.PPOTrainer._build_replay_buffer(trainer)
+    assert sampler.gen_batch_size == 1, "verl replaces exactly the prompts that it has evicted"
     rows = {
         "allwrong_0_0": (0.0, -1.0),
         "allwrong_1_0": (0.0, -0.9),  # wrong as well, with a call's bonus

@@ -196,7 +196,9 @@ LEARN = ["old_log_prob", "advantage", "actor"]
 def test_a_synchronous_step_sleeps_the_engines_while_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The next step's prompts are submitted right after the weights."""
     step = ["sample", "sleep_replicas", *LEARN, "update_weights"]
-    assert Run(tmp_path, monkeypatch).steps(2) == ["submit 1", *step, "submit 2", *step, "submit 3"]
+    run = Run(tmp_path, monkeypatch)
+    assert run.steps(2) == ["submit 1", *step, "submit 2", *step, "submit 3"]
+    assert run.trainer.engine_version == 2, "a restarted engine gets the weights under this version"
 
 
 def test_a_validation_has_the_engines_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -397,13 +399,6 @@ def test_a_resumed_run_names_its_prompts_like_the_unbroken_one(tmp_path: Path, m
     assert named(monkeypatch, resumed, range(3, 5)) == unbroken[2:]
 
 
-def test_names_sort_in_the_order_of_steps_and_places():
-    from retool_mcore.verl.trainer import prompt_name
-
-    names = [prompt_name(step, place) for step in (2, 9, 10, 100) for place in (0, 4, 12, 100)]
-    assert sorted(names) == names
-
-
 @pytest.mark.parametrize(
     ("restored", "submitted"),
     [
@@ -446,6 +441,23 @@ def test_each_pass_fetches_its_columns_and_no_others(tmp_path: Path, monkeypatch
         )
     run.steps(1)
     assert asked == {name: list(columns) for name, columns in passes.items()}
+
+
+def test_a_batch_with_dropped_trajectories_is_padded_to_whole_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import step as module
+
+    run = Run(tmp_path, monkeypatch, "train.mini_batch_prompts=6", "rollout.group_size=4")
+    run.trainer.updates_per_batch = 2
+    multiples: list[int] = []
+
+    def pad(rows: Any, multiple: int, eos: int) -> Any:
+        multiples.append(multiple)
+        raise StopIteration
+
+    monkeypatch.setattr(module, "upsample_batch_to_divisible_size", pad)
+    with pytest.raises(StopIteration):
+        run.trainer.step({}, {})
+    assert multiples == [2 * 6 * 4]
 
 
 def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
