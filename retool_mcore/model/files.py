@@ -50,7 +50,7 @@ def require_regular_files(folder: Path) -> None:
         if file.suffix not in TEXTS or file.is_dir():
             continue
         if file.exists() and not file.is_file():
-            raise CheckpointError(f"{file} is no regular file, so it is not read. Replace it, or remove it.")
+            raise CheckpointError(f"{file} is not a regular file. Replace it, or remove it.")
         if file.exists() and file.stat().st_size > TEXT_BYTES:
             raise CheckpointError(
                 f"{file} has {file.stat().st_size / 2**20:.0f} MiB, and no file of a configuration or tokenizer has "
@@ -94,9 +94,9 @@ def fetch_config(name: str) -> dict[str, Any]:
     except (OSError, HFValidationError, HfHubHTTPError, httpx.HTTPError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise CheckpointError(
-            f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
-            f"its cache: {why}. Correct the name, fetch the model where there is a network (hf download {name}), or "
-            "set model.path to its folder."
+            f"model.path = {name!r} is not a local folder, and its config.json is neither in the hub's cache nor "
+            f"available from the hub: {why}. Correct the name, download the model on a machine with a network "
+            f"(hf download {name}), or set model.path to its folder."
         ) from error
 
 
@@ -128,7 +128,7 @@ def _table_of(file: Path, what: str) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         if not is_table(values):
-            raise ValueError("it is no table of names and values")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(
@@ -188,7 +188,7 @@ def _index(folder: Path) -> dict[str, str]:
     try:
         found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         if not is_table(found):
-            raise ValueError("weight_map is no table of names and files")
+            raise ValueError("weight_map is not a JSON object")
         return found
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
@@ -209,7 +209,7 @@ def check_files(folder: Path) -> None:
         )
     if (folder / ADAPTER).is_file() and ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
         raise CheckpointError(
-            f"{folder} has {ADAPTER} beside whole weights, and transformers would add the adapter to them. Merge it, "
+            f"{folder} has {ADAPTER} and full weights, and transformers would add the adapter to them. Merge it, "
             "or move it away."
         )
 

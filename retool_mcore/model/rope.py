@@ -78,7 +78,7 @@ def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:
         if name not in numbers:
             raise ConfigError(f"{key} of type {kind} has {name} = {value!r}, which training does not know there")
         if not isinstance(value, int | float):
-            raise ConfigError(f"{key} has {name} = {value!r}, which is no number")
+            raise ConfigError(f"{key} has {name} = {value!r}, but it must be a number")
     if kind == "llama3" and not found["high_freq_factor"] > found["low_freq_factor"]:
         raise ConfigError(
             f"{key} has high_freq_factor = {found['high_freq_factor']}, which is not above low_freq_factor = "

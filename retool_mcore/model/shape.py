@@ -144,14 +144,14 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
     missing = [key for key in (*NEEDED, width) if key not in values]
     if missing:
         raise ConfigError(
-            f"the model's config.json (model_type {values.get('model_type')}) lacks {', '.join(missing)}. It is not of "
-            "a decoder for text alone, and no other is trained here: take one of Qwen2, Qwen2.5, Qwen3 or Llama."
+            f"the model's config.json (model_type {values.get('model_type')}) lacks {', '.join(missing)}. Only "
+            "text decoders are supported. Use a Qwen2, Qwen2.5, Qwen3 or Llama model."
         )
     numbers = (*NEEDED, width, *(key for key in OPTIONAL if values.get(key) is not None))
     wrong = [key for key in numbers if type(values[key]) is not int or values[key] < 1]
     if wrong:
         raise ConfigError(
-            f"the model's config.json has {wrong[0]} = {values[wrong[0]]!r:.80}, which is no positive whole number. "
+            f"the model's config.json has {wrong[0]} = {values[wrong[0]]!r:.80}, but it must be a positive integer. "
             "Correct it, or fetch it again."
         )
     hidden, heads = values["hidden_size"], values["num_attention_heads"]

@@ -560,7 +560,7 @@ MASTER_PORT_PATCH = Patch(
         ),
     ),
     reason="verl picks a store's port seconds before the store listens, and Linux may give it to a client meanwhile",
-    gain="No EADDRINUSE at a start: one of two runs that began at once failed, and a quickstart during another run",
+    gain="Two runs that start at once no longer fail with EADDRINUSE, nor does a quickstart during another run",
     applies_to=VERL,
     remove_when="verl's trainer passes its worker groups a master_port_range",
 )

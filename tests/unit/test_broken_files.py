@@ -76,8 +76,8 @@ AGAIN = "Correct it, copy or fetch it again, or name another model."
         (stray_comma("generation_config.json"), "generation_config.json cannot be read as a model's settings", AGAIN),
         (cut("model.safetensors"), "model.safetensors are missing or corrupt", "or name another model."),
         (second_shard_missing, "model-2-of-2.safetensors are missing or corrupt", "or name another model."),
-        (holding(INDEX, '{"weight_map": ["a"]}'), "weight_map is no table of names", "Copy or fetch it again."),
-        (without("tokenizer.json"), "has no tokenizer: no tokenizer.json lies in it", "or name another folder."),
+        (holding(INDEX, '{"weight_map": ["a"]}'), "weight_map is not a JSON object", "Copy or fetch it again."),
+        (without("tokenizer.json"), "has no tokenizer: it contains no tokenizer.json", "or name another folder."),
         (cut("tokenizer.json"), "that can be read: tokenizer.json: ", "or name another model."),
     ],
 )
@@ -151,7 +151,7 @@ def as_shards(model: Path, *, keep_whole: bool = False, swapped: bool = False) -
 def with_token_beyond(model: Path) -> None:
     path = model / "tokenizer.json"
     values = json.loads(path.read_text())
-    values["added_tokens"][-1]["id"] = 5000
+    values["added_tokens"][-1]["id"] = 512  # the embedding has rows 0 to 511
     path.write_text(json.dumps(values))
 
 
@@ -168,10 +168,10 @@ def with_adapter(model: Path) -> None:
         ),
         (changed(down_proj_weight=lambda held: held.T), "mlp.down_proj.weight of shape [384, 128]"),
         (changed(q_proj_weight=lambda held: held.to(torch.float8_e4m3fn)), "self_attn.q_proj.weight as F8_E4M3"),
-        (with_token_beyond, "has a token 5000, and its embedding has 512 rows"),
+        (with_token_beyond, "has a token 512, and its embedding has 512 rows"),
         (partial(as_shards, keep_whole=True), "has both model.safetensors and model.safetensors.index.json"),
         (partial(as_shards, swapped=True), "which does not have it. Copy or fetch the index"),
-        (with_adapter, "has adapter_config.json beside whole weights"),
+        (with_adapter, "has adapter_config.json and full weights"),
         (as_shards, ""),
     ],
     ids=[
@@ -227,15 +227,15 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% e
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (pipe("generation_config.json"), "generation_config.json is no regular file"),
-        (endless_link("generation_config.json"), "generation_config.json is no regular file"),
+        (pipe("generation_config.json"), "generation_config.json is not a regular file"),
+        (endless_link("generation_config.json"), "generation_config.json is not a regular file"),
         (holding("config.json", "[" * 200_000), "cannot be read as a model's configuration"),
         (holding("tokenizer_config.json", "[" * 200_000), "is no tokenizer that can be read"),
         (
             with_value("num_attention_heads", "8; rm"),
-            "num_attention_heads = '8; rm', which is no positive",
+            "num_attention_heads = '8; rm', but it must be a positive",
         ),
-        (with_value("vocab_size", True), "vocab_size = True, which is no positive"),
+        (with_value("vocab_size", True), "vocab_size = True, but it must be a positive"),
         (holding("chat_template.jinja", LOOPS), "a loop over numbers in another one"),
         (holding("chat_template.jinja", "{{ 'x' * 4000000000 }}"), "it has the number 4000000000"),
     ],

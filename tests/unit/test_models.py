@@ -82,6 +82,11 @@ def test_router_replay_is_for_experts(tmp_path: Path):
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
 
 
+def test_without_a_number_of_key_value_heads_each_head_has_its_own():
+    values = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+    assert shape_of_config(values).kv_heads == 4
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_familys_shape_gives_its_published_size(name: str):
     values, millions = FAMILIES[name]

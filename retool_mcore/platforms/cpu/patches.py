@@ -212,7 +212,7 @@ ENGINE_PATCHES = (
             # verl's asynchronous trainer copies the weights to pinned memory.
             Change("torch.Tensor.pin_memory", None, _always(lambda self, device=None: self)),
         ),
-        reason="Megatron-core, mbridge and verl call torch.cuda without asking whether there is a device",
+        reason="Megatron-core, mbridge and verl call torch.cuda without checking for a device",
         gain="Without it Megatron neither trains nor saves on a CPU",
         applies_to=TORCH,
         remove_when="Megatron-core takes its device from its tensors or from one setting",
@@ -267,10 +267,10 @@ ENGINE_PATCHES = (
                 _with_adam_step,
             ),
         ),
-        reason="Megatron-core asks a reshardable checkpoint for the step of each parameter, and it has none",
+        reason="Megatron-core reads the step of each parameter from a reshardable checkpoint, which has no such entry",
         gain="Without it no run resumes from a checkpoint of another layout",
         applies_to=MEGATRON,
-        remove_when="Megatron-core's optimizer copies the states that it is given",
+        remove_when="Megatron-core's optimizer copies all states that it receives",
     ),
 )
 

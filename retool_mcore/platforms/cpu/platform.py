@@ -69,25 +69,34 @@ class Cpu(Platform):
     def environment(self) -> Sequence[EnvVar]:
         path = os.pathsep.join([str(STUBS), *(p for p in _python_path() if p != str(STUBS))])
         return (
-            EnvVar(PLATFORM_ENV, self.name, "our plugins of verl and SGLang act in this run's processes only"),
-            EnvVar("VERL_PLATFORM", self.verl_platform, "a failed plugin is an error instead of a fall-back to nvidia"),
+            EnvVar(PLATFORM_ENV, self.name, "activates our plugins of verl and SGLang in this run's processes only"),
+            EnvVar(
+                "VERL_PLATFORM", self.verl_platform, "makes a failed plugin an error instead of a fallback to nvidia"
+            ),
             EnvVar(
                 "PYTHONPATH",
                 path,
-                "SGLang imports torchvision and sgl_kernel, which have no CPU build; stubs do",
+                "finds our stubs of torchvision and sgl_kernel, which have no CPU build",
             ),
-            EnvVar("SGLANG_USE_CPU_ENGINE", "1", "SGLang chooses its plain-PyTorch layers"),
-            EnvVar("TORCHDYNAMO_DISABLE", "1", "Megatron-core compiles small functions: minutes of g++, no gain here"),
-            EnvVar("OMP_NUM_THREADS", "1", "a process per core; more threads than cores are slower", forced=False),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
-            EnvVar("HF_HUB_OFFLINE", "1", "models are local directories; no look-up may hang a run", forced=False),
+            EnvVar("SGLANG_USE_CPU_ENGINE", "1", "selects SGLang's plain PyTorch layers"),
+            EnvVar(
+                "TORCHDYNAMO_DISABLE", "1", "Megatron-core would compile small functions: minutes of g++ without a gain"
+            ),
+            EnvVar("OMP_NUM_THREADS", "1", "one process per core; more threads than cores are slower", forced=False),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, each with a warning"),
+            EnvVar(
+                "HF_HUB_OFFLINE",
+                "1",
+                "models are local directories; a lookup on the hub could hang the run",
+                forced=False,
+            ),
             EnvVar(
                 "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT",
                 "30",
-                "s, tried three times: a node that is gone is told in minutes, not in ten; batches are small here",
+                "s, for each of three attempts: a lost node is an error after minutes; batches are small here",
                 forced=False,
             ),
-            EnvVar("RAY_USAGE_STATS_ENABLED", "0", "a run reports to nobody", forced=False),
+            EnvVar("RAY_USAGE_STATS_ENABLED", "0", "sends no usage statistics", forced=False),
         )
 
     def patches(self) -> Sequence[Patch]:

@@ -44,9 +44,9 @@ def with_seeds(original: Any) -> Any:
     @functools.wraps(make)
     def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
         info = make(cls, batch, vocab_size)
-        given = [request.sampling_params.sampling_seed for request in batch.reqs]
-        drawn = torch.randint(2**31, (len(given),)).tolist()
-        seeds = [ours if seed is None else seed for seed, ours in zip(given, drawn, strict=True)]
+        requested = [request.sampling_params.sampling_seed for request in batch.reqs]
+        drawn = torch.randint(2**31, (len(requested),)).tolist()
+        seeds = [random if seed is None else seed for seed, random in zip(requested, drawn, strict=True)]
         info.sampling_seed = torch.tensor(seeds, dtype=torch.int64)
         return info
 

@@ -79,23 +79,25 @@ class Cuda(Platform):
 
     def environment(self) -> Sequence[EnvVar]:
         return (
-            EnvVar(PLATFORM_ENV, self.name, "our plugins know the run's platform"),
-            EnvVar("VERL_PLATFORM", self.verl_platform, "no guessing in processes that see no device"),
-            EnvVar("PYTHONPATH", _python_path(), "a stand-in for apex's kernel, where apex is not installed"),
+            EnvVar(PLATFORM_ENV, self.name, "tells our plugins the run's platform"),
+            EnvVar(
+                "VERL_PLATFORM", self.verl_platform, "selects verl's platform in processes without a visible device"
+            ),
+            EnvVar("PYTHONPATH", _python_path(), "finds our replacement of apex's kernel if apex is not installed"),
             EnvVar("CUDA_DEVICE_MAX_CONNECTIONS", "1", "Megatron overlaps communication in launch order", forced=False),
             EnvVar(
                 "SGLANG_JIT_DEEPGEMM_PRECOMPILE",
                 "0",
-                "an engine in FP8 compiles the kernels it meets, not those of all sizes for minutes before it starts",
+                "FP8 engines compile kernels when they need them, instead of all sizes for minutes before the start",
                 forced=False,
             ),
             EnvVar(
                 "NVTE_USE_CUTLASS_GROUPED_GEMM",
                 "1",
-                "the experts' products of a layer are one kernel, not one for each expert",
+                "one grouped GEMM for the experts of a layer instead of one GEMM per expert",
                 forced=False,
             ),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, each with a warning"),
         )
 
     def patches(self) -> Sequence[Patch]:
@@ -159,16 +161,16 @@ class Cuda(Platform):
             )
 
     def remarks(self, config: RunConfig) -> Sequence[str]:
-        told: list[str] = []
+        warnings: list[str] = []
         if config.model.fp8 != "off" and config.parallel.ep > 1:
-            told.append(
+            warnings.append(
                 f'model.fp8 = "{config.model.fp8}" with experts (parallel.ep = {config.parallel.ep}): each expert\'s '
                 "small products are cast one by one, and Qwen3-30B-A3B's layers then train slower than in bfloat16 "
                 '(perf/RESULTS.md). Set model.fp8 = "off".'
             )
         if isinstance(config, RlConfig) and config.rollout.precision == "fp8":
-            told += _without_deep_gemm(config.rollout.engine_args.get("fp8_gemm_runner_backend", "auto"))
-        return told
+            warnings += _without_deep_gemm(config.rollout.engine_args.get("fp8_gemm_runner_backend", "auto"))
+        return warnings
 
     def set_device(self, local_rank: int) -> None:
         import torch
