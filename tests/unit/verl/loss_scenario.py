@@ -24,7 +24,7 @@ LENGTHS_B = [3, 6, 1, 4]
 MASK_BT = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]])
 TEXT_BT = torch.tensor([[1] * length + [0] * (6 - length) for length in LENGTHS_B])
 # Log-probabilities under the old weights; what the trained weights have added to them since; and
-# what the engine that sampled had said.
+# what the sampling engine had reported.
 OLD_BT = TEXT_BT * torch.tensor(
     [
         [-1.0, -0.5, -2.0, 0, 0, 0],
@@ -88,7 +88,7 @@ def learn(
     total = torch.zeros(())
     for rows in ([1], [0, 2, 3]):
         columns = {"old_log_probs": OLD_BT, "advantages": advantages_BT, "response_mask": mask_BT, **columns_BT}
-        loss, _ = ppo_loss(config, {"log_probs": said(new_BT, rows)}, micro_batch(rows, **columns))
+        loss, _ = ppo_loss(config, {"log_probs": model_values(new_BT, rows)}, micro_batch(rows, **columns))
         total = total + loss
     (gradient_BT,) = torch.autograd.grad(total, new_BT)
     return float(total), gradient_BT
@@ -108,7 +108,7 @@ def micro_batch(rows: Sequence[int], ranks: int = 1, **columns_BT: torch.Tensor)
     )
 
 
-def said(new_BT: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+def model_values(new_BT: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """The model's values [all tokens] of ``rows``, each after a prompt of one token.
 
     The value at a position is for the token after it, the last one for none.

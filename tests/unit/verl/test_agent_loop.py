@@ -62,8 +62,8 @@ def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
     """Workers and sessions: at least one of the first, and never fewer of the second than of it."""
     from retool_mcore.verl import agent_loop
 
-    said = load_config(RlConfig, RL, []).sandbox
-    sandbox = said.model_copy(update={"workers": of_node[0], "sessions": of_node[1]})
+    settings = load_config(RlConfig, RL, []).sandbox
+    sandbox = settings.model_copy(update={"workers": of_node[0], "sessions": of_node[1]})
     rollout = SimpleNamespace(tool=True, agent_workers=processes)
     config = SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rollout=rollout, sandbox=sandbox)
     opened: list[dict[str, Any]] = []

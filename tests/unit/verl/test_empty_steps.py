@@ -17,7 +17,7 @@ from tests.unit.verl.loss_scenario import (
     batch,
     learning_trainer,
     micro_batch,
-    said,
+    model_values,
     trained_on,
 )  # fmt: skip
 
@@ -99,7 +99,7 @@ def updated(
         for rows in micro_batches:
             data = micro_batch(rows, len(ranks), **columns)
             tu.assign_non_tensor(data, batch_num_tokens=int(mask_BT.sum()))
-            loss, told = loss_function(data=data, model_output={"log_probs": said(new_BT, rows)})
+            loss, told = loss_function(data=data, model_output={"log_probs": model_values(new_BT, rows)})
             assert not data["response_mask"].values().any() or told["loss_tokens"].aggregate() > 0
             total = total + loss / len(ranks)  # as gradients are averaged over ranks
             append_to_dict(found, told)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.verl.loss_scenario import ENGINE_BT, MASK_BT, MOVED_BT, OLD_BT, actor_config, micro_batch, said
+from tests.unit.verl.loss_scenario import ENGINE_BT, MASK_BT, MOVED_BT, OLD_BT, actor_config, micro_batch, model_values
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
@@ -33,7 +33,9 @@ def reported(ranks: Sequence[Sequence[Sequence[int]]], *settings: str, **columns
         found: dict[str, Any] = {}
         for rows in micro_batches:
             data = micro_batch(rows, len(ranks), **COLUMNS | columns_BT)
-            append_to_dict(found, sum_over_tokens(loss, data=data, model_output={"log_probs": said(NEW_BT, rows)})[1])
+            append_to_dict(
+                found, sum_over_tokens(loss, data=data, model_output={"log_probs": model_values(NEW_BT, rows)})[1]
+            )
         of_ranks.append(found)
     update = {
         name: [Metric.aggregate_dp([found[name] for found in of_ranks])]
@@ -82,7 +84,7 @@ def test_the_divergence_in_the_loss_keeps_its_weight():
 
     data = micro_batch([0, 1], **COLUMNS, ref_log_prob=OLD_BT)
     loss = partial(ppo_loss, actor_config(*settings))
-    _, told = sum_over_tokens(loss, data=data, model_output={"log_probs": said(NEW_BT, [0, 1])})
+    _, told = sum_over_tokens(loss, data=data, model_output={"log_probs": model_values(NEW_BT, [0, 1])})
     assert told["kl_coef"] == 0.25
 
 

@@ -14,7 +14,7 @@ from tests.unit.verl.loss_scenario import (
     TEXT_BT,
     actor_config,
     micro_batch,
-    said,
+    model_values,
 )
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -40,7 +40,7 @@ def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
 
     from retool_mcore.verl import step
 
-    wanted, output = getattr(step, name), said(OLD_BT + MOVED_BT, ROWS)
+    wanted, output = getattr(step, name), model_values(OLD_BT + MOVED_BT, ROWS)
     everything = stored()
     few = everything.select(*TOLD, *(each for each in wanted if each in everything.keys()))  # noqa: SIM118
     assert "extra_fields" not in few.keys()  # noqa: SIM118
