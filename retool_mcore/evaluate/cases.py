@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from retool_mcore.data.layouts import Columns
 from retool_mcore.data.prompt_format import pin_date, recorded_format
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.compare import REPORT
-from retool_mcore.evaluate.endpoint import Api
+from retool_mcore.evaluate.endpoint import Api, TextSampler
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import Case, CaseSamples, SampleFile, identity_of, make_report, sample_all
-from retool_mcore.evaluate.servers import Servers
+from retool_mcore.evaluate.servers import Servers, TokenSampler
 from retool_mcore.evaluate.table import markdown
 from retool_mcore.model.files import read_config
 from retool_mcore.platforms.base import detect_platform
@@ -88,12 +88,10 @@ def evaluate_many(
     models = list(dict.fromkeys(case.model for case in cases))
     reports: dict[str, dict[str, Any]] = {}
 
-    def samples_of(case: Case, problems: Sequence[Problem]) -> CaseSamples:
-        samples = SampleFile(out / case.name, identity_of(config, case, problems, endpoint))
-        return CaseSamples(case=case, config=config, problems=problems, n=n, samples=samples)
-
-    async def evaluate(stack: AsyncExitStack) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(hold_folder(out))
         server = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url, models))
+        runner = stack.enter_context(asyncio.Runner())  # one event loop, because all cases share a sandbox
         if not any((out / case.name / REPORT).exists() for case in cases):
             server.begin(models[0])  # starts the engine while this process reads and renders the problems
         read = read_problems(data, limit, columns)
@@ -102,7 +100,10 @@ def evaluate_many(
         sandbox: Sandbox | None = None
         for model in models:
             problems = [problem.asked_in(recorded_format(model)) for problem in read]
-            works = [samples_of(case, problems) for case in cases if case.model == model]
+            works: list[CaseSamples] = []
+            for case in (case for case in cases if case.model == model):
+                samples = SampleFile(out / case.name, identity_of(config, case, problems, endpoint))
+                works.append(CaseSamples(case=case, config=config, problems=problems, n=n, samples=samples))
             for work in works:
                 total = len(problems) * n
                 on_start(work.case.name, total - len(work.missing), total)
@@ -115,28 +116,33 @@ def evaluate_many(
                         on_note(note)
                 if sandbox is None and any(work.case.tool for work in todo):
                     on_stage("starting the sandbox")
-                    sandbox = await open_sandbox_of(config, stack)
+                    sandbox = open_sandbox_of(config, runner, stack)
                 on_stage(server.stage(model))
-                urls = await server.urls_of(model)
+                urls = server.urls_of(model)
                 on_stage("sampling the first answers")
-                async with AsyncExitStack() as clients:
-                    for _, sampler in jobs:
-                        await sampler.connect(urls, clients)
-                    judge = partial(is_right, config.reward)
-                    await sample_all(jobs, judge=judge, sandbox=sandbox, concurrency=at_once, on_sample=on_sample)
+                runner.run(_sample(config, jobs, urls, sandbox=sandbox, concurrency=at_once, on_sample=on_sample))
             for work in works:
                 reports[work.case.name] = write_report(work, out, data)
-
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            await evaluate(stack)
-
-    with hold_folder(out):
-        asyncio.run(run())
     return reports
 
 
-async def open_sandbox_of(config: EvaluationConfig, stack: AsyncExitStack) -> Sandbox:
+async def _sample(
+    config: EvaluationConfig,
+    jobs: Sequence[tuple[CaseSamples, TokenSampler | TextSampler]],
+    urls: Sequence[str],
+    *,
+    sandbox: Sandbox | None,
+    concurrency: int,
+    on_sample: OnSample,
+) -> None:
+    async with AsyncExitStack() as clients:
+        for _, sampler in jobs:
+            await sampler.connect(urls, clients)
+        judge = partial(is_right, config.reward)
+        await sample_all(jobs, judge=judge, sandbox=sandbox, concurrency=concurrency, on_sample=on_sample)
+
+
+def open_sandbox_of(config: EvaluationConfig, runner: asyncio.Runner, stack: ExitStack) -> Sandbox:
     """Open the sandbox of [sandbox] until ``stack`` closes.
 
     Without a trainer, all CPUs are free. A local sandbox therefore has as many workers as there are
@@ -155,8 +161,8 @@ async def open_sandbox_of(config: EvaluationConfig, stack: AsyncExitStack) -> Sa
         python=spec.python,
         preload=spec.preload,
     )
-    stack.push_async_callback(sandbox.close)  # first, so that it is closed even if opening fails
-    await sandbox.open()
+    stack.callback(lambda: runner.run(sandbox.close()))  # first, so that it is closed even if opening fails
+    runner.run(sandbox.open())
     return sandbox
 
 

@@ -215,7 +215,7 @@ class Api:
     def stage(self, model: str) -> str:
         return ASKING
 
-    async def urls_of(self, model: str) -> list[str]:
+    def urls_of(self, model: str) -> list[str]:
         return [self._url]
 
     def sampler(self, work: CaseSamples, day: date) -> TextSampler:

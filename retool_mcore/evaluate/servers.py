@@ -103,14 +103,14 @@ class Servers:
             return ASKING
         return "loading the model's weights into the engines" if self._ready else STAGES["engines"]
 
-    async def urls_of(self, model: str) -> list[str]:
+    def urls_of(self, model: str) -> list[str]:
         """URLs of servers with this model's weights. Loads or starts them if necessary."""
         if self._url is not None:
             return [self._url]
         self.begin(model)
         self._wait()
         if model != self._model:
-            await self._replace(model)
+            self._replace(model)
         return [server.url for server in self._running]
 
     def sampler(self, work: CaseSamples, day: date) -> TokenSampler:
@@ -118,7 +118,7 @@ class Servers:
         tokenizer = tokenizer_of(self._config.model, work.case.model, day=day)
         return TokenSampler(protocol_of(self._config.rollout.calling(work.case.tool), tokenizer), work)
 
-    async def _replace(self, model: str) -> None:
+    def _replace(self, model: str) -> None:
         """Load the model into the running servers, or restart them for another architecture."""
         now, then = architecture_of(self._model), architecture_of(model)
         if other := sorted(name for name in {**now, **then} if now.get(name) != then.get(name)):
@@ -127,7 +127,7 @@ class Servers:
             self._start(model)
             self._wait()
         else:
-            await _load([server.url for server in self._running], model)
+            asyncio.run(_load([server.url for server in self._running], model))
             logger.info("the servers loaded the weights of %s in place of those of %s", model, self._model)
             self._model = model
 

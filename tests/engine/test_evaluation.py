@@ -1,11 +1,12 @@
 """Evaluations with a real server: the command, an API, concurrent cases, verl's estimators."""
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,10 @@ def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(
         ('sandbox.preload=["absent_module"]', "cannot import"),
     ],
 )
-async def test_an_evaluation_runs_code_in_the_configured_interpreter(setting: str, message: str):
-    async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigError, match=message):
-            await open_sandbox_of(load_evaluation(CONFIG, [setting]), stack)
+def test_an_evaluation_runs_code_in_the_configured_interpreter(setting: str, message: str):
+    with ExitStack() as stack, pytest.raises(ConfigError, match=message):
+        runner = stack.enter_context(asyncio.Runner())
+        open_sandbox_of(load_evaluation(CONFIG, [setting]), runner, stack)
 
 
 SHAPES = [(5, 2), (3, 8), (2, 30)]  # problems, samples of each

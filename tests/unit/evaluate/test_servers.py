@@ -54,7 +54,7 @@ def test_too_few_devices_are_an_error_and_a_cpu_has_one_server():
     assert get_platform("cpu").server_devices(config) == [[]]
 
 
-async def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
+def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ async def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_
     settings = ("rollout.engine_tp=2", "run.seed=7", "rollout.batch_prefills=false", args)
     with Servers(h200x8(*settings), tmp_path, None) as running:
         assert len(running) == 2
-        assert await running.urls_of(str(model)) == ["http://1", "http://2"]
+        assert running.urls_of(str(model)) == ["http://1", "http://2"]
     assert order == ["start", "start", "wait", "wait", "stop", "stop"]
     assert [each["env"] for each in made] == [{PREFILLS_ENV: "0"}] * 2
     assert [(each["devices"], each["tp"], each["log_path"].name) for each in made] == [
@@ -165,29 +165,29 @@ def tiny(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     return Servers(config, tmp_path, None), tmp_path / "first", tmp_path / "second"
 
 
-async def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, Path, Path]):
+def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, Path, Path]):
     running, first, second = tiny
-    urls = await running.urls_of(str(first))
-    assert await running.urls_of(str(first)) == urls  # the same model without its tool
-    assert await running.urls_of(str(second)) == urls
+    urls = running.urls_of(str(first))
+    assert running.urls_of(str(first)) == urls  # the same model without its tool
+    assert running.urls_of(str(second)) == urls
     assert (Holding.started, Holding.held) == ([str(first)], {urls[0]: str(second)})
 
 
-async def test_another_architecture_starts_a_server_anew(tiny: tuple[Servers, Path, Path]):
+def test_another_architecture_starts_a_server_anew(tiny: tuple[Servers, Path, Path]):
     running, first, second = tiny
     path = second / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
-    urls = await running.urls_of(str(first))
-    assert await running.urls_of(str(second)) != urls
+    urls = running.urls_of(str(first))
+    assert running.urls_of(str(second)) != urls
     assert Holding.started == [str(first), str(second)]
 
 
-async def test_a_server_that_keeps_its_weights_is_an_error(tiny: tuple[Servers, Path, Path]):
+def test_a_server_that_keeps_its_weights_is_an_error(tiny: tuple[Servers, Path, Path]):
     running, first, second = tiny
-    await running.urls_of(str(first))
+    running.urls_of(str(first))
     Holding.deaf = True
     with pytest.raises(RolloutError, match=r"should have loaded .*second, but reports .*first"):
-        await running.urls_of(str(second))
+        running.urls_of(str(second))
 
 
 PUBLISHED = {
