@@ -1,6 +1,4 @@
-"""The real SGLang server with a model that says what it is told: a logit processor leaves it one
-token to sample.
-"""
+"""The real SGLang server with a scripted model: a logit processor leaves one token to sample."""
 
 import subprocess
 import sys
@@ -40,10 +38,10 @@ def make_plan(protocol: ToolProtocol, turns: Sequence[str], results: Sequence[st
     """The response tokens of a trajectory: turns of the model, a result after each but the last."""
     plan: list[int] = []
     for turn, result in zip(turns, [*results, None], strict=True):
-        said = protocol.tokenizer.encode(turn, add_special_tokens=False)
-        plan += said
+        sampled = protocol.tokenizer.encode(turn, add_special_tokens=False)
+        plan += sampled
         if result is not None:
-            plan += protocol.result_ids(said, [result])
+            plan += protocol.result_ids(sampled, [result])
     return plan
 
 

@@ -98,11 +98,11 @@ def loops(folder: str) -> dict[str, Any]:
     from retool_mcore.verl import agent_loop
     from retool_mcore.verl.keys.rollout import write_settings
 
-    class Told(agent_loop.LoopWorker):
+    class Reporting(agent_loop.LoopWorker):
         def construct(self, tree: Any, *more: Any) -> None:
             self.settings = [OmegaConf.to_container(tree), *more]
 
-        def told(self) -> list[Any]:
+        def report(self) -> list[Any]:
             from retool_mcore.verl.agent_loop import sandbox_of
 
             sandbox = sandbox_of(str(config.run.config_file))
@@ -116,13 +116,13 @@ def loops(folder: str) -> dict[str, Any]:
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
     config.run.dir.mkdir()
     write_settings(config)
-    agent_loop.LoopWorker = Told
+    agent_loop.LoopWorker = Reporting
     agent_loop.create_workers(config)
     [(early, _)] = agent_loop._created
     tree = OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}})
     manager = agent_loop.LoopManager.create(tree, "client", None, [])
     [worker] = manager.agent_loop_workers
-    return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
+    return {"same": worker._actor_id == early._actor_id, "report": ray.get(worker.report.remote())}
 
 
 def main() -> dict[str, Any]:

@@ -90,7 +90,7 @@ async def test_no_submission_passes_but_by_its_results(tokenizer: Any, session_s
     assert rewarded(trajectory)["score"] == 0.0
 
 
-async def test_the_model_is_told_neither_arguments_nor_results(tokenizer: Any, session_sandbox: Sandbox):
+async def test_the_model_never_reads_the_hidden_tests(tokenizer: Any, session_sandbox: Sandbox):
     trajectory = await play(tokenizer, session_sandbox, ask("submit", code="f = lambda x: x"), DONE)
     seen = tokenizer.decode([*trajectory.ledger.prompt_ids, *trajectory.ledger.response_ids])
     assert "0 of 3 tests passed" in seen and "6417" not in seen and "cases" not in seen

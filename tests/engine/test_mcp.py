@@ -230,7 +230,7 @@ async def test_a_process_that_hangs_is_replaced(tokenizer: Any, monkeypatch: pyt
 
 @pytest.mark.long
 async def test_a_remote_server_that_hangs_is_an_outage(monkeypatch: pytest.MonkeyPatch):
-    """Told to the model as its own slow call, it would be told so for the rest of the run."""
+    """If each call timed out instead, the model would read so for the rest of the run."""
     monkeypatch.setattr("retool_mcore.rollout.mcp.PROBE_S", 0.5)
     with served(port := free_port()) as process:
         remote = tools({"hangs": {"url": f"http://127.0.0.1:{port}/mcp", "timeout_s": 2.0}})

@@ -230,7 +230,7 @@ PIECES = st.sampled_from(
     script=st.lists(st.lists(PIECES, min_size=1, max_size=4).map("".join), min_size=1, max_size=12),
     budget=st.integers(1, 400),
 )
-async def test_whatever_a_model_says_the_ledger_holds_and_the_loop_ends(tokenizer, sandbox, script, budget):
+async def test_any_model_output_keeps_the_ledgers_invariants_and_ends(tokenizer, sandbox, script, budget):
     limits = replace(LIMITS, max_response_tokens=budget, max_turns=5)
     trajectory = await play(tokenizer, sandbox, *script, *["again " * 100] * 20, limits=limits)
     ledger = trajectory.ledger
@@ -249,10 +249,10 @@ async def play_retool(tokenizer, sandbox, *script: str, limits: Limits = LIMITS)
 async def test_a_trajectory_in_one_message(tokenizer, sandbox):
     # The ">" of the comparison looks like the end of the tag: the engine stops there, and the turn
     # goes on.
-    said = "Hm.\n" + block("if 2 > 1: print(412 + 967)")
-    trajectory = await play_retool(tokenizer, sandbox, said, RETOOL_ANSWER)
+    called = "Hm.\n" + block("if 2 > 1: print(412 + 967)")
+    trajectory = await play_retool(tokenizer, sandbox, called, RETOOL_ANSWER)
     text = tokenizer.decode(trajectory.ledger.response_ids)
-    assert text == said + "\n<interpreter>\n1379\n</interpreter>\n" + RETOOL_ANSWER
+    assert text == called + "\n<interpreter>\n1379\n</interpreter>\n" + RETOOL_ANSWER
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "1379")
     assert [span.role for span in trajectory.ledger.spans] == ["model", "tool", "model"]
     assert tool_text(tokenizer, trajectory) == "\n<interpreter>\n1379\n</interpreter>\n"

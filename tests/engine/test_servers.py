@@ -16,7 +16,7 @@ def test_no_request_waits_in_ray_and_none_keeps_the_abort_waiting(found: dict[st
     assert found["started of 1536"] == 1536
 
 
-def test_a_server_has_room_for_the_papers_step_and_a_validation_beside_it(found: dict[str, Any]):
+def test_a_server_has_room_for_the_papers_step_and_a_validation(found: dict[str, Any]):
     assert found["room"] > 2 * 16_384
 
 
@@ -33,7 +33,7 @@ def test_each_replica_has_its_own_seed_though_verl_gives_all_the_same_settings(f
 
 def test_verl_gets_the_agent_loops_worker_that_has_opened_the_sandbox(found: dict[str, Any]):
     assert found["loops"]["same"]
-    assert found["loops"]["told"] == [
+    assert found["loops"]["report"] == [
         [{"actor_rollout_ref": {"rollout": {}, "model": {}}}, "client", None, []],
         True,
         True,

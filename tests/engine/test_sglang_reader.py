@@ -44,8 +44,8 @@ def written(style: str, code: str) -> str:
     tokenizer = tokenizer_in(style)
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [tool_call(code)]}]
     rendered = render(messages, [CODE_INTERPRETER], tokenizer)
-    said = tokenizer.decode([i for i, loss in zip(rendered.token_ids, rendered.loss_mask, strict=True) if loss])
-    return said.removesuffix(chat_format(tokenizer).end_of_turn)
+    turn = tokenizer.decode([i for i, loss in zip(rendered.token_ids, rendered.loss_mask, strict=True) if loss])
+    return turn.removesuffix(chat_format(tokenizer).end_of_turn)
 
 
 def checked(calls: list[Any]) -> tuple[str, ...]:

@@ -108,7 +108,9 @@ def rl(tmp_path: Path, *settings: str) -> RlConfig:
     return load_config(RlConfig, RL, [*small, *more, *settings])
 
 
-def test_the_engine_samples_as_the_run_file_says(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_engine_gets_the_sampling_parameters_of_the_run_file(
+    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     config = rl(tmp_path, "rollout.temperature=0.7", "rollout.group_size=3")
     stored, asked = sampled(config, tokenizer, monkeypatch, validate=False)
     assert len(stored) == 3, "rollout.group_size responses of the prompt"
@@ -118,7 +120,9 @@ def test_the_engine_samples_as_the_run_file_says(tokenizer, tmp_path: Path, monk
         assert params["logprobs"] is True
 
 
-def test_a_validation_samples_as_its_own_section_says(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_validation_gets_the_sampling_parameters_of_its_section(
+    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Not as training does, whose temperature and group size are other ones."""
     training = ("rollout.temperature=0.7", "rollout.group_size=3")
     own = ("validation.temperature=0.3", "validation.top_p=0.8", "validation.n=2")
@@ -127,18 +131,16 @@ def test_a_validation_samples_as_its_own_section_says(tokenizer, tmp_path: Path,
     assert {(params["temperature"], params["top_p"]) for params in asked} == {(0.3, 0.8)}
 
 
-def test_turns_and_trajectories_tell_the_watchdog_that_the_run_is_alive(
-    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_turns_and_trajectories_signal_the_watchdog(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     signs: list[bool] = []
 
-    def told() -> None:
+    def signed() -> None:
         sign()
         signs.append(bool(signs_of(config.run.dir)))
 
     sign, config = alive.sign, rl(tmp_path, "rollout.group_size=3")
     monkeypatch.setattr(alive, "EVERY_S", 0.0)
-    monkeypatch.setattr(alive, "sign", told)
+    monkeypatch.setattr(alive, "sign", signed)
     sampled(config, tokenizer, monkeypatch, validate=False)
     assert len(signs) == 3 * (len(TURNS) + 1) and all(signs)
 
@@ -146,8 +148,8 @@ def test_turns_and_trajectories_tell_the_watchdog_that_the_run_is_alive(
 def test_each_token_is_stored_with_its_own_log_probability(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (row, *_), _ = sampled(rl(tmp_path), tokenizer, monkeypatch, validate=False)
     responses, mask = row["responses"].tolist(), row["response_mask"].tolist()
-    said = [tokenizer.encode(turn, add_special_tokens=False) for turn in TURNS]
-    assert [token for token, loss in zip(responses, mask, strict=True) if loss] == [*said[0], *said[1]]
+    turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in TURNS]
+    assert [token for token, loss in zip(responses, mask, strict=True) if loss] == [*turns[0], *turns[1]]
     assert 0 in mask, "the interpreter's result stands between the turns"
     expected = [logprob_of(token) if loss else 0.0 for token, loss in zip(responses, mask, strict=True)]
     assert row["rollout_log_probs"].tolist() == expected
@@ -161,12 +163,12 @@ MASKED_BY = {  # the model's turns and the settings that leave the response out
 }
 
 
-@pytest.mark.parametrize("said", MASKED_BY)
+@pytest.mark.parametrize("case", MASKED_BY)
 def test_a_response_that_a_setting_leaves_out_has_no_token_in_the_loss(
-    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ):
     """SimpleTIR, arXiv 2509.02479, Sec. 3.2, for void turns; DAPO, arXiv 2503.14476, Sec. 3.4."""
-    script, masked_by = MASKED_BY[said]
+    script, masked_by = MASKED_BY[case]
     monkeypatch.setattr(sys.modules[__name__], "TURNS", script)
     for kind in ("truncated", "void_turns"):
         config = rl(tmp_path / kind, "rollout.group_size=2", f'algorithm.mask=["{kind}"]')

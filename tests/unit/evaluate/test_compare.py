@@ -88,7 +88,7 @@ def test_another_file_is_not_a_report(tmp_path: Path, content: Any, message: str
         read_report(write(tmp_path / "a", content))
 
 
-def test_a_folder_of_evaluations_says_which_it_holds(tmp_path: Path):
+def test_the_error_for_a_folder_of_evaluations_lists_them(tmp_path: Path):
     write(tmp_path / "out" / "base", report("1"))
     with pytest.raises(DataError, match="its folders base have one each"):
         read_report(tmp_path / "out")

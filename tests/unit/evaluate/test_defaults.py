@@ -76,7 +76,7 @@ def server(answer: dict[str, object]) -> Iterator[str]:
         http.shutdown()
 
 
-def test_a_server_is_asked_which_model_it_holds():
+def test_a_server_reports_its_model():
     with server({"model_path": "weights", "tokenizer_path": "model", "is_generation": True}) as url:
         assert model_of_server(url) == "model"
     with server({"status": "ok"}) as url, pytest.raises(ConfigError, match="Use --model DIRECTORY --url"):

@@ -155,7 +155,7 @@ def row(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "served" / "samples.jsonl").read_text())
 
 
-def test_its_samples_open_in_the_viewer_which_says_what_is_absent(server: StandIn, tmp_path: Path):
+def test_its_samples_open_in_the_viewer_without_tokens(server: StandIn, tmp_path: Path):
     server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
     code, output, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"]) == (0, 1.0), output
@@ -325,7 +325,7 @@ def test_results_have_no_control_tokens_and_are_cut_by_characters(server: StandI
     assert re.search(r"\[\.\.\. 96[01] characters cut here \.\.\.\]", long) and len(long) < 100
 
 
-def test_concurrency_says_how_many_samples_are_in_flight(server: StandIn, tmp_path: Path):
+def test_concurrency_limits_the_samples_in_flight(server: StandIn, tmp_path: Path):
     server.script = [chat("\\boxed{579}") for _ in range(6)]
     server.pause_s = 0.3
     code, output, _ = evaluate(server, tmp_path, "--n", "6", "--concurrency", "3")

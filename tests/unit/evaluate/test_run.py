@@ -146,7 +146,7 @@ async def test_an_evaluation_that_was_killed_resumes(tokenizer, tmp_path: Path):
 
 
 @pytest.mark.parametrize("recorded", ["2024-02-03", None])
-def test_an_evaluation_asks_on_the_day_of_the_models_run_or_of_its_own_start(
+def test_a_template_gets_the_date_of_the_models_run_or_of_the_evaluation(
     tmp_path: Path, tokenizer, monkeypatch: pytest.MonkeyPatch, recorded: str | None
 ):
     problems, model, notes = tmp_path / "problems.jsonl", tmp_path / "model", list[str]()

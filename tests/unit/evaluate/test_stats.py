@@ -38,7 +38,7 @@ def test_one_sample_each_gives_its_mean_alone():
     assert not [name for name in out if name.startswith(("best", "maj", "worst"))]
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+def test_the_interval_covers_the_truth_about_95_percent_of_the_time():
     draw = random.Random(0)
     covered = 0
     for _ in range(200):

@@ -51,7 +51,7 @@ def test_the_report_has_scores_with_intervals_and_the_matrix(tmp_path: Path):
         assert scores[f"{name}/low"] <= scores[name] <= scores[f"{name}/high"]
 
 
-def test_few_problems_are_said_to_give_wide_intervals(tmp_path: Path):
+def test_a_note_explains_the_wide_interval_of_few_problems(tmp_path: Path):
     few = report_of(tmp_path / "few", *["##", ".."] * 15)
     assert "30 problems give a wide one, here 0.3" in interval_note(few)
     none = report_of(tmp_path / "none", *[".."] * 120)
@@ -62,9 +62,9 @@ def test_few_problems_are_said_to_give_wide_intervals(tmp_path: Path):
 
 def test_a_terminal_of_80_columns_shows_the_whole_table(tmp_path: Path):
     report = report_of(tmp_path, "########", "#.-.....", "........")
-    said = io.StringIO()
-    Console(width=80, file=said).print(summary_table({"a_run_whose_name_is_longer_than_most": report}))
-    heads, *rows = said.getvalue().splitlines()
+    text = io.StringIO()
+    Console(width=80, file=text).print(summary_table({"a_run_whose_name_is_longer_than_most": report}))
+    heads, *rows = text.getvalue().splitlines()
     assert " ".join(heads.split()) == "model tool mean@8 pass@8 maj@8 95 % of mean turns calls tokens"
     assert heads.index("tool") < 30, "a long name is folded, and not the numbers"
-    assert rows[0].split()[-1] == "30" and "\N{HORIZONTAL ELLIPSIS}" not in said.getvalue()
+    assert rows[0].split()[-1] == "30" and "\N{HORIZONTAL ELLIPSIS}" not in text.getvalue()

@@ -1,6 +1,4 @@
-"""An engine that says what it is told, token by token as a real one would stop, for tests of the
-loop alone.
-"""
+"""A scripted engine that stops token by token as a real one does, for tests of the loop alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,10 +18,9 @@ def call(code: str) -> str:
 
 
 class ScriptedEngine:
-    """Says the script turn by turn: a request that continues exactly what it said gets the rest of
-    that turn.
+    """Samples the script turn by turn, and the rest of a turn for a request that continues it.
 
-    The contexts it was sent are kept.
+    ``contexts``: the contexts that it received.
     """
 
     def __init__(self, tokenizer, script: Sequence[str], fail_at: int | None = None) -> None:
@@ -32,7 +29,7 @@ class ScriptedEngine:
         self.fail_at = fail_at
         self.contexts: list[list[int]] = []
         self.version = 0
-        self._said: list[int] = []
+        self._context: list[int] = []
         self._rest: tuple[list[int], bool] = ([], False)
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
@@ -41,18 +38,18 @@ class ScriptedEngine:
             raise EngineUnavailable("the server is gone")
         self.contexts.append(list(token_ids))
         ids, aborted = self._rest
-        if not ids or list(token_ids) != self._said:
+        if not ids or list(token_ids) != self._context:
             text, aborted = self.script.pop(0)
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         ends = [position + 1 for position, token_id in enumerate(ids) if token_id in request.stop_token_ids]
         end, stop = (ends[0], "stop") if ends else (len(ids), "abort" if aborted else "length")
         if end > request.max_new_tokens:
             end, stop = request.max_new_tokens, "length"
-        said, self._rest = ids[:end], (ids[end:], aborted)
-        self._said = [*token_ids, *said]
+        sampled, self._rest = ids[:end], (ids[end:], aborted)
+        self._context = [*token_ids, *sampled]
         version, self.version = self.version, self.version + (stop == "abort")
         return EngineTurn(
-            token_ids=said, logprobs=[-0.5] * len(said), stop=stop, version=version, context_tokens=len(token_ids)
+            token_ids=sampled, logprobs=[-0.5] * len(sampled), stop=stop, version=version, context_tokens=len(token_ids)
         )
 
     async def answer(self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> EngineTurn:
@@ -69,7 +66,7 @@ class ScriptedEngine:
 
 
 class Prints:
-    """A sandbox whose programs print what they are told to."""
+    """A sandbox whose programs print ``outputs``."""
 
     def __init__(self, outputs: list[str]) -> None:
         self.outputs = outputs

@@ -26,7 +26,7 @@ def test_interpreter_tokens_carry_no_loss():
     assert (ledger.budget_tokens, ledger.model_tokens, len(ledger.loss_mask)) == (3, 2, 5)
 
 
-def test_a_token_keeps_the_experts_that_were_told_first():
+def test_a_token_keeps_the_experts_that_were_reported_first():
     ledger = Ledger([1, 2], 8)
     assert ledger.routes is None
     ledger.append_model([10, 11], [-1.0, -1.0])

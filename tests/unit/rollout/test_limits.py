@@ -56,9 +56,9 @@ def limits_of(*settings: str) -> Limits:
 
 @pytest.mark.parametrize(("room", "written"), [(0, True), (-1, False)])
 async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_token(tokenizer, room: int, written: bool):
-    said = tokenizer.encode(CALL, add_special_tokens=False)
-    result = Hermes(tokenizer).result_ids(said, ["1379"])
-    limits = limits_for(max_response_tokens=len(said) + len(result) + MIN_TURN_TOKENS + room)
+    sampled = tokenizer.encode(CALL, add_special_tokens=False)
+    result = Hermes(tokenizer).result_ids(sampled, ["1379"])
+    limits = limits_for(max_response_tokens=len(sampled) + len(result) + MIN_TURN_TOKENS + room)
     shortest = "1<|im_end|>"
     assert len(tokenizer.encode(shortest, add_special_tokens=False)) == MIN_TURN_TOKENS
     trajectory = await play(tokenizer, Recording(), limits, [CALL, shortest])
@@ -68,7 +68,7 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
         assert ledger.budget_tokens == 0 and ledger.loss_mask.count(0) == len(result)
     else:
         assert trajectory.stop_reason == StopReason.NO_ROOM
-        assert ledger.response_ids == said, "the result is not written, nor a part of it"
+        assert ledger.response_ids == sampled, "the result is not written, nor a part of it"
         assert shown(trajectory) == ["1379"], "the call has been executed"
 
 
@@ -96,7 +96,7 @@ async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer, se
     assert sandbox.ended == ([session] if session else [])
 
 
-async def test_a_sandbox_that_stays_away_is_tried_for_as_long_as_the_run_file_says(tokenizer):
+async def test_an_absent_sandbox_is_retried_for_max_outage_s(tokenizer):
     sandbox = Recording(outage=True)
     limits = limits_of("rollout.max_outage_s=0.3", "rollout.max_response_tokens=2000")
     trajectory = await asyncio.wait_for(play(tokenizer, sandbox, limits, [CALL, ANSWER]), timeout=300)

@@ -60,7 +60,7 @@ def test_a_server_that_cannot_serve_is_one_error(server: dict[str, Any], message
     assert message in str(caught.value)
 
 
-def test_without_the_sdk_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_sdk_the_error_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mcp" else found(name))
     with pytest.raises(ConfigError, match=r"pip install 'retool_mcore\[mcp\]'"):

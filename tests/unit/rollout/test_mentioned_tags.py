@@ -42,13 +42,13 @@ def mention(text: str, protocol: str) -> str:
 async def test_a_mentioned_tag_hides_neither_answer_nor_call(tokenizer, text: str, protocol: str):
     answered = READ[protocol](f"{mention(text, protocol)} So it is \\boxed{{4}}.")
     assert (answered.kind, answered.answer) == ("answer", "4")
-    said = f"{mention(text, protocol)}\n{REAL[protocol]}"
+    text_and_call = f"{mention(text, protocol)}\n{REAL[protocol]}"
     opened = open_protocol(protocol, tokenizer)
     prompt = opened.prompt_ids([{"role": "user", "content": "2 + 2?"}])
-    engine = ScriptedEngine(tokenizer, [said, "\\boxed{4}<|im_end|>"])
+    engine = ScriptedEngine(tokenizer, [text_and_call, "\\boxed{4}<|im_end|>"])
     trajectory = await roll_out(prompt, engine, Prints(["4"]), opened, LIMITS)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
-    assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{4}"]
+    assert [turn.text for turn in trajectory.turns] == [text_and_call, "\\boxed{4}"]
     parsed = trajectory.turns[0].parsed
     assert parsed is not None and (parsed.codes, parsed.repairs) == (("print(4)",), ())
 
@@ -88,10 +88,10 @@ async def test_hermes_tags_of_several_tokens_work(in_pieces):
     assert serving_protocol(in_pieces) == "hermes"
     protocol = open_protocol("hermes", in_pieces)
     question = {"role": "user", "content": "Is 2 > 1?"}
-    said = "2 > 1 ->\n" + call("print(2 > 1)")
-    engine = ScriptedEngine(in_pieces, [said, "\\boxed{1}<|im_end|>"])
+    text_and_call = "2 > 1 ->\n" + call("print(2 > 1)")
+    engine = ScriptedEngine(in_pieces, [text_and_call, "\\boxed{1}<|im_end|>"])
     trajectory = await roll_out(protocol.prompt_ids([question]), engine, Prints(["True"]), protocol, LIMITS)
-    assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{1}"]
+    assert [turn.text for turn in trajectory.turns] == [text_and_call, "\\boxed{1}"]
     messages = [
         question,
         {"role": "assistant", "content": "2 > 1 ->", "tool_calls": [tool_call("print(2 > 1)")]},

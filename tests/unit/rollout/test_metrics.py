@@ -160,7 +160,7 @@ def test_lengths_are_of_responses_that_ended_by_themselves():
     assert distributions(cut) == {}
 
 
-def test_the_time_of_calls_is_told_over_calls_and_not_over_trajectories():
+def test_percentiles_of_call_times_are_over_calls_and_not_over_trajectories():
     many = behavior(call_s=[0.1] * 18, call_queue_s=[0.0] * 18)
     slow = behavior(call_s=[9.0, 1.0], call_queue_s=[4.0, 0.5])
     found = distributions([many, slow, behavior()])
@@ -171,7 +171,7 @@ def test_the_time_of_calls_is_told_over_calls_and_not_over_trajectories():
     }
 
 
-def test_the_cache_is_credited_by_tokens_and_only_where_the_engine_tells():
+def test_the_cache_hit_rate_counts_tokens_where_the_engine_reports_them():
     rows = [behavior(context_tokens=300, cached_tokens=290), behavior(context_tokens=100, cached_tokens=0)]
     assert distributions(rows)["engine/cache_hit_rate"] == 290 / 400
     assert "engine/cache_hit_rate" not in distributions([behavior()])

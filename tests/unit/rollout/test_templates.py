@@ -62,14 +62,14 @@ def require_same(tokenizer, trajectory: Trajectory, messages: list[dict[str, Any
 
 def turns_of(tokenizer, messages: list[dict[str, Any]], tools: Any) -> list[str]:
     """What the model says in each turn of the rendering, with the token that ends it."""
-    rendered, said, ids = render(messages, tools, tokenizer), [], []
+    rendered, turns, ids = render(messages, tools, tokenizer), [], []
     for token_id, loss in [*zip(rendered.token_ids, rendered.loss_mask, strict=True), (0, 0)]:
         if loss:
             ids.append(token_id)
         elif ids:  # after another token, since some tokenizers drop the first space of what they decode
-            said.append(tokenizer.decode([tokenizer.eos_token_id, *ids]).removeprefix(tokenizer.eos_token))
+            turns.append(tokenizer.decode([tokenizer.eos_token_id, *ids]).removeprefix(tokenizer.eos_token))
             ids = []
-    return said
+    return turns
 
 
 @named(TAKEN)
@@ -77,8 +77,8 @@ async def test_words_alone_are_rendered_as_they_are_sampled(style: Style):
     tokenizer = tokenizer_in(style.name)
     protocol = TextOnly(tokenizer)
     messages = [QUESTION, {"role": "assistant", "content": "It is \\boxed{4}."}]
-    (said,) = turns_of(tokenizer, messages, None)
-    trajectory = await play(tokenizer, protocol, said)
+    (answer,) = turns_of(tokenizer, messages, None)
+    trajectory = await play(tokenizer, protocol, answer)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
     require_same(tokenizer, trajectory, messages, None)
 
@@ -127,7 +127,7 @@ async def test_native_calls_are_rendered_as_they_are_sampled(style: Style, thoug
 
 
 @named(WITH_TOOLS)
-async def test_a_call_that_cannot_be_read_is_answered_and_the_turn_goes_on(style: Style):
+async def test_a_malformed_call_is_answered_by_its_error(style: Style):
     tokenizer = tokenizer_in(style.name)
     protocol = PROTOCOLS[style.tools](tokenizer)
     good = turns_of(tokenizer, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)")]}],
@@ -187,10 +187,10 @@ R1, QWEN3 = "R1-Distill: the prompt opens the thinking, turns drop it", "Qwen3-T
 @pytest.mark.parametrize("name", [R1, QWEN3])
 def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str):
     tokenizer = tokenizer_in(name)
-    said = [{"content": "It is 4.", "reasoning_content": "count"}]
+    answers = [{"content": "It is 4.", "reasoning_content": "count"}]
     if name == R1:  # the other template has its own place for the thinking
-        said.append({"content": "<think>\ncount\n</think>\n\nIt is 4."})
-    for message in said:
+        answers.append({"content": "<think>\ncount\n</think>\n\nIt is 4."})
+    for message in answers:
         messages = [QUESTION, {"role": "assistant", **message}]
         assert turns_of(tokenizer, messages, None) == [f"count\n</think>\n\nIt is 4.{tokenizer.eos_token}"]
     question = [QUESTION, {"role": "assistant", "content": "a"}, QUESTION, {"role": "assistant", "content": "b"}]

@@ -34,7 +34,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 class Counter(Tool):
-    """Adds up what it is told, for each trajectory."""
+    """Adds up its arguments, for each trajectory."""
 
     name = "count"
     description = "Adds n to a total and returns it."
@@ -90,7 +90,7 @@ async def test_each_trajectory_has_its_own_state_from_its_first_call_to_its_end(
     assert silent.answer == "1379" and len(tool.started) == 2, "nothing starts without a call"
 
 
-async def test_what_the_model_does_wrong_is_told_to_it_and_counts_as_failed(tokenizer):
+async def test_the_model_reads_its_mistakes_which_count_as_failed(tokenizer):
     tool = Counter()
     trajectory = await play(tokenizer, tool, ask("count", n=13), ask("count", n=-1), ask("count", n="2"), ANSWER)
     assert shown(trajectory) == ["Error: 13 is not counted", "total -1"]
