@@ -108,9 +108,7 @@ def rl(tmp_path: Path, *settings: str) -> RlConfig:
     return load_config(RlConfig, RL, [*small, *more, *settings])
 
 
-def test_the_engine_gets_the_sampling_parameters_of_the_run_file(
-    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_engine_gets_the_run_files_sampling(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = rl(tmp_path, "rollout.temperature=0.7", "rollout.group_size=3")
     stored, asked = sampled(config, tokenizer, monkeypatch, validate=False)
     assert len(stored) == 3, "rollout.group_size responses of the prompt"
@@ -120,9 +118,7 @@ def test_the_engine_gets_the_sampling_parameters_of_the_run_file(
         assert params["logprobs"] is True
 
 
-def test_a_validation_gets_the_sampling_parameters_of_its_section(
-    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_validation_gets_its_own_sampling(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Not as training does, whose temperature and group size are other ones."""
     training = ("rollout.temperature=0.7", "rollout.group_size=3")
     own = ("validation.temperature=0.3", "validation.top_p=0.8", "validation.n=2")
