@@ -37,6 +37,7 @@ DUMP_S = 20.0  # timeout for the stacks of one process
 STALLED = signal.SIGUSR2  # sent to this process, to interrupt its main thread
 GRACE_S = 60.0  # time for the main thread to exit after a stall
 LOST_GRACE_S = 10.0  # the same after a process died; shorter, because whatever waits for it waits forever
+FREED_S = 3.0  # the same once its child processes are killed
 
 
 class Watchdog:
@@ -126,16 +127,18 @@ class Watchdog:
             return
         self._error = error
         os.kill(os.getpid(), STALLED)  # _leave raises SystemExit in the main thread, which runs every ``finally``
-        if not self._ended.wait(grace_s):
-            line = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
-            os.write(self._terminal.fileno(), line.encode())
-            # The main thread is blocked in code that handles no signals.
-            for process in self._family.values():
-                with suppress(psutil.Error):  # it has ended
-                    process.kill()
-            remove_shared_memory(self._family)
-            remove_temporary()
-            os._exit(EXIT_RETRYABLE)
+        if self._ended.wait(grace_s):
+            return
+        for process in self._family.values():
+            with suppress(psutil.Error):  # it has ended
+                process.kill()
+        if self._ended.wait(FREED_S):  # the main thread waited for one of these processes, and prints the error itself
+            return
+        line = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
+        os.write(self._terminal.fileno(), line.encode())
+        remove_shared_memory(self._family)  # the main thread is blocked in code that handles no signals
+        remove_temporary()
+        os._exit(EXIT_RETRYABLE)
 
 
 def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
