@@ -41,7 +41,7 @@ from traces import ROWS_AT_ONCE, problem_rows, texts_of
 from retool_mcore.cli.common import guarded, output_named, tell, with_bar
 from retool_mcore.cli.data import JSON_LINES, Limit, Rejects, rows_of, write_report
 from retool_mcore.data.split import ORIGINAL
-from retool_mcore.data.verify import Rejected, VerifiedRows
+from retool_mcore.data.verify import ConversionReport, Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.process import die_with_parent
 from retool_mcore.sandbox import open_sandbox
@@ -304,7 +304,7 @@ async def build(
     *,
     seed: int = 0,
     draws: int = 1,
-) -> VerifiedRows:
+) -> ConversionReport:
     """Make variants of all rows (where, {question, answer}) and run each as a program.
 
     Uses ``draws`` seeds, starting with ``seed``: first all rows with the first seed, in order, then
@@ -327,7 +327,7 @@ async def build(
     wanted = [(*row, each) for each in range(seed, seed + draws) for row in rows]
     with _processes(len(rows)) as pool:  # searching for numbers takes 5 ms of Python per row
         results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
-    report, seen = VerifiedRows(STAGES), set[str]()
+    report, seen = ConversionReport(STAGES), set[str]()
     for (where, source, of_seed), result in zip(wanted, results, strict=True):
         if isinstance(result, Rejected):
             report.reject(where, result, source)
@@ -367,7 +367,7 @@ def main(
     output_named(out, JSON_LINES, [source])
     rows = rows_of(str(source), limit)
 
-    async def run(on_row: Callable[[], None]) -> VerifiedRows:
+    async def run(on_row: Callable[[], None]) -> ConversionReport:
         # The weakest isolation level suffices, because the programs are only arithmetic.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build(rows, sandbox, on_row, seed=seed, draws=draws)

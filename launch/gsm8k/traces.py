@@ -25,7 +25,7 @@ from retool_mcore.cli.data import PARQUET, Limit, Out, PartOption, Rejects, SftS
 from retool_mcore.data.chat import HERMES_MARKUP
 from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, tool_call
-from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
+from retool_mcore.data.verify import ConversionReport, Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.reward.statement import number_of
 from retool_mcore.sandbox import open_sandbox
@@ -54,7 +54,7 @@ def main(
     output_named(out, PARQUET, [source])
     rows = rows_of(str(source), limit, part, sft_share)
 
-    async def run(on_row: Callable[[], None]) -> VerifiedRows:
+    async def run(on_row: Callable[[], None]) -> ConversionReport:
         # The weakest isolation level suffices, because the programs are only arithmetic.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build(rows, sandbox, on_row)
@@ -64,13 +64,13 @@ def main(
 
 async def build(
     rows: Sequence[tuple[str, Mapping[str, Any]]], sandbox: Sandbox, on_row: Callable[[], None] = lambda: None
-) -> VerifiedRows:
+) -> ConversionReport:
     """Build rows from (where, {question, answer}), in order.
 
     Raises DataError if a row has another schema, or if no problem passes.
     """
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
-    report = VerifiedRows(STAGES)
+    report = ConversionReport(STAGES)
 
     async def built(index: int, where: str, source: Mapping[str, Any]) -> list[dict[str, Any]] | Rejected:
         async with slots:

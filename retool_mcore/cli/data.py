@@ -30,8 +30,7 @@ from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
     from retool_mcore.data.prompt_format import PromptFormat
-    from retool_mcore.data.rl import RlReport
-    from retool_mcore.data.verify import VerifiedRows
+    from retool_mcore.data.verify import ConversionReport
     from retool_mcore.sandbox.base import Sandbox
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)
@@ -174,22 +173,22 @@ def sft(
     code interpreter, or of tools whose schemas stand in the row's column `tools`.
     """
     from retool_mcore.data.convert import Conversion, conversations, convert_sft
-    from retool_mcore.data.sources import one_split, read_source, rows_of_split
+    from retool_mcore.data.files import one_split, read_source, rows_of_split
+    from retool_mcore.data.verify import ConversionReport
     from retool_mcore.sandbox import open_sandbox
 
     output_named(out, PARQUET, [source])
     one_split(source, split)
-    bad: list[tuple[str, DataError]] = []
-    on_bad = _collect(bad) if reject_bad else None
+    report = ConversionReport()
+    on_bad = report.reject_unreadable if reject_bad else None
     found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
     rows = list(rows_of_split(found, split))
 
-    async def run(on_row: Callable[[], None]) -> VerifiedRows:
+    async def run(on_row: Callable[[], None]) -> ConversionReport:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
-            return await convert_sft(
-                rows, Conversion(protocol, truth, sandbox, interpreter, box, as_is), on_row, bad=bad
-            )
+            conversion = Conversion(protocol, truth, sandbox, interpreter, box, as_is)
+            return await convert_sft(rows, conversion, on_row, report=report)
 
     write_report(with_bar(run, len(rows)), out, rejects)
     if not truth:
@@ -220,18 +219,17 @@ def rl(
     ] = None,
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
+    from retool_mcore.data.files import one_split, read_source
     from retool_mcore.data.layouts import Columns
-    from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
-    from retool_mcore.data.sources import one_split, read_source
+    from retool_mcore.data.rl import convert_rl, name_and_split
+    from retool_mcore.data.split import rows_of_part
+    from retool_mcore.data.verify import ConversionReport
 
     output_named(out, PARQUET, [source])
     columns = Columns.named(problem, answer, solution_box)
     files_split = one_split(source, split)
-
-    from retool_mcore.data.split import rows_of_part
-
-    report, known = RlReport(), _format_of(model)
-    rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
+    report, known = ConversionReport(), _format_of(model)
+    rows = read_source(source, split=split, limit=limit, on_bad=report.reject_unreadable if reject_bad else None)
     rows = rows_of_part(rows, part, sft_share)
     first = list(itertools.islice(rows, 1))
     _require_part(first, source, part, sft_share)
@@ -296,7 +294,7 @@ def mix(
     seed: Annotated[int, typer.Option(help="Another seed draws other rows, in another order.")] = 0,
 ) -> None:
     """Mix files for SFT, or files for RL, by weight: the shares of the rows."""
-    from retool_mcore.data.mix import mix, parse_source
+    from retool_mcore.data.split import mix, parse_source
 
     parsed = [parse_source(source) for source in sources]
     made = mix(parsed, output_named(out, PARQUET, [path for path, _ in parsed]), rows=rows, seed=seed)
@@ -389,15 +387,11 @@ def _require_part(rows: Sequence[object], source: object, part: str | None, sft_
         raise DataError(f"{source}: no problem is in part {part} with --sft-share {sft_share}. Set another share.")
 
 
-def _collect(bad: list[tuple[str, DataError]]) -> Callable[[str, DataError], None]:
-    return lambda where, error: bad.append((where, error))
-
-
 def rows_of(
     source: str, limit: int | None, part: Part | None = None, sft_share: float = 0.5
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the rows (location, row) of a source or one part of it. Raises DataError if empty."""
-    from retool_mcore.data.sources import read_source
+    from retool_mcore.data.files import read_source
     from retool_mcore.data.split import rows_of_part
 
     rows = list(rows_of_part(read_source(source, limit=limit), part, sft_share))
@@ -405,7 +399,7 @@ def rows_of(
     return rows
 
 
-def write_report(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> None:
+def write_report(report: ConversionReport, out: Path, rejects: Path | None) -> None:
     """Write the rows and rejects of a conversion, and print the counts."""
     from retool_mcore.data.files import write_jsonl, write_parquet
 

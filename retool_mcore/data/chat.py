@@ -507,7 +507,7 @@ def _common(one: str, other: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-# ------------------------------------------------------------------------------ text and token ids
+# ------------------------------------------------------- text and token ids
 
 
 def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -594,7 +594,7 @@ def rendered(
     return text
 
 
-# ---------------------------------------------------------------------------------------- messages
+# ------------------------------------------------------- messages
 
 
 def _normalised_message(message: Message, where: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from retool_mcore.data.chat import arguments_of, normalised_messages, parse_tool
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.prompt_format import OURS, QUESTION_MARK, hermes_prompt, problem_of, retool_prompt, unwrap
 from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, TOOL_NAME, tool_call
-from retool_mcore.data.verify import Rejected, VerifiedRows, answer_problem, format_problem
+from retool_mcore.data.verify import ConversionReport, Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
@@ -136,9 +136,11 @@ REMEDIES = {
     "execution": "Without --execute snippets are not run again",
 }
 
-_TAG = re.compile(r"<(/?)(code|interpreter|answer)>")
-_OUTPUT = re.compile(r"^[ \t]*```output\b", re.MULTILINE)
-_RUN = re.compile(  # a code fence followed by an output fence
+_TAG = re.compile(r"</?(?:code|interpreter|answer)>")
+_TAGGED_RUN = re.compile(r"<code>((?:(?!</?code>).)*+)</code>\s*<interpreter>(.*?)</interpreter>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
+_OUTPUT_FENCE = re.compile(r"^[ \t]*```output\b", re.MULTILINE)
+_FENCED_RUN = re.compile(  # a code fence followed by an output fence
     r"^[ \t]*```(?:python|py)[ \t]*\n((?:(?![ \t]*```)[^\n]*+\n)*+)[ \t]*```[ \t]*\n\s*+"
     r"```output[ \t]*\n((?:(?![ \t]*```)[^\n]*+\n)*+)[ \t]*```[ \t]*$",
     re.MULTILINE,
@@ -231,59 +233,22 @@ def end_tag_problem(calls: Sequence[Mapping[str, Any]], protocol: ProtocolName) 
 
 
 def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
-    """The steps and the final text of a raw trace.
+    """The steps and the final text of a raw trace: ReTool's tags, or Markdown (NuminaMath-TIR).
 
-    Raises Rejected("format") for tags out of order.
+    Raises Rejected("format") for a call without output, or an output without its call.
     """
-    if not _TAG.search(text) and _OUTPUT.search(text):
-        return _read_fenced(text)
-    steps: list[CallStep] = []
-    pending: tuple[str, str] | None = None  # text and code whose output has not been read yet
-    start, opened, answers = 0, None, 0
-    said = ""
-    for tag in _TAG.finditer(text):
-        closing, name = bool(tag[1]), tag[2]
-        inside = text[start : tag.start()]
-        if closing != (opened is not None) or (closing and name != opened):
-            raise Rejected("format", f"{tag[0]} is out of place")
-        if not closing:
-            if pending is not None and (name != "interpreter" or inside.strip()):
-                raise Rejected("format", "a <code> block is not followed by its <interpreter> block")
-            if pending is None and name == "interpreter":
-                raise Rejected("format", "an <interpreter> block without <code> before it")
-            if answers:
-                raise Rejected("format", f"{tag[0]} after the <answer>")
-            said = said if name == "interpreter" else inside.strip()
-            opened, start = name, tag.end()
-            continue
-        if name == "code":
-            pending = (said, _unfenced(inside))
-        elif name == "interpreter":
-            assert pending is not None, "opening it required a pending call"
-            steps.append(CallStep(*pending, inside.strip("\n")))
-            pending = None
-        else:
-            answers += 1
-            answer_start = start - len("<answer>")
-            said = f"{said}\n{text[answer_start : tag.end()]}".strip()
-        opened, start = None, tag.end()
-    if opened is not None or pending is not None:
-        raise Rejected("format", f"<{opened}> is not closed" if opened else "the last <code> block has no output")
-    rest = text[start:].strip()
-    return tuple(steps), f"{said}\n{rest}".strip() if answers else rest
-
-
-def _read_fenced(text: str) -> tuple[tuple[CallStep, ...], str]:
-    """The steps and final text of a Markdown trace (NuminaMath-TIR): a code fence, then output."""
+    markdown = not _TAG.search(text)
+    block, stray = (_FENCED_RUN, _OUTPUT_FENCE) if markdown else (_TAGGED_RUN, _TAG)
     steps: list[CallStep] = []
     start = 0
-    for block in _RUN.finditer(text):
-        steps.append(CallStep(text[start : block.start()].strip(), block[1].strip("\n"), block[2].strip("\n")))
-        start = block.end()
-    rest = "".join(step.text for step in steps) + text[start:]
-    if _OUTPUT.search(rest):
-        raise Rejected("format", "an ```output block is not behind its ```python block")
-    return tuple(steps), text[start:].strip()
+    for run in block.finditer(text):
+        steps.append(CallStep(text[start : run.start()].strip(), _unfenced(run[1]), run[2].strip("\n")))
+        start = run.end()
+    final = text[start:].strip()
+    outside = [*(step.text for step in steps), final if markdown else _ANSWER.sub("", final, count=1)]
+    if found := next((match for each in outside if (match := stray.search(each))), None):
+        raise Rejected("format", f"{found[0].strip()} is out of place: each call has its code and then its output")
+    return tuple(steps), final
 
 
 def _unfenced(code: str) -> str:
@@ -480,16 +445,16 @@ async def convert_sft(
     conversion: Conversion,
     on_row: Callable[[], None] = lambda: None,
     *,
-    bad: Sequence[tuple[str, DataError]] = (),
-) -> VerifiedRows:
+    report: ConversionReport | None = None,
+) -> ConversionReport:
     """Convert rows (where, {messages, ...}) and keep their order.
 
-    ``bad``: unreadable rows (where, why), which become rejects. Raises DataError if no row passes.
+    ``report``: may already contain rejects from reading the file. Raises DataError if no row
+    passes.
     """
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
-    report = VerifiedRows(conversion.stages)
-    for where, error in bad:
-        report.reject(where, Rejected("source", str(error)), {})
+    report = report or ConversionReport()
+    report.stages = conversion.stages
 
     async def convert(where: str, source: Mapping[str, Any]) -> dict[str, Any] | Rejected:
         async with slots:
@@ -510,7 +475,7 @@ async def convert_sft(
     if not report.rows:
         if not report.rejects:
             raise DataError("there are no rows to convert")
-        raise DataError(_nothing_left(report, rows))
+        raise report.nothing_left(rows[0][1] if rows else {}, REMEDIES[report.rejects[0]["stage"]])
     if any(call["function"]["name"] != TOOL_NAME for row in report.rows for call in _calls_of(row)):
         report.rows = [_in_json(row) for row in report.rows]
     return report
@@ -530,14 +495,3 @@ def _in_json(row: Mapping[str, Any]) -> dict[str, Any]:
         ]
         turns.append({**turn, "tool_calls": calls} if calls else dict(turn))
     return {**row, "messages": turns, "tools": json.dumps(row["tools"]) if row["tools"] else None}
-
-
-def _nothing_left(report: VerifiedRows, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """The error if no row passed: the first reject, the row's columns, and a remedy."""
-    first = report.rejects[0]
-    place = "" if first["reason"].startswith(first["where"]) else f"{first['where']}: "
-    told = f"none of {len(report.rejects)} rows survived; the first: {place}{first['reason']}"
-    if rows:
-        told += f". Its columns: {', '.join(rows[0][1])}. A row: {example(rows[0][1])}"
-    remedy = REMEDIES[first["stage"]]
-    return told if told.endswith(remedy) else f"{told}. {remedy}"

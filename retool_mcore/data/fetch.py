@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.data.convert import Conversion, convert_sft
-from retool_mcore.data.files import write_jsonl, write_parquet
+from retool_mcore.data.files import read_source, source_files, write_jsonl, write_parquet
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import problem_of
 from retool_mcore.data.rl import convert_rl
-from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.data.split import hold_out_problems
 from retool_mcore.errors import DataError
 
@@ -46,44 +45,28 @@ def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: s
 
     ``only``: fetch this data set alone, by its hub name; also supports openai/gsm8k. ``local``: a
     folder with copies of data sets at ``local/owner/name`` or ``local/name``. Raises DataError for
-    an unknown name, and at the end for all data sets that are missing, with where to put them.
+    an unknown name, and for the first data set that is missing, with where to put it.
     """
     known = {published.hub: published for published in (SFT, *RL, GSM8K)}
     if only and only not in known:
-        raise DataError(f"--only {only} is none of {', '.join(known)}")
+        raise DataError(f"Unknown data set --only {only}. Choose one of: {', '.join(known)}")
     folder.mkdir(parents=True, exist_ok=True)
-    failed: dict[Published, DataError] = {}
     for published in (known[only],) if only else (SFT, *RL):
         if all((folder / file).exists() for file in published.files):
             tell(f"{published.hub}: {' and '.join(published.files)} already there")
             continue
+        places = [local / published.hub, local / Path(published.hub).name] if local else []
         try:
-            lines = _make(published, folder, _source(published, local))
+            if local and not any(place.exists() for place in places):
+                raise DataError(f"neither {places[0]} nor {places[1]} is there")
+            source = next((str(place) for place in places if place.exists()), published.hub)
+            lines = _make(published, folder, source)
         except DataError as error:
-            failed[published] = error
-        else:
-            tell(f"{published.hub}: {'; '.join(lines)}")
-    if failed:
-        places = local or Path("HUB")
-        whose: dict[str, list[str]] = {}  # data sets by reason; offline, all have the same one
-        for each, error in failed.items():
-            whose.setdefault(str(error).replace(f"{each.hub} is", "it is"), []).append(each.hub)
-        wanted = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in whose.items())
-        count = "1 data set is" if len(failed) == 1 else f"{len(failed)} data sets are"
-        raise DataError(
-            f"{count} missing: {wanted}. Where there is no network, copy each to {places}/owner/name and give --local "
-            f"{places}; what was written is kept"
-        )
-
-
-def _source(published: Published, local: Path | None) -> str:
-    if local is None:
-        return published.hub
-    places = (local / published.hub, local / Path(published.hub).name)
-    found = next((place for place in places if place.exists()), None)
-    if found is None:
-        raise DataError(f"neither {places[0]} nor {places[1]} is there")
-    return str(found)
+            raise DataError(
+                f"{published.hub} is missing: {error}. Where there is no network, copy it and the other data sets to "
+                f"{local or 'HUB'}/owner/name and add --local {local or 'HUB'}. The files written so far are kept"
+            ) from error
+        tell(f"{published.hub}: {'; '.join(lines)}")
 
 
 def _make(published: Published, folder: Path, source: str) -> list[str]:

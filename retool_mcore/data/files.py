@@ -1,12 +1,18 @@
-"""Reads and writes data files. Errors name the file, row and column. Writes are atomic."""
+"""Reads and writes data files. Errors name the file, row and column. Writes are atomic.
+
+Reads a file, a folder or a Hugging Face data set: parquet, JSON (lines, or one document), CSV, and
+the Arrow files of `save_to_disk`.
+"""
 
 # pyarrow has no types; this file annotates what it returns.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 import contextlib
 import csv
 import gzip
+import itertools
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,14 +22,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retool_mcore.config.base import is_table
+from retool_mcore.config.files import is_hidden
 from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
 ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".jsonl.gz", ".json.gz")
+SPLITS = ("train", "test", "val", "validation", "dev")
 BATCH_ROWS = 512
 MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # column -> command that writes it
-NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
-NOT_ALIKE = (NOT_PARQUET, cast("type[Exception]", pa.ArrowTypeError))
+OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # metadata files of `save_to_disk`
+OF_ITS_CACHE = "cache-"  # prefix of files with cached results of `map`, which `datasets` adds to such a folder
+CORRUPT = cast("type[Exception]", pa.ArrowInvalid)
+NOT_ALIKE = (CORRUPT, cast("type[Exception]", pa.ArrowTypeError))
+
+OnBad = Callable[[str, DataError], None]  # gets (where, error) of an unreadable row
+
+
+# ------------------------------------------------------------------------------------ one file
+
+
+@contextlib.contextmanager
+def _reading(path: str | os.PathLike[str]) -> Generator[None]:
+    """Turn what the libraries raise for a missing or corrupt file into DataError."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: text is not UTF-8: {error.reason}. Save the file as UTF-8.") from error
+    except CORRUPT as error:
+        raise DataError(f"{path}: not a whole {Path(path).suffix[1:]} file: {_reason(error)}{_again(error)}") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:  # pyarrow also raises OSError for corrupt pages
+        raise DataError(f"{path}: cannot be read: {_reason(error)}{_again(error)}") from error
 
 
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -32,49 +60,35 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
     Raises DataError if the file is missing, empty, truncated or not parquet, or lacks one of
     ``columns``.
     """
-    index = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            names = cast("list[str]", file.schema_arrow.names)
-            missing = [column for column in columns if column not in names]
-            if missing:
-                maker = next((f". `{MAKERS[column]}` makes such files" for column in missing if column in MAKERS), "")
-                raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}{maker}")
-            batches = cast("Iterator[Any]", file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)))
-            for batch in batches:
-                rows: list[dict[str, Any]] = batch.to_pylist()
-                for row in rows:
-                    yield index, row
-                    index += 1
-    except NOT_PARQUET as error:
-        raise DataError(_not_whole(path, error)) from error
-    except OSError as error:  # pyarrow also raises it for corrupt pages
-        after = f" after row {index - 1}" if index else ""
-        raise DataError(f"{path}: cannot be read{after}: {_reason(error)}{_again(error)}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, row {index} or later: text is not UTF-8: {error.reason}") from error
-    if index == 0:
+    index = -1
+    with _reading(path), pq.ParquetFile(path) as file:
+        names = cast("list[str]", file.schema_arrow.names)
+        if missing := [column for column in columns if column not in names]:
+            maker = next((f". `{MAKERS[column]}` makes such files" for column in missing if column in MAKERS), "")
+            raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}{maker}")
+        for index, row in _numbered(cast("Any", file).iter_batches(BATCH_ROWS, columns=list(columns))):
+            yield index, row
+    if index < 0:
         raise DataError(f"{path}: the file has no rows")
+
+
+def _numbered(batches: Iterable[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of Arrow record batches, numbered from 0."""
+    return enumerate(row for batch in batches for row in batch.to_pylist())
 
 
 def column_names(path: str | os.PathLike[str]) -> list[str]:
     """The column names of a parquet file. Raises DataError like ``read_rows``."""
-    try:
+    with _reading(path):
         return list(cast("list[str]", pq.read_schema(path).names))
-    except NOT_PARQUET as error:
-        raise DataError(_not_whole(path, error)) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
 
 
-def read_file(
-    path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, row) of a parquet, JSON, CSV, or Arrow file (as `save_to_disk` writes it).
+def read_file(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) of a file in one of the formats of ENDINGS.
 
-    ``where`` names the file and the row (from 0) or line (from 1). JSON may be gzip-compressed. A
-    file with an unknown suffix is read as JSON lines. Values of a CSV file are strings. ``on_bad``:
-    see ``read_jsonl``. Raises DataError.
+    ``where`` names the file and the row (from 0) or line (from 1). A file with an unknown suffix is
+    read as JSON lines. Values of a CSV file are strings. ``on_bad``: see ``read_jsonl``. Raises
+    DataError.
     """
     name = str(path)
     if name.endswith(".parquet"):
@@ -90,36 +104,20 @@ def read_file(
 
 
 def _read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file)):
-                if None in row or None in row.values():
-                    raise DataError(f"{path}, row {number}: it has not as many fields as the file's first line")
-                yield number, dict(row)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: text is not UTF-8: {error.reason}. Save the file as UTF-8.") from error
-    except (OSError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+    with _reading(path), open(path, encoding="utf-8-sig", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            if None in row or None in row.values():
+                raise DataError(f"{path}, row {number}: it has not as many fields as the file's first line")
+            yield number, dict(row)
 
 
 def _read_arrow(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    index = 0
-    try:
-        arrow = cast("Any", pa)
-        with arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as reader:
-            for batch in reader:
-                for row in batch.to_pylist():
-                    yield index, row
-                    index += 1
-    except NOT_PARQUET as error:
-        raise DataError(f"{path}: not a whole Arrow stream: {_reason(error)}{_again(error)}") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+    arrow = cast("Any", pa)
+    with _reading(path), arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as reader:
+        yield from _numbered(reader)
 
 
-def read_jsonl(
-    path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) of a JSON-lines file, optionally gzip-compressed.
 
     Skips blank lines. A .json file may instead contain a single list of objects, or one object,
@@ -127,27 +125,24 @@ def read_jsonl(
     invalid UTF-8, or a line that is not a JSON object. With ``on_bad``, bad lines go to it (where,
     error) instead, and reading continues.
     """
-    try:
-        packed = str(path).endswith(".gz")
-        with cast("BinaryIO", gzip.open(path)) if packed else open(path, "rb") as file:
-            if str(path).removesuffix(".gz").endswith(".json") and (whole := _document(file)) is not None:
-                for number, row in enumerate(whole, start=1):
-                    yield number, _table(row, f"{path}, row {number}")
-                return
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    row = _object(line, where)
-                except DataError as error:
-                    if on_bad is None:
-                        raise
-                    on_bad(where, error)
-                    continue
-                yield number, row
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+    packed = str(path).endswith(".gz")
+    with _reading(path), cast("BinaryIO", gzip.open(path)) if packed else open(path, "rb") as file:
+        if str(path).removesuffix(".gz").endswith(".json") and (whole := _document(file)) is not None:
+            for number, row in enumerate(whole, start=1):
+                yield number, _table(row, f"{path}, row {number}")
+            return
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = _object(line, where)
+            except DataError as error:
+                if on_bad is None:
+                    raise
+                on_bad(where, error)
+                continue
+            yield number, row
 
 
 def _document(file: BinaryIO) -> list[object] | None:
@@ -187,6 +182,145 @@ def _table(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
+# ------------------------------------------------------------------- a folder or hub data set
+
+
+def source_files(source: str, split: str | None = None) -> list[Path]:
+    """The data files of a path or hub name, sorted by name.
+
+    ``split``: only files whose path contains it. A hub name ("owner/name") is downloaded once, to
+    the hub cache. Raises DataError if there is no data file.
+    """
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        if path.name.endswith(ENDINGS):
+            raise DataError(f"{source}: cannot be read: there is no such file")
+        path = _download(source)
+    inside = (file for file in path.rglob("*") if not is_hidden(file.relative_to(path)))
+    files = sorted(file for file in inside if _holds_rows(file))
+    chosen = [file for file in files if split is None or _is_of(split, str(file.relative_to(path)))]
+    if not chosen:
+        found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
+        wanted = f" of split {split!r}" if split else ""
+        raise DataError(f"{source}: no data file{wanted} ({', '.join(ENDINGS)}); it has {found}")
+    return chosen
+
+
+def _holds_rows(file: Path) -> bool:
+    if file.name in OF_DATASETS or (file.suffix == ".arrow" and file.name.startswith(OF_ITS_CACHE)):
+        return False
+    return file.name.endswith(ENDINGS) and file.is_file()
+
+
+def _is_of(split: str, name: str) -> bool:
+    return split_of(name) == split if split in SPLITS else split in name
+
+
+def split_of(name: str) -> str | None:
+    """The last split name that occurs as a word in a file path: data/train-00000.parquet."""
+    return next((word for word in reversed(re.split(r"[^a-z]+", name.lower())) if word in SPLITS), None)
+
+
+def row_split(row: Mapping[str, Any]) -> str | None:
+    """The split that a row names in verl's extra_info.split or in a column ``split``."""
+    extra = row.get("extra_info")
+    named = (extra.get("split") if is_table(extra) else None) or row.get("split")
+    return named if isinstance(named, str) and named in SPLITS else None
+
+
+def rows_of_split(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    wanted: str | None,
+    *,
+    unnamed: str | None = None,
+    on_other: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of split ``wanted`` and rows without a split; call ``on_other`` for others.
+
+    Yield all rows if ``wanted`` is None. ``unnamed``: the split of rows that name none; None lets
+    them join any split. Raises DataError if the yielded rows have different splits.
+    """
+    first: str | None = None
+    for where, row in rows:
+        own = row_split(row)
+        if wanted in SPLITS and own not in (None, wanted):
+            on_other()
+            continue
+        own = own or unnamed
+        first = first or own
+        if own is not None and own != first:
+            raise DataError(f"{where}: a row of split {own!r} after rows of {first!r}. Choose one with --split")
+        yield where, row
+
+
+def one_split(source: str, split: str | None = None) -> str | None:
+    """The split that the names of a source's files contain; None if they contain none.
+
+    Raises DataError if the files have different splits and ``split`` selects none.
+    """
+    files, path = source_files(source, split), Path(source)
+    names = {str(file.relative_to(path)) if path.is_dir() else file.name for file in files}
+    found = {name: split_of(name) for name in sorted(names)}
+    if split is None and len(set(found.values())) > 1:
+        listed = ", ".join(f"{name} ({of or 'no split'})" for name, of in list(found.items())[:10])
+        raise DataError(f"{source} holds files of several splits: {listed}. Choose one with --split, or name a file")
+    return next(iter(found.values())) if split is None else split
+
+
+def read_source(
+    source: str,
+    required: Sequence[str] = (),
+    split: str | None = None,
+    limit: int | None = None,
+    on_bad: OnBad | None = None,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) from all files of a source; ``where`` is the file and the row or line.
+
+    ``required``: columns that every row must have. ``limit``: maximum number of rows. Raises
+    DataError with file, row and column. With ``on_bad``, unreadable rows go to it (where, error)
+    instead, and reading continues.
+    """
+    yield from itertools.islice(_read_files(source, required, split, on_bad), limit)
+
+
+def _read_files(
+    source: str, required: Sequence[str], split: str | None, on_bad: OnBad | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    empty = True
+    for file in source_files(source, split):
+        for where, row in read_file(file, on_bad):
+            missing = [column for column in required if column not in row]
+            empty = False
+            if not missing:
+                yield where, row
+                continue
+            error = DataError(f"{where}: no column {', '.join(missing)}; it has {', '.join(row) or 'none'}")
+            if on_bad is None:
+                raise error
+            on_bad(where, error)
+    if empty:
+        raise DataError(f"{source}: no rows")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  a bare dict in it
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [f"*{ending}" for ending in ENDINGS]
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise DataError(
+            f"{name} is neither a file or folder here nor a data set that the hub gives: {reason[:300]}"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
 def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows atomically. Raises DataError for a column with values of different types."""
     try:
@@ -212,10 +346,6 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
             yield draft
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {_reason(error)}") from error
-
-
-def _not_whole(path: str | os.PathLike[str], error: Exception) -> str:
-    return f"{path}: not a whole parquet file: {_reason(error)}{_again(error)}"
 
 
 def _again(error: Exception) -> str:

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SHINGLE_WORDS = 5
 # Share of the shorter problem's shingles that a near duplicate has in common. GSM8K test and train,
@@ -48,29 +48,23 @@ class Overlap:
 
     first: str
     second: str
-    same: int
-    near: int
     total: int
-    pairs: Sequence[Pair] = field(default=(), repr=False)
+    same: Sequence[Pair]
+    near: Sequence[Pair]
 
     @property
     def leaked(self) -> int:
-        return self.same + self.near
+        return len(self.same) + len(self.near)
 
-    @property
-    def found(self) -> bool:
-        return bool(self.pairs)
-
-    def describe(self) -> str:
-        ways = ((self.same, "by their text"), (self.near, "nearly"))
-        told = ", ".join(f"{count} {way}" for count, way in ways if count) or "none"
-        return f"{self.second}: of {self.total} problems, {self.first} has {told}"
-
-    def shown(self) -> list[str]:
-        """Text lines with up to SHOWN_PAIRS pairs each of equal texts and near duplicates."""
-        same = [pair for pair in self.pairs if pair.score == 1][:SHOWN_PAIRS]
-        near = [pair for pair in self.pairs if pair.score < 1][:SHOWN_PAIRS]
-        return [pair.describe() for pair in (*same, *near)]
+    def lines(self) -> list[str]:
+        """The counts, then up to SHOWN_PAIRS pairs of each kind."""
+        kinds = ((len(self.same), "by their text"), (len(self.near), "nearly"))
+        counts = ", ".join(f"{count} {kind}" for count, kind in kinds if count) or "none"
+        shown = (*self.same[:SHOWN_PAIRS], *self.near[:SHOWN_PAIRS])
+        return [
+            f"{self.second}: of {self.total} problems, {self.first} has {counts}",
+            *(f"  {pair.describe()}" for pair in shown),
+        ]
 
 
 class Index:
@@ -88,10 +82,10 @@ class Index:
         most = max(COMMON_ROWS, COMMON_SHARE * len(self._problems))
         self._common = {shingle for shingle, held in self._holders.items() if len(held) > most}
 
-    def find(self, problem: str) -> tuple[Pair, bool] | None:
-        """The indexed problem that ``problem`` duplicates, and whether the texts are equal."""
+    def find(self, problem: str) -> Pair | None:
+        """The indexed problem that ``problem`` duplicates."""
         if (same := self._texts.get(normalised(problem))) is not None:
-            return Pair(same, problem, 1.0), True
+            return Pair(same, problem, 1.0)
         own = shingles(problem) - self._common
         shared = Counter(position for shingle in own for position in self._holders.get(shingle, ()))
         for position, count in shared.most_common():
@@ -99,21 +93,16 @@ class Index:
             if count < FEWEST_SHINGLES:
                 break
             if count >= NEAR * fewest and _same_numbers(problem, self._problems[position]):
-                return Pair(self._problems[position], problem, min(count / fewest, 0.999)), False
+                return Pair(self._problems[position], problem, min(count / fewest, 0.999))
         return None
 
 
 def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str]) -> Overlap:
     """Compare the problems of two files."""
     index = Index(first)
-    found = [index.find(problem) for problem in second]
-    return Overlap(
-        *names,
-        same=sum(each is not None and each[1] for each in found),
-        near=sum(each is not None and not each[1] for each in found),
-        total=len(second),
-        pairs=[each[0] for each in found if each is not None],
-    )
+    found = [pair for problem in second if (pair := index.find(problem)) is not None]
+    same = [pair for pair in found if pair.score == 1]
+    return Overlap(*names, len(second), same, near=[pair for pair in found if pair.score < 1])
 
 
 def normalised(problem: str) -> str:

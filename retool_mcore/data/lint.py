@@ -14,10 +14,10 @@ import numpy as np
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import parse_tools, render, render_prompt, renders_tool_turns
-from retool_mcore.data.layouts import LAYOUTS, OPTIONS, Columns, NoTruth, read_problem
-from retool_mcore.data.leaks import Index, Overlap, Pair, normalised, overlap
+from retool_mcore.data.files import read_source
+from retool_mcore.data.layouts import OPTIONS, VERL, Columns, NoTruth, read_problem, turns_in_text
+from retool_mcore.data.leaks import Index, Pair, normalised, overlap
 from retool_mcore.data.prompt_format import hermes_prompt, problem_of, retool_messages
-from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.reward.answer import truth_problem
@@ -67,39 +67,33 @@ def read_problem_rows(
     it is given, else they raise, too.
     """
     for where, row in read_source(source):
-        is_sft = "messages" in row
         named = columns is not None and columns.fit(row)
-        if named or not (is_sft or _is_rl(row)):
-            try:
-                problem, truth = read_problem(row, where, columns)
-            except NoTruth as error:
-                if without_truth is None:
-                    raise
-                without_truth.append(str(error))
-                continue
-            messages = [{"role": "user", "content": hermes_prompt(problem)}]
-            yield LintedRow(where, problem, messages, [CODE_INTERPRETER], truth, is_sft=False)
+        if "messages" in row and not named:
+            yield _sft_row(where, row)
             continue
-        turns = row.get("messages") if is_sft else row.get("prompt")
-        if not is_tables(turns):
-            name = "messages" if is_sft else "prompt"
-            raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages. {OPTIONS}")
-        # The problem is the first user turn of an SFT row, but the last one of an RL prompt, which
-        # may start with solved examples.
-        users = [turn.get("content") for turn in turns if turn.get("role") == "user"]
-        user = users[0 if is_sft else -1] if users else None
-        if not isinstance(user, str):
-            raise DataError(f"{where}: no user turn with text")
-        reward = row.get("reward_model")
-        truth = reward.get("ground_truth") if is_table(reward) else row.get("ground_truth")
-        tools = parse_tools(row.get("tools"), where) if is_sft else [CODE_INTERPRETER]
-        yield LintedRow(where, problem_of(user), turns, tools, truth, is_sft)
+        try:
+            problem, truth = read_problem(row, where, None if VERL.fit(row) and not named else columns)
+        except NoTruth as error:
+            if without_truth is None:
+                raise
+            without_truth.append(str(error))
+            continue
+        turns = turns_in_text(row.get("prompt"))
+        messages = turns if is_tables(turns) else [{"role": "user", "content": hermes_prompt(problem)}]
+        yield LintedRow(where, problem, messages, [CODE_INTERPRETER], truth, is_sft=False)
 
 
-def _is_rl(row: Mapping[str, Any]) -> bool:
-    """Whether the row is in verl's RL schema: a prompt of messages, and no other layout."""
-    others = "reward_model" not in row and any(each.fit(row) for each in LAYOUTS)
-    return "prompt" in row and not isinstance(row["prompt"], str) and not others
+def _sft_row(where: str, row: Mapping[str, Any]) -> LintedRow:
+    """A row of an SFT file. Its problem is the first user turn."""
+    turns = row["messages"]
+    if not is_tables(turns):
+        raise DataError(f"{where}, column messages: {type(turns).__name__}, not a list of messages. {OPTIONS}")
+    user = next((turn.get("content") for turn in turns if turn.get("role") == "user"), None)
+    if not isinstance(user, str):
+        raise DataError(f"{where}: no user turn with text")
+    reward = row.get("reward_model")
+    truth = reward.get("ground_truth") if is_table(reward) else row.get("ground_truth")
+    return LintedRow(where, problem_of(user), turns, parse_tools(row.get("tools"), where), truth, is_sft=True)
 
 
 def lint_file(
@@ -143,9 +137,9 @@ def _lint_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase, lint: FileL
     except DataError as error:
         lint.errors.append(f"{row.where}: {error}")
     except CheckpointError as error:  # the model's fault and the same for every such row: report it once
-        told = f"rows like this one cannot be rendered: {error}"
-        if not any(each.endswith(told) for each in lint.errors):
-            lint.errors.append(f"{row.where}: {told}")
+        fault = f"rows like this one cannot be rendered: {error}"
+        if not any(each.endswith(fault) for each in lint.errors):
+            lint.errors.append(f"{row.where}: {fault}")
 
 
 def _prompt_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -169,24 +163,18 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
         lint.notes.append(f"{share:.1%} of the tokens carry loss ({min(lint.loss_tokens)} in the row with the fewest)")
 
 
-def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
-    """The overlap of every pair of files: the later file's problems in the earlier file."""
-    return [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
-
-
 def overlap_lines(lints: Sequence[FileLint]) -> tuple[list[str], bool]:
-    """``overlaps`` as text lines, and whether any pair exceeds MAX_OVERLAP."""
-    pairs = overlaps(lints)
-    shared = [pair for pair in pairs if pair.found]
+    """The problems that each pair of files shares, and whether any pair exceeds MAX_OVERLAP."""
+    pairs = [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
     lines, leaks = list[str](), False
-    if apart := len(pairs) - len(shared):
-        lines.append(
-            f"{apart} of {len(pairs)} pairs of files share no problem" if shared else "no files share a problem"
-        )
-    for pair in shared:
-        wrong = pair.leaked > MAX_OVERLAP * pair.total
-        leaks |= wrong
-        lines += [f"{'error: ' if wrong else ''}{pair.describe()}", *(f"  {line}" for line in pair.shown())]
+    for pair in pairs:
+        if pair.leaked:
+            too_many = pair.leaked > MAX_OVERLAP * pair.total
+            leaks |= too_many
+            first, *rest = pair.lines()
+            lines += [f"error: {first}" if too_many else first, *rest]
+    if pairs and not lines:
+        lines = ["no files share a problem"]
     return lines, leaks
 
 
@@ -208,7 +196,7 @@ def require_disjoint(train_file: str, val_file: str) -> None:
         index = Index(part)
         for number, problem in enumerate(held_out):
             if number not in shared and (found := index.find(problem)):
-                shared[number] = found[0]
+                shared[number] = found
     if len(shared) > MAX_OVERLAP * len(held_out):
         first = shared[min(shared)]
         raise DataError(

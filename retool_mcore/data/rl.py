@@ -4,89 +4,23 @@ DAPO-Math-17k has 1.79 million rows: about 17 thousand problems, each about a hu
 conversion therefore streams the rows and keeps only new problems.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from retool_mcore.data.files import ENDINGS
-from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, other_roles, read_problem
+from retool_mcore.data.files import ENDINGS, SPLITS, row_split, rows_of_split, split_of
+from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, other_roles, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import PromptFormat
-from retool_mcore.data.sources import SPLITS, row_split, rows_of_split, split_of
+from retool_mcore.data.verify import ConversionReport, Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import truth_problem
 
-Outcome = Literal[
-    "kept", "duplicate", "conflict", "unreadable truth", "too long", "too many tokens", "other split", "bad row"
-]
+STAGES = ("source", "split", "answer", "length", "repeat")
 MAX_PROBLEM_CHARS = 100_000  # anything longer is a stray book or a broken export
 SHOWN_CHARS = 2000  # recorded characters per text of a reject
 SHOWN_CONFLICTS = 3
-RARE: Mapping[Outcome, str] = {
-    "too long": f"problems of more than {MAX_PROBLEM_CHARS} characters",
-    "too many tokens": "prompts of more than --max-prompt-tokens",
-    "other split": "rows of another split",
-    "bad row": "rows that cannot be read",
-}
-
-
-@dataclass
-class RlReport:
-    """The converted rows, the count of each outcome, and all rejects except exact duplicates."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
-    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the first input row
-    conflicts: list[str] = field(default_factory=list[str])  # locations of the first SHOWN_CONFLICTS conflicts
-    other_turns: Counter[str] = field(default_factory=Counter[str])  # role of dropped turns -> number of rows
-
-    def lines(self) -> list[str]:
-        total = sum(self.counts.values())
-        return [
-            f"{total} rows",
-            f"{len(self.rows)} problems kept",
-            f"{self.counts['duplicate']} repeats of a kept problem",
-            f"{self.counts['conflict']} repeats with another answer (the first one's answer is kept){self._named()}",
-            f"{self.counts['unreadable truth']} answers that nothing can be compared with",
-            *(f"{self.counts[name]} {said}" for name, said in RARE.items() if self.counts[name]),
-            *(
-                f"{count} rows have {role} turns around the problem, which are left out (RL reads a file in verl's "
-                "schema with them)"
-                for role, count in self.other_turns.items()
-            ),
-        ]
-
-    def _named(self) -> str:
-        more = self.counts["conflict"] - len(self.conflicts)
-        return f": {'; '.join(self.conflicts)}{f' and {more} more' if more else ''}" if self.conflicts else ""
-
-    def reject(self, outcome: Outcome, where: str, problem: str, truth: str, why: str = "") -> None:
-        """Record a reject with its truncated texts and the reason."""
-        self.counts[outcome] += 1
-        texts = {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]}
-        self.rejects.append({"where": where, "reason": outcome, "why": why, **texts})
-
-    def nothing_left(self) -> str:
-        """The error if no row is left, with an example and helpful options."""
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items()) or "no rows"
-        told = f"none of {sum(self.counts.values())} rows can be used ({counts})"
-        if self.rejects:
-            first = self.rejects[0]
-            why = first.get("why") or first["reason"].removeprefix("bad row: ")
-            place = "" if why.startswith(first["where"]) else f"{first['where']}: "
-            told += f". The first: {place}{why}"
-        if self.counts["other split"]:
-            told += ". --split chooses another split, or none"
-        return f"{told}. A row: {example(self.first)}. {OPTIONS}" if self.first else told
-
-    def bad_row(self, where: str, error: DataError) -> None:
-        """Record an unreadable row as a reject."""
-        self.counts["bad row"] += 1
-        self.rejects.append({"where": where, "reason": f"bad row: {error}"})
 
 
 def convert_rl(
@@ -94,13 +28,13 @@ def convert_rl(
     data_source: str,
     split: str = "train",
     *,
-    report: RlReport | None = None,
+    report: ConversionReport | None = None,
     reject_bad: bool = False,
     columns: Columns | None = None,
     wanted: str | None = None,
     prompt_format: PromptFormat | None = None,
     too_long: Callable[[list[dict[str, Any]]], str] = lambda _: "",
-) -> RlReport:
+) -> ConversionReport:
     """Convert rows (where, row) of any known layout to verl's schema.
 
     Deduplicates by normalised problem text. ``split``: the split of rows that do not name one.
@@ -109,20 +43,22 @@ def convert_rl(
     long, or "". ``report``: may already contain rejects from reading the file. Raises DataError if
     no row is left or a row is unusable; with ``reject_bad``, an unusable row becomes a reject.
     """
-    report = report or RlReport()
+    report = report or ConversionReport()
+    report.stages = STAGES
     seen: dict[bytes, bytes] = {}
-    counts = report.counts
-    chosen = rows_of_split(rows, wanted, unnamed=split, on_other=lambda: counts.update({"other split": 1}))
+    conflicts: list[str] = []
+    first: Mapping[str, Any] = {}
+    chosen = rows_of_split(rows, wanted, unnamed=split, on_other=lambda: report.counts.update(["split"]))
     for where, row in chosen:
-        report.first = report.first or row
+        first = first or row
         try:
             problem, truth = read_problem(row, where, columns)
         except NoTruth as error:
-            report.reject("unreadable truth", where, error.problem, "", str(error))
+            report.reject(where, Rejected("answer", str(error)), {"problem": error.problem[:SHOWN_CHARS]})
             continue
         except DataError as error:
             if reject_bad:
-                report.bad_row(where, error)
+                report.reject_unreadable(where, error)
                 continue
             if isinstance(error, UnknownLayout):
                 raise
@@ -131,28 +67,41 @@ def convert_rl(
                 "--reject-bad leaves such rows out, with the reason"
             ) from error
         key, answer = _digest(normalised(problem)), _digest(truth)
-        if len(problem) > MAX_PROBLEM_CHARS:
-            report.reject("too long", where, problem, truth)
-        elif seen.get(key) == answer:
-            report.counts["duplicate"] += 1
-        elif key in seen:
-            report.reject("conflict", where, problem, truth)
-            report.conflicts = [*report.conflicts, where][:SHOWN_CONFLICTS]
-        elif why := truth_problem(truth):
-            report.reject("unreadable truth", where, problem, truth, why)
-        else:
-            place = (row_split(row) or split, len(report.rows))
-            made = rl_row(problem, truth, data_source, *place, asked_in=prompt_format)
+        if seen.get(key) == answer:
+            report.counts["repeat"] += 1  # not recorded: DAPO-Math-17k has each problem a hundred times
+            continue
+        try:
+            if key in seen:
+                conflicts.append(where)
+                raise Rejected("repeat", "an earlier row has the same problem with another answer")
+            made = _usable_row(problem, truth, (data_source, row_split(row) or split, len(report.rows)), prompt_format)
             if why := too_long(made["prompt"]):
-                report.reject("too many tokens", where, problem, truth, why)
-                continue
-            seen[key] = answer
-            report.counts["kept"] += 1
-            report.other_turns.update(other_roles(row, columns))
-            report.rows.append(made)
+                raise Rejected("length", why)
+        except Rejected as rejected:
+            report.reject(where, rejected, {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]})
+            continue
+        seen[key] = answer
+        report.rows.append(made)
+        for role in other_roles(row, columns):
+            report.notes[f"rows whose {role} turns are left out (RL reads a file in verl's schema with them)"] += 1
     if not report.rows:
-        raise DataError(report.nothing_left())
+        remedy = "--split chooses another split, or none" if report.counts["split"] else OPTIONS
+        raise report.nothing_left(first, remedy)
+    if conflicts:
+        places = "; ".join(conflicts[:SHOWN_CONFLICTS])
+        report.notes[f"repeats with another answer, of which the first is kept ({places})"] = len(conflicts)
     return report
+
+
+def _usable_row(
+    problem: str, truth: str, place: tuple[str, str, int], prompt_format: PromptFormat | None
+) -> dict[str, Any]:
+    """A row in verl's schema. Raises Rejected for a problem or truth that training cannot use."""
+    if len(problem) > MAX_PROBLEM_CHARS:
+        raise Rejected("length", f"the problem has more than {MAX_PROBLEM_CHARS} characters")
+    if why := truth_problem(truth):
+        raise Rejected("answer", why)
+    return rl_row(problem, truth, *place, asked_in=prompt_format)
 
 
 def _digest(text: str) -> bytes:

@@ -22,8 +22,6 @@ from retool_mcore.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_TOKEN_CHARS = 1024  # upper bound for any tokenizer; even a hundred spaces may be a single token
-
 
 @dataclass(frozen=True)
 class SftDataset:
@@ -63,9 +61,6 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         if not is_tables(messages):
             raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
         tools = parse_tools(row["tools"], where)
-        if sum(len(str(message.get("content"))) for message in messages) > max_length_tokens * MAX_TOKEN_CHARS:
-            too_long.append(number)  # too long even without tokenizing a hundred megabytes
-            continue
         try:
             rendered = render(messages, tools, tokenizer)
         except DataError as error:

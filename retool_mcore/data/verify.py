@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retool_mcore.data.chat import HERMES_MARKUP, ROLES, order_problem
+from retool_mcore.data.layouts import example
+from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
 
@@ -26,12 +28,13 @@ class Rejected(Exception):
 
 
 @dataclass
-class VerifiedRows:
-    """Rows that passed all ``stages``, and rejects {where, stage, reason, ...}."""
+class ConversionReport:
+    """The rows that passed all ``stages``, and the rejects {where, stage, reason, ...}."""
 
-    stages: tuple[str, ...]
+    stages: tuple[str, ...] = ()
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    counts: Counter[str] = field(default_factory=Counter[str])  # rows that failed each stage, including exact repeats
     problems: int = 0  # number of problems that passed, if a problem may have several rows
     notes: Counter[str] = field(default_factory=Counter[str])  # changes made in the rows that passed
 
@@ -44,18 +47,33 @@ class VerifiedRows:
         return self._kept / (self._kept + len(self.rejects))
 
     def reject(self, where: str, rejected: Rejected, source: Mapping[str, Any]) -> None:
+        self.counts[rejected.stage] += 1
         self.rejects.append({"where": where, "stage": rejected.stage, "reason": rejected.reason, **source})
+
+    def reject_unreadable(self, where: str, error: DataError) -> None:
+        self.reject(where, Rejected("source", str(error)), {})
 
     def lines(self) -> list[str]:
         """The counts per stage, as text lines."""
-        left = self._kept + len(self.rejects)
+        left = self._kept + self.counts.total()
         lines = [f"{left} rows"]
-        counts = Counter(reject["stage"] for reject in self.rejects)
         for stage in self.stages:
-            left -= counts[stage]
-            lines.append(f"{left} after {stage} ({counts[stage]} rejected)")
+            left -= self.counts[stage]
+            lines.append(f"{left} after {stage} ({self.counts[stage]} rejected)")
         notes = [f"{what}: {count}" for what, count in self.notes.most_common()]
         return [*lines, f"{self.survived:.2%} survived", *notes]
+
+    def nothing_left(self, first_row: Mapping[str, Any], remedy: str) -> DataError:
+        """The error if no row passed: the first reject, an example row, and a remedy."""
+        if not self.rejects:
+            counts = ", ".join(f"{count} rejected by {stage}" for stage, count in self.counts.items()) or "no rows"
+            return DataError(f"no row can be used ({counts}). {remedy}")
+        first = self.rejects[0]
+        place = "" if first["reason"].startswith(first["where"]) else f"{first['where']}: "
+        message = f"none of {self.counts.total()} rows survived; the first: {place}{first['reason']}"
+        if first_row:
+            message += f". Its columns: {', '.join(first_row)}. A row: {example(first_row)}"
+        return DataError(message if message.endswith(remedy) else f"{message}. {remedy}")
 
 
 def format_problem(messages: Sequence[Mapping[str, Any]], *, box: bool = True) -> str | None:

@@ -116,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
         (
             "data protocol empty",
-            "empty has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside the",
+            "empty has no tokenizer: it contains no tokenizer.json. Copy the tokenizer's files beside the",
         ),
         ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
         ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),

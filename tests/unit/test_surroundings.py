@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.sources import source_files
+from retool_mcore.data.files import source_files
 from retool_mcore.process import bypass_proxy
 
 

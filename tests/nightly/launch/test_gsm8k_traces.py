@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tests.unit.launch.gsm8k  # noqa: F401  it knows where the scripts are
-from retool_mcore.data.sources import read_source
+from retool_mcore.data.files import read_source
 from retool_mcore.sandbox import open_sandbox
 
 # isort: split

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.convert import Conversion, convert_sft, read_inline, read_turns
+from retool_mcore.data.convert import Conversion, convert_sft
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.prompt_format import QUESTION_MARK, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER
-from retool_mcore.data.verify import Rejected, answer_problem, format_problem
+from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
 from tests.unit.data.commands import refused, succeed
 
@@ -65,13 +65,6 @@ async def test_a_converted_trace_becomes_the_inline_form_and_back():
     assert again.rows[0]["messages"] == CONVERTED["messages"]
 
 
-async def test_a_form_that_is_asked_for_and_there_is_kept_but_for_the_instruction():
-    asked, said = (await convert([RAW], protocol="retool")).rows[0]["messages"]
-    assert said == RAW["messages"][1]
-    assert asked["content"] == f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\nWhat is 2 + 2?"
-    assert (await convert([CONVERTED])).rows[0]["messages"] == CONVERTED["messages"]
-
-
 @pytest.mark.parametrize(("protocol", "tag"), [("hermes", "</tool_call>"), ("retool", "</code>")])
 async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, tag):
     cut, other = (copy.deepcopy(CONVERTED) for _ in range(2))
@@ -88,15 +81,11 @@ async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, 
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (f"{CODE}\n{ANSWER}", "a <code> block is not followed by its <interpreter> block"),
-        (f"{CODE}\nHm.\n{OUTPUT}\n{ANSWER}", "a <code> block is not followed by its <interpreter> block"),
-        (f"{OUTPUT}\n{ANSWER}", "an <interpreter> block without <code> before it"),
-        (f"{CODE}", "the last <code> block has no output"),
-        ("<code>\nprint(1)", "<code> is not closed"),
-        (f"<code>\n{CODE}", "<code> is out of place"),
-        (f"</code>{ANSWER}", "</code> is out of place"),
-        (f"{ANSWER}\n{CODE}\n{OUTPUT}", "<code> after the <answer>"),
-        (f"{ANSWER}\n{ANSWER}", "<answer> after the <answer>"),
+        (f"{CODE}\nHm.\n{OUTPUT}\n{ANSWER}", "<code> is out of place: each call has its code and then its output"),
+        (f"{OUTPUT}\n{ANSWER}", "<interpreter> is out of place"),
+        (f"<code>\n{CODE}\n{OUTPUT}\n{ANSWER}", "<code> is out of place"),
+        (f"{ANSWER}\n{CODE}\n{OUTPUT}", "<answer> is out of place"),
+        (f"{ANSWER}\n{ANSWER}", "<answer> is out of place"),
         ("four", "its last turn gives no answer"),
         ("\\boxed{4} or <answer>\\boxed{5}</answer>", "boxes different answers: 4, 5"),
     ],
@@ -118,38 +107,6 @@ async def test_an_answer_that_is_not_the_truth_is_rejected():
     report = await convert([RAW, {**RAW, "answer": "5"}, {**RAW, "answer": "4.0"}])
     assert [reject["where"] for reject in report.rejects] == ["file, row 1"]
     assert report.rejects[0]["reason"] == "its answer '4' is not equivalent to '5'"
-
-
-async def test_without_a_truth_column_the_answer_stage_is_left_out():
-    report = await convert([{"messages": RAW["messages"]}], truth="")
-    assert report.stages == ("source", "format")
-    assert "ground_truth" not in report.rows[0]
-
-
-@pytest.mark.parametrize(
-    "messages, reason",
-    [
-        ("[", "not JSON"),
-        (None, "messages is NoneType"),
-        ([{"role": "user", "content": 3}], "the content of a message is no text"),
-        ([], "messages is empty"),
-        ([CONVERTED["messages"][0], {"role": "assistant", "content": "", "tool_calls": 5},
-          *CONVERTED["messages"][2:]], "tool_calls = 5, which is no list"),
-    ],
-)  # fmt: skip
-def test_messages_of_another_schema_are_rejected_at_the_source(messages, reason):
-    with pytest.raises(Rejected, match=reason) as caught:
-        read_turns(messages)
-    assert caught.value.stage == "source"
-
-
-def test_words_code_and_output_are_told_apart():
-    steps, final = read_inline(f"one {CODE} {OUTPUT} two <code>x = 1\nx</code>\n<interpreter></interpreter> three")
-    assert [(step.text, step.code, step.output) for step in steps] == [
-        ("one", "print(2 + 2)", "4"),
-        ("two", "x = 1\nx", ""),
-    ]
-    assert final == "three"
 
 
 async def test_missing_columns_and_nothing_left_are_errors():

@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.data.fetch import RL, SFT, training_and_validation
-from retool_mcore.data.files import read_rows, write_jsonl, write_parquet
+from retool_mcore.data.files import read_rows, read_source, write_jsonl, write_parquet
 from retool_mcore.data.lint import require_disjoint
-from retool_mcore.data.sources import read_source
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,23 +85,9 @@ def test_what_is_missing_is_one_error_that_says_where_to_place_it(hub: Path, tmp
     (hub / "aime_2025" / "train.parquet").unlink()
     done = invoke(tmp_path / "data", "--local", hub)
     assert done.exit_code == 2 and "Traceback" not in done.output
-    assert f"error: 1 data set is missing: yentinglin/aime_2025 ({hub}/aime_2025: no data file" in done.output
-    assert f"copy each to {hub}/owner/name" in done.output
+    assert f"error: yentinglin/aime_2025 is missing: {hub}/aime_2025: no data file" in done.output
+    assert f"to {hub}/owner/name and add --local {hub}" in done.output
     assert (tmp_path / "data" / "aime_2024.parquet").exists()
-
-
-def test_without_a_network_the_error_names_every_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def offline(*_: Any, **__: Any) -> None:
-        raise LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    done = invoke(tmp_path / "data")
-    assert done.exit_code == 2 and "4 data sets are missing" in done.output
-    assert all(done.output.count(published.hub) == 1 for published in (SFT, *RL))
-    assert done.output.count("gives: no network") == 1, "one reason for all"
 
 
 def test_a_problem_is_on_one_side_only_and_a_tenth_at_most_is_held_out():
@@ -130,8 +115,3 @@ def test_one_set_alone_is_gsm8k_with_both_splits_and_no_socratic_copy(tmp_path: 
         "test": [{"question": "main test?", "answer": "#### 5"}],
     }
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["gsm8k"]
-
-
-def test_an_unknown_set_is_told_with_those_there_are(tmp_path: Path):
-    done = invoke(tmp_path, "--only", "openai/gsm")
-    assert done.exit_code == 2 and "openai/gsm8k" in done.output

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import write_parquet
-from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import lint_file, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row
 from retool_mcore.data.tasks import TaskSpec, make_task
@@ -68,16 +67,6 @@ def test_a_model_without_tool_turns_measures_prompts_inline(tmp_path, tokenizer)
     assert len(told) == 1 and "rows like this one cannot be rendered" in told[0]
 
 
-def test_a_benchmarks_own_file_is_compared_with_training_data(tmp_path):
-    train = rl_file(tmp_path / "train.parquet", LONG)
-    plain = tmp_path / "eval.jsonl"
-    plain.write_text(json.dumps({"problem": f"Suppose: {LONG}", "answer": "8"}) + "\n")
-    result = CliRunner().invoke(app, ["lint", train, str(plain)])
-    assert result.exit_code == 1, result.output
-    assert "1 nearly" in result.output and "'Suppose: In a town" in result.output
-    assert f"{plain}: of 1 problems, {train} has 1 nearly" in result.output
-
-
 def test_truths_that_nothing_can_be_compared_with_are_errors(tmp_path):
     path = rl_file(tmp_path / "a.parquet", "What is 1 + 1?", truth="\\frac{")
     (error,) = lint_file(path, None, None).errors
@@ -89,11 +78,6 @@ def test_rows_that_cannot_be_rendered_are_errors(tmp_path, tokenizer):
     path = sft_file(tmp_path / "a.parquet", "What is 1 + 1?", answer="x<|im_end|>")
     (error,) = lint_file(path, tokenizer, None).errors
     assert "row 0: message 1 (assistant): the text contains the control token" in error
-
-
-def test_overlap_is_found_by_text_and_by_runs_of_words():
-    found = overlap(["What is 2 + 2?", LONG], ["what is 2+2 ?", f"Suppose: {LONG} Prove it.", "Else?"], ("a", "b"))
-    assert (found.same, found.near, found.total) == (1, 1, 3)
 
 
 def test_a_validation_set_that_is_the_training_set_is_refused(tmp_path):
@@ -135,13 +119,6 @@ def test_training_files_are_compared_part_by_part(tmp_path, monkeypatch):
         require_disjoint(str(tmp_path / "parts"), sft_file(tmp_path / "three.parquet", *at_both_ends, *fresh[:17]))
 
 
-def test_the_same_problem_counts_across_sft_and_rl_files(tmp_path):
-    train = sft_file(tmp_path / "train.parquet", "What is 2 + 2?")
-    val = rl_file(tmp_path / "val.parquet", "What is 2 + 2?")
-    with pytest.raises(DataError, match="1 of the 1 problems"):
-        require_disjoint(train, val)
-
-
 def test_solved_examples_before_the_problem_are_not_the_problem(tmp_path):
     def few_shot(path, *problems):
         shots = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}]
@@ -179,9 +156,6 @@ def test_files_of_no_known_schema_are_errors(tmp_path):
     write_parquet(tmp_path / "c.parquet", [{"messages": "x"}])
     with pytest.raises(DataError, match="row 0, column messages: str, not a list of messages"):
         list(read_problem_rows(str(tmp_path / "c.parquet")))
-    write_parquet(tmp_path / "b.parquet", [{"prompt": [{"role": "system", "content": "x"}]}])
-    with pytest.raises(DataError, match="row 0: no user turn with text"):
-        list(read_problem_rows(str(tmp_path / "b.parquet")))
 
 
 def test_a_row_without_an_answer_is_one_finding_beside_the_others(tmp_path: Path):

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_rows, write_parquet
-from retool_mcore.data.mix import mix
 from retool_mcore.data.rl import rl_row
 from retool_mcore.data.sft import load_sft
+from retool_mcore.data.split import mix
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import DataError
 
@@ -81,14 +81,6 @@ def test_sources_are_interleaved_and_the_seed_decides(tmp_path):
     assert set(orders[0]) != set(orders[2])
 
 
-def test_a_folder_of_many_files_is_one_source(tmp_path):
-    for n in range(6):
-        rl_file(tmp_path / "many" / f"part-{n}.parquet", f"m{n}-", 50)
-    one = rl_file(tmp_path / "one.parquet", "one", 300)
-    mix([(str(tmp_path / "many"), Fraction(1)), (one, Fraction(1))], tmp_path / "out.parquet")
-    assert len(set(problems(tmp_path / "out.parquet"))) == 600
-
-
 def test_sft_files_of_both_forms_mix_into_what_training_reads(tmp_path, tokenizer):
     asked = {"role": "user", "content": "What is 2 + 2?"}
     call = {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "print(4)"}}}
@@ -117,14 +109,13 @@ def test_what_cannot_be_mixed_is_one_error_and_leaves_no_file(tmp_path):
         rl_file(tmp_path / "both" / f"{name}.parquet", "b", 3)
     for sources, told in (
         ([a], "1 source: a mix has two or more"),
-        ([a, f"{a}=much"], "'much' is no weight. Sources are given as PATH=WEIGHT"),
-        ([a, f"{a}=0"], "a weight is above 0"),
+        ([a, f"{a}=much"], "'much' is not a weight above 0. Name a source as PATH=WEIGHT"),
         ([a, tmp_path / "no.parquet"], "no.parquet: cannot be read: there is no such file"),
-        ([a, tmp_path / "sft.parquet"], "files for rl and sft do not mix"),
+        ([a, tmp_path / "sft.parquet"], "for RL. Mix each kind by itself"),
         ([a, tmp_path / "raw.parquet"], "columns problem, answer; SFT reads messages, tools and RL"),
         ([a, tmp_path / "x.jsonl"], "x.jsonl: a mix reads parquet"),
         ([a, tmp_path / "both"], "holds files of several splits"),
-        ([a, test], "among rows of"),
+        ([a, test], "a row of split 'test' after rows of 'train'"),
         ([a, f"{a}=1/1000"], "no row of 9 is left for its weight 1/1000"),
     ):
         result = invoke(*sources, "--out", tmp_path / "out.parquet")

@@ -58,7 +58,11 @@ def test_files_that_are_cut_are_one_error(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-12])
     (tmp_path / "cut.csv").write_text("problem,answer\nHow many?,1,2\n")
     (tmp_path / "cut.arrow").write_bytes(b"ARROW?")
-    for name, why in (("cut.jsonl.gz", "cannot be read"), ("cut.csv", "as many fields"), ("cut.arrow", "Arrow stream")):
+    for name, why in (
+        ("cut.jsonl.gz", "cannot be read"),
+        ("cut.csv", "as many fields"),
+        ("cut.arrow", "not a whole"),
+    ):
         output = refused("rl", tmp_path / name, "--out", tmp_path / "out.parquet").replace("\n", " ")
         assert name in output and why in output
 
@@ -78,7 +82,9 @@ def test_a_prompt_as_json_text_is_its_turns_for_rl_and_evaluation(tmp_path):
     row = {**rl_row("x", "4", "own", "train", 0), "prompt": json.dumps(turns)}
     write_parquet(tmp_path / "in.parquet", [row])
     output = succeed("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet")
-    assert "1 rows have system turns around the problem, which are left out" in output.replace("\n", " ")
+    assert "rows whose system turns are left out (RL reads a file in verl's schema with them): 1" in output.replace(
+        "\n", " "
+    )
     ((_, made),) = read_rows(tmp_path / "out.parquet", ["prompt"])
     assert made["prompt"] == [{"role": "user", "content": "2 + 2?\nPut your final answer within \\boxed{}."}]
     assert asked_messages(row["prompt"])[0] == turns
@@ -98,8 +104,8 @@ def test_repeats_with_another_answer_are_named_by_row(tmp_path):
     rows = [{"problem": "1 + 1?", "answer": answer} for answer in ("2", "3", "2", "4", "5", "6")]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     output = succeed("rl", tmp_path / "in.jsonl", "--out", tmp_path / "out.parquet").replace("\n", " ")
-    assert "4 repeats with another answer" in output
-    assert "in.jsonl, line 2;" in output and "line 5 and 1 more" in output
+    assert "repeats with another answer, of which the first is kept" in output and ": 4 " in output
+    assert "in.jsonl, line 2;" in output and "line 5)" in output
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted_as_the_model_sees_them(tmp_path):
@@ -108,21 +114,8 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_as_the_model_sees_the
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, [*ROWS, long])))
     asked = ("rl", tmp_path / "in.jsonl", "--out", tmp_path / "out.parquet", "--max-prompt-tokens")
     output = succeed(*asked, "400", "--model", tmp_path / "task" / "model")
-    assert "1 prompts of more than --max-prompt-tokens" in output
+    assert "2 after length (1 rejected)" in output
     ((_, reject),) = read_jsonl(tmp_path / "out.rejects.jsonl")
-    assert reject["reason"] == "too many tokens" and int(reject["why"].split()[3]) > 400
-    assert "none of 3 rows can be used" in refused(*asked, "5", "--model", tmp_path / "task" / "model")
+    assert reject["stage"] == "length" and int(reject["reason"].split()[3]) > 400
+    assert "none of 3 rows survived" in refused(*asked, "5", "--model", tmp_path / "task" / "model")
     assert "name it with --model" in refused(*asked, "5")
-
-
-def test_a_file_that_is_not_json_lines_is_an_error(tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    for content, rule in (
-        (b"", "no rows"),
-        (b"[1]\n", "line 1: list, not an object"),
-        (b"\xff\n", "line 1: not JSON: no text"),
-    ):
-        bad.write_bytes(content)
-        options = ["--out", str(tmp_path / "o.parquet"), "--rejects", str(tmp_path / "r")]
-        output = refused("rl", bad, *options)
-        assert rule in output.replace("\n", " ")

@@ -44,11 +44,6 @@ TEMPLATES = {  # name -> template, and how it writes a day
         + in_system_turn("Today Date: {{ date_string }}"),
         "Today Date: {:%d %b %Y}",
     ),
-    "in a macro, of pieces": (
-        '{% macro day(order) %}{{ strftime_now("%d" ~ order) }}{% endmacro %}' + in_system_turn('{{ day("/%m/%y") }}'),
-        "{:%d/%m/%y}",
-    ),
-    "with the time": (in_system_turn('{{ strftime_now("%Y-%m-%dT%H:%M:%S") }}'), "{:%Y-%m-%dT00:00:00}"),
     "in the user's turn": (TURNS.replace("{{ MARK }}", IN_USER_TURN), "[{:%A, %B %d, %Y}]"),
     "in a result": (TURNS.replace("{{ MARK }}", IN_RESULT), "{:%d.%m.%Y}: 4"),
 }

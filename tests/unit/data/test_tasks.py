@@ -75,20 +75,6 @@ def test_splits_share_no_problem(task):
     assert len(questions) == len(set(questions)) == 140
 
 
-def test_rl_rows_have_verls_schema(task):
-    for split, count in (("rl_train", 30), ("rl_val", 10), ("eval", 20)):
-        found = rows(task, split)
-        assert len(found) == count
-        assert set(found[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-        assert [row["extra_info"]["index"] for row in found] == list(range(count))
-        assert all(row["reward_model"]["style"] == "rule" for row in found)
-        assert all(row["reward_model"]["ground_truth"].isdigit() for row in found)
-
-
-def test_enough_held_out_problems_by_default():
-    assert TaskSpec().eval >= 128
-
-
 def test_conversations_are_short_and_readable_by_the_written_tokenizer(task):
     tokenizer = load_tokenizer(str(task / "model"))
     data = load_sft(str(task / "sft_train.parquet"), tokenizer, max_length_tokens=150)

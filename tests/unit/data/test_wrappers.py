@@ -65,21 +65,20 @@ async def test_sft_and_rl_ask_alike(as_prompt, of_protocol):
     assert "Answer:" not in asked and "Remember" not in asked
 
 
-@pytest.mark.parametrize("name", ["DAPO", "verl's gsm8k", "verl's ReTool recipe", "Qwen2.5-Math"])
-def test_no_leak_hides_behind_an_instruction(tmp_path, name):
+def test_no_leak_hides_behind_an_instruction(tmp_path):
     problems = [ROUND.format(2 * n, n) for n in range(10, 210)]
     answer = {"role": "assistant", "content": "\\boxed{4}"}
     rows = [{"messages": [{"role": "user", "content": as_retool_sft(p)}, answer], "tools": None} for p in problems]
     write_parquet(tmp_path / "sft.parquet", rows)
     raw = [
-        {**rl_row("x", "4", "x", "test", 0), "prompt": [{"role": "user", "content": wrapped(name, p)}]}
+        {**rl_row("x", "4", "x", "test", 0), "prompt": [{"role": "user", "content": wrapped("DAPO", p)}]}
         for p in problems
     ]
     write_parquet(tmp_path / "rl.parquet", raw)
     sft, rl = ([row.problem for row in read_problem_rows(str(tmp_path / f"{x}.parquet"))] for x in ("sft", "rl"))
     found = overlap(sft, rl, ("sft", "rl"))
-    assert (found.same, found.total) == (200, 200)
-    assert "100%: 'A round table seats 20 guests" in found.shown()[0]
+    assert (len(found.same), found.total) == (200, 200)
+    assert "100%: 'A round table seats 20 guests" in found.lines()[1]
     with pytest.raises(DataError, match=r"200 of the 200 problems .* The first: 100%: 'A round table"):
         require_disjoint(str(tmp_path / "sft.parquet"), str(tmp_path / "rl.parquet"))
 
@@ -89,8 +88,8 @@ def test_near_problems_are_found_and_others_are_not():
     near = ["Unknown words first. " + table, table.replace("guests", "people"), "\\(" + table + "\\)"]
     other = [ROUND.format(12, 5), "How many guests sit at 10 round tables with 3 seats each?", "Find 10 + 3."]
     found = overlap([table], near + other, ("a", "b"))
-    assert (found.same, found.near, found.total) == (1, 2, 6)
-    assert {pair.second for pair in found.pairs} == set(near)
+    assert (len(found.same), found.total) == (1, 6)
+    assert {pair.second for pair in (*found.same, *found.near)} == set(near)
 
 
 def test_an_instruction_that_nobody_knows_makes_no_pairs():
@@ -103,10 +102,4 @@ def test_an_instruction_that_nobody_knows_makes_no_pairs():
 def test_with_another_number_it_is_another_problem():
     first, second = (f"{ROUND.format(10, 3)} Each of them plays {n} rounds of cards." for n in (7, 8))
     found = overlap([first], [second, f"Dear reader, hear this. {first}"], ("a", "b"))
-    assert (found.same, found.near) == (0, 1)
-
-
-@pytest.mark.parametrize("mark", ['"####"', "`####`"])
-def test_both_marks_of_verls_gsm8k_come_off(mark):
-    asked = f"How many doors? Let's think step by step and output the final answer after {mark}."
-    assert unwrap(asked) == ("How many doors?", ("verl's gsm8k",))
+    assert (len(found.same), len(found.near)) == (0, 1)
