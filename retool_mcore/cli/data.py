@@ -283,26 +283,6 @@ def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Ca
 
 @app.command()
 @guarded
-def mix(
-    sources: Annotated[
-        list[str], typer.Argument(help="PATH=WEIGHT for each source, parquet or a folder of it; a PATH alone weighs 1.")
-    ],
-    out: Out,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows to write; as many as give no row twice by default.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other rows, in another order.")] = 0,
-) -> None:
-    """Mix files for SFT, or files for RL, by weight: the shares of the rows."""
-    from retool_mcore.data.split import mix, parse_source
-
-    parsed = [parse_source(source) for source in sources]
-    made = mix(parsed, output_named(out, PARQUET, [path for path, _ in parsed]), rows=rows, seed=seed)
-    tell("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
-
-
-@app.command()
-@guarded
 def split(
     file: Annotated[Path, typer.Argument(help="Parquet or JSON lines for SFT or RL, or of problems.")],
     hold_out: Annotated[int, typer.Option(min=1, help="Rows to hold out, at least.")],

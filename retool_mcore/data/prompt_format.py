@@ -23,8 +23,9 @@ from typing import Any
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.shared import DATE, END_OF_TURN, FORMAT_FILE
-from retool_mcore.data.files import column_names, read_rows, replacing
+from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.errors import DataError
+from retool_mcore.run.folder import write_whole
 
 ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
@@ -287,8 +288,7 @@ def _record(folder: str | Path) -> dict[str, Any]:
 
 def _write(folder: Path, values: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / FORMAT_FILE) as draft:
-        draft.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(folder / FORMAT_FILE, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: str = "") -> PromptFormat:

@@ -198,10 +198,6 @@ def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MANIFEST).unlink(missing_ok=True)
         write_model(directory / "model", build_tokenizer(tokenizer_rows()), seed)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise DataError(
-            f"{directory}: the task cannot be written there: it is a file, or in one. Name a folder."
-        ) from error
     except OSError as error:
         raise DataError(
             f"{directory}: the task cannot be written there: {error.strerror or error}. Name another folder."

@@ -77,14 +77,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: .parquet is written here, by the end of the name."),
         ("data sft mine.jsonl --out out", "--out out: .parquet is written here, by the end of the name. Name out.parq"),
-        ("data mix a.parquet b.parquet=2 --out b.parquet", "--out b.parquet is what is read, and would be overwritten"),
+        ("data rl a.parquet --out a.parquet", "--out a.parquet is what is read, and would be overwritten"),
         (
             "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",
             "mine.jsonl: no problem is in part sft with --",
         ),
-        ("data fetch here --local nowhere --only openai/gsm8k", "(neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
+        ("data fetch here --local nowhere --only openai/gsm8k", "neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
         ("data lint mine.jsonl --model runs/no/export", "model.path = 'runs/no/export' does not exist. Make it first"),
-        ("data task file", "file: the task cannot be written there: it is a file, or in one. Name a folder."),
+        ("data task file", "file: the task cannot be written there: File exists. Name another folder."),
         (
             f"view {RUN} --out page.pdf",
             "--out page.pdf: .html is written here, by the end of the name. Name page.pdf.html",
@@ -116,13 +116,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
         (
             "data protocol empty",
-            "empty has no tokenizer: it contains no tokenizer.json. Copy the tokenizer's files beside the",
+            "empty has no tokenizer: it contains no tokenizer.json. Copy the tokenizer's files into it,",
         ),
         ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
         ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),
         ("score a.parquet --out s.jsonl", "a.parquet: not a whole parquet file: "),
         ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
-        ("data task file/in", "file/in: the task cannot be written there: it is a file, or in one. Name a folder."),
+        ("data task file/in", "file/in: the task cannot be written there: Not a directory. Name another folder."),
         ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
     ],
 )
