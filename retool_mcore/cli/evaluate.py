@@ -207,8 +207,7 @@ class _Bars:
     """
 
     def __init__(self, cases: list[Case]) -> None:
-        from retool_mcore.run.progress import bar_of_steps
-        from retool_mcore.run.status import Stage
+        from retool_mcore.run.status import Stage, bar_of_steps
 
         self._progress = bar_of_steps(None, Stage())
         self._tasks = {case.name: self._progress.add_task(case.name, total=None, stage="") for case in cases}
@@ -234,17 +233,17 @@ class _Bars:
 
     def stage(self, words: str) -> None:
         """Show the start of a stage that may take a while."""
-        from retool_mcore.run.status import line_of, line_of_stage, told_late
+        from retool_mcore.run.status import call_if_slow, counting_line, line_of_stage
 
         self._stage.close()
         now_s = time.monotonic()
         if self._progress.disable:
             line = line_of_stage(now_s - self._begun_s, words)
-            self._stage.enter_context(told_late(lambda: typer.echo(line, err=True), now_s))
+            self._stage.enter_context(call_if_slow(lambda: typer.echo(line, err=True), now_s))
         elif self._progress.live.is_started:
             self._progress.update(self._tasks[self._now], stage=words)
         else:
-            self._stage.enter_context(line_of(self._progress.console, f"{self._now}  {words}", now_s))
+            self._stage.enter_context(counting_line(self._progress.console, f"{self._now}  {words}", now_s))
 
     def note(self, words: str) -> None:
         """Print a sentence for the user above the bars."""

@@ -34,7 +34,7 @@ from retool_mcore.process import (
 )
 from retool_mcore.run.folder import require_free
 from retool_mcore.run.start import begin_early, early
-from retool_mcore.run.status import shown
+from retool_mcore.run.status import show_early_stage
 
 app = typer.Typer()
 
@@ -49,7 +49,7 @@ def _sft_rank(
         return
     first = os.environ.get("RANK") == "0"  # unset without torchrun: training then refuses
     require_limits(run)
-    with shown("sft") if first else nullcontext():
+    with show_early_stage("sft") if first else nullcontext():
         if os.environ.get("LOCAL_RANK") == "0" and not early():  # started by torchrun, not `retool sft`
             _check(run)
             begin_early("processes")
@@ -75,7 +75,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     require_limits(run)
     require_free(run.run.dir)
     begin_early("settings")
-    with shown("sft"):
+    with show_early_stage("sft"):
         _check(run)
     begin_early("processes")
     torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--local-addr", "127.0.0.1"]
@@ -95,7 +95,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     require_limits(run)
     require_free(run.run.dir)
     begin_early("checks")
-    with shown("rl"):
+    with show_early_stage("rl"):
         from retool_mcore.train import rl as trainer
 
     trainer.train(run)

@@ -34,16 +34,14 @@ SFT_STAGES = {
 WORDS = STAGES | SFT_STAGES
 FIRST = ("checks", "settings")
 LAST = ("steps", "update")
-EARLY_ENV, TOLD_ENV = "RETOOL_START", "RETOOL_START_TOLD"
+EARLY_ENV = "RETOOL_START"
 
 Mark = dict[str, Any]
 
 
 def begin_early(stage: str) -> None:
     """Record the start of ``stage`` in the environment, which exec and child processes inherit."""
-    if stage in FIRST:
-        _forget_early()
-    marks = [*early(), _mark(stage)]
+    marks = [*([] if stage in FIRST else early()), _mark(stage)]
     os.environ[EARLY_ENV] = json.dumps(marks)
 
 
@@ -52,28 +50,13 @@ def early() -> list[Mark]:
     return json.loads(os.environ.get(EARLY_ENV, "[]"))
 
 
-def early_told() -> int:
-    """Return how many of these stages have been printed."""
-    return int(os.environ.get(TOLD_ENV, "0"))
-
-
-def tell_early() -> None:
-    """Record that all of these stages have been printed."""
-    os.environ[TOLD_ENV] = str(len(early()))
-
-
-def _forget_early() -> None:
-    for name in (EARLY_ENV, TOLD_ENV):
-        os.environ.pop(name, None)
-
-
 def begin(run_dir: Path, stage: str) -> None:
     """Record the start of ``stage``, which ends the stage before it.
 
     The first stage of a start overwrites the file of an earlier start.
     """
     marks = early()
-    _forget_early()
+    os.environ.pop(EARLY_ENV, None)
     anew = bool(marks) or stage in FIRST
     if not marks or marks[-1]["stage"] != stage:
         marks.append(_mark(stage))
@@ -91,7 +74,7 @@ def begun(run_dir: Path) -> list[tuple[str, float]]:
     except FileNotFoundError:
         return []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(row["stage"], _unix_s(row, rows[0])) for row in rows]
+    return [(row["stage"], rows[0]["unix_s"] + row["clock_s"] - rows[0]["clock_s"]) for row in rows]
 
 
 def start_times(run_dir: Path) -> dict[str, float]:
@@ -102,14 +85,8 @@ def start_times(run_dir: Path) -> dict[str, float]:
 
 
 def _mark(stage: str) -> Mark:
-    assert stage in WORDS, f"{stage} is none of {', '.join(WORDS)}"
+    assert stage in WORDS, f"unknown stage {stage}"
     return {"stage": stage, "unix_s": time.time(), "clock_s": time.monotonic()}
-
-
-def _unix_s(row: Mark, first: Mark) -> float:
-    if "clock_s" not in row or "clock_s" not in first:  # of an older run
-        return row["unix_s"]
-    return first["unix_s"] + row["clock_s"] - first["clock_s"]
 
 
 def _file(run_dir: Path) -> Path:

@@ -1,7 +1,8 @@
-"""Prints messages for the user of a command: text, notes, and the stages before the progress bar.
+"""What a command prints while it runs: messages, the stages of its start, its steps.
 
-On a terminal, the current stage is a line that counts seconds. Elsewhere, a stage is printed only
-once it has lasted LASTED_S, so that a mistake found at once prints nothing but the error.
+On a terminal, the current stage is a line that counts seconds, and the steps are a progress bar.
+Elsewhere, each stage and step is a line. A run prints its stages once its folder is locked and its
+log is open, so that a mistake found at once prints nothing but the error.
 """
 
 import logging
@@ -9,18 +10,38 @@ import os
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, Task
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
-from retool_mcore.run import start
-from retool_mcore.run.start import WORDS, Mark
+from retool_mcore.run.start import WORDS, begun, early
 
 LASTED_S = 5.0  # imports alone can take this long on a busy machine
+STEP_METRICS = {  # metrics in a step's line: name -> format
+    "loss": "loss {:.4f}",
+    "actor/pg_loss": "loss {:.4f}",
+    "val_loss": "val_loss {:.4f}",
+    "critic/rewards/mean": "reward {:+.3f}",
+    "accuracy": "accuracy {:.3f}",
+    "val/accuracy": "val/accuracy {:.3f}",
+    "tokens_per_s": "{:,.0f} tokens/s",
+    "timing_s/step": "{:.1f} s",
+}
+LINE_EVERY_S = 1.0
 
 notes = logging.getLogger(__name__)  # for code that has no terminal, such as a tracker
 
@@ -53,53 +74,28 @@ def notes_on(console: Console, of: logging.Logger = notes) -> Generator[None]:
         of.removeHandler(handler)
 
 
-def tell_stage(console: Console, at_s: float, words: str) -> None:
-    """Without a terminal, print a line for a stage that began ``at_s`` s after the command."""
-    if not console.is_interactive:
-        console.print(line_of_stage(at_s, words), markup=False, highlight=False, soft_wrap=True)
-
-
-def line_of_stage(at_s: float, words: str) -> str:
-    return f"{at_s:7.1f} s  {words}"
+def line_of_stage(at_s: float, text: str) -> str:
+    """Return the line, in a log, of a stage that began ``at_s`` seconds after the command."""
+    return f"{at_s:7.1f} s  {text}"
 
 
 @contextmanager
-def shown(name: str) -> Generator[None]:
-    """Show the current early stage of command ``name`` while the block runs.
-
-    It is written to the stderr of the block's start, even if the block redirects stderr.
-    """
-    marks = start.early()
-    if not marks:
-        yield
-        return
-    with os.fdopen(os.dup(2), "w", encoding="utf-8") as output:
+def show_early_stage(name: str) -> Generator[None]:
+    """On a terminal, show the current early stage of command ``name`` while the block runs."""
+    marks = early()
+    with open(os.dup(2), "w", encoding="utf-8") as output:  # the block may redirect stderr
         console = Console(file=output)
-        if console.is_interactive:
-            block = line_of(console, f"{name}  {WORDS[marks[-1]['stage']]}", marks[-1]["clock_s"])
-        else:
-            block = _told_early(output, marks)
-        with block:
+        if not marks or not console.is_interactive:
+            yield
+            return
+        with counting_line(console, f"{name}  {WORDS[marks[-1]['stage']]}", marks[-1]["clock_s"]):
             yield
 
 
 @contextmanager
-def _told_early(output: TextIO, marks: list[Mark]) -> Generator[None]:
-    def tell() -> None:
-        start.tell_early()
-        tell_stage(Console(file=output), marks[-1]["clock_s"] - marks[0]["clock_s"], WORDS[marks[-1]["stage"]])
-
-    if start.early_told() == len(marks):
-        yield
-        return
-    with told_late(tell, marks[-1]["clock_s"]):
-        yield
-
-
-@contextmanager
-def told_late(tell: Callable[[], None], since_s: float) -> Generator[None]:
-    """Call ``tell`` at ``since_s + LASTED_S`` (time.monotonic()) if the block still runs then."""
-    timer = threading.Timer(max(0.0, since_s + LASTED_S - time.monotonic()), tell)
+def call_if_slow(function: Callable[[], None], since_s: float) -> Generator[None]:
+    """Call ``function`` at ``since_s + LASTED_S`` (time.monotonic()) if the block still runs."""
+    timer = threading.Timer(max(0.0, since_s + LASTED_S - time.monotonic()), function)
     timer.daemon = True
     timer.start()
     try:
@@ -109,8 +105,8 @@ def told_late(tell: Callable[[], None], since_s: float) -> Generator[None]:
         timer.join()  # so that it prints nothing after an error
 
 
-def line_of(console: Console, words: str, since_s: float) -> Progress:
-    """Create a transient line with ``words`` and the seconds since ``since_s`` (monotonic)."""
+def counting_line(console: Console, text: str, since_s: float) -> Progress:
+    """Create a transient line with ``text`` and the seconds since ``since_s`` (monotonic)."""
     line = Progress(
         Stage(),
         console=console,
@@ -119,7 +115,7 @@ def line_of(console: Console, words: str, since_s: float) -> Progress:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    line.add_task("", total=None, stage=words, since_s=since_s)
+    line.add_task("", total=None, stage=text, since_s=since_s)
     return line
 
 
@@ -130,3 +126,80 @@ class Stage(ProgressColumn):
         since_s = task.fields.get("since_s")
         seconds = "" if since_s is None else f", {time.monotonic() - since_s:.0f} s"
         return Text(f"{task.fields['stage']}{seconds}", no_wrap=True, overflow="ellipsis")
+
+
+def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
+    """Create a progress bar on ``console`` (None: stdout), with ``more`` columns at the end.
+
+    Without a terminal it is disabled, because rich would print its final state.
+    """
+    console = console or Console()
+    steps, left = (kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn))
+    columns = (TextColumn("{task.description}"), BarColumn(), steps, left)  # on a narrow terminal, only the bar shrinks
+    return Progress(
+        *columns,
+        *more,
+        console=console,
+        disable=not console.is_interactive,
+        redirect_stdout=False,  # otherwise rich shows the engines' log output on the terminal
+        redirect_stderr=False,
+    )
+
+
+class StartStages:
+    """Shows the stages of a start, read from ``start.jsonl``: on the bar, or as one line per stage.
+
+    A stage's line is printed once the stage has lasted LASTED_S or the next one has begun.
+    """
+
+    def __init__(self, run_dir: Path, bars: Progress, bar: TaskID) -> None:
+        self._dir, self._bars, self._bar = run_dir, bars, bar
+        self._name = bars.tasks[bar].description
+        self._printed = self._seen = 0
+        self._since_s = time.monotonic()
+
+    def show(self, *, over: bool = False) -> None:
+        """Show new stages, and the seconds in the current one. ``over``: the start is complete."""
+        began, now_s = begun(self._dir), time.monotonic()
+        if not began:
+            return
+        if len(began) != self._seen:
+            self._seen, self._since_s = len(began), now_s
+        newest_too = over or now_s - self._since_s >= LASTED_S
+        end = len(began) if newest_too else len(began) - 1
+        console = self._bars.console
+        for stage, at in began[self._printed : end]:
+            if not console.is_interactive:
+                line = line_of_stage(at - began[0][1], WORDS[stage])
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._printed = max(self._printed, end)
+        if not over:
+            text = f"{self._name}  {WORDS[began[-1][0]]}, {now_s - self._since_s:.0f} s"
+            self._bars.update(self._bar, description=text)
+
+
+class StepLines:
+    """Prints a line per step, at most one per second, when there is no terminal for a bar."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console, self._steps = console, steps
+        self._first: tuple[int, float] | None = None  # the first printed step, and its time
+        self._last_s = 0.0
+
+    def print(self, metrics: Mapping[str, float]) -> None:
+        """Print a step's metrics, unless a line was printed within the last second.
+
+        The last step is always printed.
+        """
+        now_s, step = time.monotonic(), int(metrics["step"])
+        if self._console.is_interactive or (now_s - self._last_s < LINE_EVERY_S and step < self._steps):
+            return
+        self._last_s = now_s
+        self._first = self._first or (step, now_s)
+        parts = [form.format(metrics[name]) for name, form in STEP_METRICS.items() if name in metrics]
+        if (done := step - self._first[0]) and step < self._steps:
+            left_s = (now_s - self._first[1]) / done * (self._steps - step)
+            parts.append(f"{left_s:.0f} s left" if left_s < 60 else f"{left_s / 60:.1f} min left")
+        self._console.print(
+            f"step {step}/{self._steps}  {'  '.join(parts)}", markup=False, highlight=False, soft_wrap=True
+        )

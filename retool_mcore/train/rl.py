@@ -25,8 +25,15 @@ from retool_mcore.run.ending import Ended
 from retool_mcore.run.export import closing_lines, export_at_end
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.metrics import read_metrics
-from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
-from retool_mcore.run.status import notes_on, print_commands, print_text, shown
+from retool_mcore.run.status import (
+    StartStages,
+    StepLines,
+    bar_of_steps,
+    notes_on,
+    print_commands,
+    print_text,
+    show_early_stage,
+)
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 from retool_mcore.train.watchdog import Watchdog
 
@@ -46,7 +53,7 @@ def train(config: RlConfig) -> None:
     exit_on_sigterm()
     if config.cluster.nodes == 1:
         keep_to_loopback()
-    with shown("rl"):
+    with show_early_stage("rl"):
         require_cluster(config)
         platform = get_platform(config.run.platform)
         platform.activate()  # before transformers is imported, which detects installed packages only once
@@ -57,10 +64,9 @@ def train(config: RlConfig) -> None:
         redirect_output(config.run.dir / "logs" / "rl.log") as terminal,
     ):
         console = Console(file=terminal)
-        shown_stages = start.early_told()
         start.begin(config.run.dir, "checks")
         try:
-            with progress(config, console, shown_stages) as show_resumed:
+            with progress(config, console) as show_resumed:
                 _run(config, platform, console, notes, show_resumed)
         except Ended as ended:
             print_text(console, ended.words)
@@ -122,12 +128,12 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
 
 
 @contextmanager
-def progress(config: RlConfig, console: Console, shown_stages: int = 0) -> Generator[Callable[[int], None]]:
+def progress(config: RlConfig, console: Console) -> Generator[Callable[[int], None]]:
     """Show the stages of the start, then the steps, as the driver writes them to the run's files.
 
     In a terminal this is a progress bar, which stays on screen if the run made a step. Elsewhere it
-    prints a line per stage and step. ``shown_stages``: number of stages already shown. Yields a
-    function that sets the step from which the run resumes.
+    prints a line per stage and step. Yields a function that sets the step from which the run
+    resumes.
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     alarm_lines = AlarmLines(console, config)
@@ -136,7 +142,7 @@ def progress(config: RlConfig, console: Console, shown_stages: int = 0) -> Gener
     last_shown = 0
     with notes_on(console), bar_of_steps(console) as bars:
         bar = bars.add_task("rl", total=config.train.steps)
-        begins = StartShown(config.run.dir, bars, bar, shown_stages)
+        stages = StartStages(config.run.dir, bars, bar)
 
         def follow(*, over: bool = False) -> bool:
             """Show new stages and steps; returns whether this process has finished a step.
@@ -146,13 +152,13 @@ def progress(config: RlConfig, console: Console, shown_stages: int = 0) -> Gener
             nonlocal last_shown
             rows = read_metrics(path) if path.exists() else []
             stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
-            begins.look(over=over or stepped)
+            stages.show(over=over or stepped)
             if stepped:
                 reward = f"  reward {rows[-1][REWARD]:+.3f}" if REWARD in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
             if stepped and rows[-1]["step"] > last_shown:
                 last_shown = int(rows[-1]["step"])
-                lines.tell(rows[-1])
+                lines.print(rows[-1])
                 alarm_lines.tell(rows)
             return stepped
 

@@ -38,8 +38,15 @@ from retool_mcore.run.environment import differing, fingerprint, write_environme
 from retool_mcore.run.export import closing_lines, export_at_end
 from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
-from retool_mcore.run.progress import StartShown, StepLines, bar_of_steps
-from retool_mcore.run.status import notes_on, print_commands, print_text, shown
+from retool_mcore.run.status import (
+    StartStages,
+    StepLines,
+    bar_of_steps,
+    notes_on,
+    print_commands,
+    print_text,
+    show_early_stage,
+)
 from retool_mcore.train.ranks import locked_by_rank_0, rank_loss_reported
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.checkpoint import seed_at
@@ -64,7 +71,7 @@ def train(config: SftConfig) -> None:
         keep_to_loopback()
     with ExitStack() as status, rank_loss_reported():
         if os.environ.get("RANK") == "0":
-            status.enter_context(shown("sft"))
+            status.enter_context(show_early_stage("sft"))
         platform = get_platform(config.run.platform)
         _require_world(config)
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
@@ -93,7 +100,6 @@ def train(config: SftConfig) -> None:
 
 def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     """Train, then export; call after rendezvous, with the run's folder locked."""
-    shown_stages = start.early_told()
     _begin_stage(config, rank, "data")
     chosen: list[checkpoint.Saved | None] = [None]
     if rank == 0:
@@ -107,7 +113,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     dist.broadcast_object_list(chosen, src=0)
     _require_equal_nodes(config)
     first_of_node = os.environ["LOCAL_RANK"] == "0"
-    report = Reporter(config, console, shown_stages) if rank == 0 else None
+    report = Reporter(config, console) if rank == 0 else None
     with (
         notes_on(console),
         Watchdog(config, console.file, rank) if first_of_node else nullcontext(),
@@ -288,18 +294,18 @@ def validation_batches(
 class Reporter:
     """Rank 0's output: start stages, a progress bar or lines for the steps, and metric files."""
 
-    def __init__(self, config: SftConfig, console: Console, shown_stages: int) -> None:
+    def __init__(self, config: SftConfig, console: Console) -> None:
         self._config, self._writer = config, None
         self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps)
-        self._begins = StartShown(config.run.dir, self._progress, self._bar, shown_stages)
+        self._stages = StartStages(config.run.dir, self._progress, self._bar)
         self._lines = StepLines(console, config.train.steps)
         self._alarm_lines = AlarmLines(console, config)
         self._stepped = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
-        self._begins.look()
+        self._stages.show()
         self._progress.start()
         self._thread.start()
 
@@ -307,7 +313,7 @@ class Reporter:
         self._progress.live.transient = not self._stepped.is_set()
         self._stepped.set()
         self._thread.join()
-        self._begins.look(over=failed is None)
+        self._stages.show(over=failed is None)
         self._progress.stop()
         if self._writer is not None:
             self._writer.close()
@@ -326,14 +332,14 @@ class Reporter:
             metrics = {**metrics, **start.start_times(self._config.run.dir)}
         self._writer.write(step, metrics)
         self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")
-        self._lines.tell({"step": step, **metrics})
+        self._lines.print({"step": step, **metrics})
         self._alarm_lines.tell([{"step": step, **metrics}])
 
     def _follow(self) -> None:
         while not self._stepped.wait(START_LOOK_S):
-            self._begins.look()
+            self._stages.show()
 
     def _start_is_over(self) -> None:
         self._stepped.set()
         self._thread.join()
-        self._begins.look(over=True)
+        self._stages.show(over=True)

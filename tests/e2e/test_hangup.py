@@ -17,7 +17,7 @@ from rich.console import Console
 from retool_mcore.cli.common import guarded
 from retool_mcore.process import redirect_output
 from retool_mcore.run.ending import Ended, Ending
-from retool_mcore.run.progress import bar_of_steps
+from retool_mcore.run.status import bar_of_steps
 
 @guarded
 def run():

@@ -142,7 +142,9 @@ def test_dropped_trajectories_add_up_over_steps(tmp_path: Path):
 @pytest.mark.parametrize("form", [".html", ".md"])
 def test_hostile_names_stay_text(tmp_path: Path, form: str):
     run = write_run(tmp_path / "run", rows=steps(4, accuracy=0.5), model={"path": HOSTILE}, run={"name": HOSTILE})
-    (run / "start.jsonl").write_text("".join(f'{{"stage": "<b>{n}", "unix_s": {NOW_S + n}}}\n' for n in range(3)))
+    (run / "start.jsonl").write_text(
+        "".join(f'{{"stage": "<b>{n}", "unix_s": {NOW_S}, "clock_s": {n}}}\n' for n in range(3))
+    )
     write_evaluation(tmp_path / "eval", HOSTILE, [1, 2], data="<img src=x onerror=alert(1)>")
     out = tmp_path / f"report{form}"
     write_report([run], out)

@@ -69,7 +69,7 @@ def test_the_stage_of_a_start_is_told_while_it_runs_and_when_it_was_killed(tmp_p
 
 def test_a_start_again_after_steps_is_at_its_stage_until_its_first_row(tmp_path: Path):
     run = write_run(tmp_path / "run", rows=steps(4))
-    line = json.dumps({"stage": "engines", "unix_s": NOW_S + 5})
+    line = json.dumps({"stage": "engines", "unix_s": NOW_S + 5, "clock_s": 0.0})
     (run / "start.jsonl").write_text(line + "\n")
     with lock_run(run):
         assert state(run).stage == "starting the rollout engines"

@@ -56,7 +56,9 @@ def test_a_running_one_has_its_time_left_and_no_command(tmp_path: Path):
 def test_the_stages_of_a_start_are_shown_until_the_first_step(tmp_path: Path):
     run = write_run(tmp_path / "run")
     lines = [("checks", -30.0), ("ray", -20.0), ("engines", -15.0)]
-    (run / "start.jsonl").write_text("".join(f'{{"stage": "{s}", "unix_s": {NOW_S + at}}}\n' for s, at in lines))
+    (run / "start.jsonl").write_text(
+        "".join(f'{{"stage": "{s}", "unix_s": {NOW_S - 30}, "clock_s": {at}}}\n' for s, at in lines)
+    )
     with lock_run(run):
         text = shown(run)
         assert "10 s  checking settings" in text and "15 s  starting the rollout engines" in text
@@ -76,7 +78,7 @@ def test_a_stalled_engine_is_told_against_the_usual_step(tmp_path: Path):
 
 def test_a_start_that_hangs_is_told(tmp_path: Path):
     run = write_run(tmp_path / "run")
-    (run / "start.jsonl").write_text(f'{{"stage": "engines", "unix_s": {NOW_S}}}\n')
+    (run / "start.jsonl").write_text(f'{{"stage": "engines", "unix_s": {NOW_S}, "clock_s": 0}}\n')
     assert warned(run, NOW_S + 800) == []
     assert "the start has been starting the rollout engines for 16 min 40 s" in warned(run, NOW_S + 1000)[0]
 

@@ -1,0 +1,171 @@
+"""The stages of a start, and the lines and the bar of the steps."""
+
+import io
+import json
+import logging
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from retool_mcore.cli import evaluate
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.evaluate.cases import Case
+from retool_mcore.run import start, status
+from retool_mcore.run.status import StepLines, bar_of_steps
+from retool_mcore.train import rl
+from tests.terminal import CONTROL
+
+RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
+
+
+def test_seconds_are_between_the_stages_whatever_is_done_to_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The clock is set back by an hour between the first two stages."""
+    now, clock = iter([9000.0, 5403.5, 5410.0]), iter([100.0, 103.5, 110.0])
+    monkeypatch.setattr(start.time, "time", lambda: next(now))
+    monkeypatch.setattr(start.time, "monotonic", lambda: next(clock))
+    assert start.start_times(tmp_path) == {}
+    for stage in ("checks", "ray", "steps"):
+        start.begin(tmp_path, stage)
+    assert start.start_times(tmp_path) == {
+        "timing_s/start/checks": 3.5,
+        "timing_s/start/ray": 6.5,
+        "timing_s/start": 10.0,
+    }
+
+
+def test_early_stages_are_written_with_the_first_stage_after_the_lock(tmp_path: Path):
+    start.begin(tmp_path, "update")  # an earlier start's
+    start.begin_early("settings")
+    start.begin_early("processes")
+    assert len(start.begun(tmp_path)) == 1, "another process may have the lock"
+    start.begin(tmp_path, "data")
+    start.begin(tmp_path, "model")
+    names, times = zip(*start.begun(tmp_path), strict=True)
+    assert names == ("settings", "processes", "data", "model")
+    assert sorted(times) == list(times)
+    assert not start.early(), "a run that this process starts next has its own stages"
+
+
+def test_another_start_overwrites_the_stages_and_a_truncated_line_is_ignored(tmp_path: Path):
+    for stage in ("checks", "ray", "checks"):
+        start.begin(tmp_path, stage)
+    with open(tmp_path / "start.jsonl", "a") as file:
+        file.write('{"stage": "r')
+    assert [stage for stage, _ in start.begun(tmp_path)] == ["checks"]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlConfig:
+    """A run with a row of an earlier start, which a faulty clock put into tomorrow."""
+    monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
+    loaded = load_config(RlConfig, RL, [f"run.root={tmp_path}", "train.steps=2"])
+    loaded.run.dir.mkdir()
+    add_row(loaded, 1, time.time() + 86400)
+    return loaded
+
+
+def add_row(config: RlConfig, step: int, unix_s: float) -> None:
+    with open(config.run.dir / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "critic/rewards/mean": -0.5, "unix_s": unix_s}) + "\n")
+
+
+def test_a_log_gets_a_line_for_each_stage_and_each_new_step(config: RlConfig):
+    output = io.StringIO()
+    with rl.progress(config, Console(file=output)):
+        for stage in ("checks", "ray", "engines"):
+            start.begin(config.run.dir, stage)
+            time.sleep(0.2)
+        add_row(config, 2, time.time())
+        time.sleep(0.2)
+    stages = [start.STAGES[stage] for stage in ("checks", "ray", "engines")]
+    assert [line.split(" s  ")[-1] for line in output.getvalue().splitlines()] == [*stages, "step 2/2  reward -0.500"]
+
+
+def test_a_start_that_fails_at_once_prints_no_line_for_its_newest_stage(config: RlConfig):
+    output = io.StringIO()
+    with pytest.raises(ConfigError), rl.progress(config, Console(file=output)):
+        for stage in ("checks", "ray"):
+            start.begin(config.run.dir, stage)
+        raise ConfigError("a mistake")
+    assert [line.split(" s  ")[1] for line in output.getvalue().splitlines()] == [start.STAGES["checks"]]
+
+
+def on_terminal(config: RlConfig, *, step: bool) -> str:
+    """What a terminal gets from a start that makes a step, or none."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80)
+    with rl.progress(config, console):
+        start.begin(config.run.dir, "checks")
+        status.print_text(console, "note: of the start")
+        if step:
+            add_row(config, 2, 7.0)
+    return output.getvalue()
+
+
+def test_the_bar_stays_only_after_a_step_and_notes_have_separate_lines(config: RlConfig):
+    erased = "\r\x1b[1A\x1b[2K"
+    without = on_terminal(config, step=False)
+    assert without.endswith(erased)
+    lines = re.split(r"[\r\n]+", CONTROL.sub("", without))
+    assert "note: of the start" in lines and not any("note" in line and "rl" in line for line in lines)
+    assert not on_terminal(config, step=True).endswith(erased)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_steps_line_has_its_metrics_and_the_time_left(clock: list[float]):
+    output = io.StringIO()
+    lines = StepLines(Console(file=output), 10)
+    lines.print(
+        {"step": 3, "critic/rewards/mean": -0.25, "accuracy": 0.375, "tokens_per_s": 5120.4, "timing_s/step": 12.34}
+    )
+    clock[0] += 30
+    lines.print({"step": 4, "critic/rewards/mean": 0.5, "accuracy": 0.75, "val/accuracy": 0.5})
+    clock[0] += 30
+    lines.print({"step": 9, "loss": 1.0})
+    assert output.getvalue().splitlines() == [
+        "step 3/10  reward -0.250  accuracy 0.375  5,120 tokens/s  12.3 s",
+        "step 4/10  reward +0.500  accuracy 0.750  val/accuracy 0.500  3.0 min left",
+        "step 9/10  loss 1.0000  10 s left",
+    ]
+
+
+def test_there_is_at_most_one_line_a_second_and_always_one_for_the_last_step(clock: list[float]):
+    output = io.StringIO()
+    lines = StepLines(Console(file=output), 6)
+    for step in range(1, 7):
+        lines.print({"step": step, "loss": 1.0})
+        clock[0] += 0.4
+    assert [line.split("/")[0] for line in output.getvalue().splitlines()] == ["step 1", "step 4", "step 6"]
+
+
+def test_a_narrow_terminal_shortens_the_bar_and_no_number():
+    output = io.StringIO()
+    with bar_of_steps(Console(file=output, force_terminal=True, width=40, color_system=None)) as bars:
+        bars.update(bars.add_task("sft  loss 0.0833", total=1200), completed=1200)
+    last = [line for line in re.split(r"[\r\n]+", CONTROL.sub("", output.getvalue())) if line][-1]
+    assert last.startswith("sft  loss 0.0833 ━") and last.endswith("━ 1200/1200 0:00:00")
+    assert len(last) == 40
+
+
+def test_an_evaluation_prints_warnings_above_its_bars_and_lines_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(evaluate, "LINE_EVERY_S", 0.0)
+    with evaluate._Bars([Case(name="mine", model="m")]) as bars:  # pyright: ignore[reportPrivateUsage]
+        bars.start("mine", 1, 3)
+        logging.getLogger("retool_mcore.sandbox.supervisor.local").warning("Python lies under /tmp")
+        bars.advance("mine", True)
+        bars.advance("mine", False)
+    printed = capfd.readouterr()
+    assert printed.out == "note: Python lies under /tmp\n"
+    assert printed.err == "mine: 1 sampled, 1 left, 1.000 right\nmine: 2 sampled, 0 left, 0.500 right\n"
