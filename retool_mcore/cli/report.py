@@ -47,7 +47,7 @@ def runs(
     A run that holds its folder's lock is running; one that made all its steps has ended; any other
     was killed, or stopped by an error.
     """
-    from retool_mcore.report.table import find_runs, runs_table
+    from retool_mcore.report.terminal import find_runs, runs_table
     from retool_mcore.run.status import printable
 
     console = wide_console()
@@ -73,6 +73,6 @@ def watch(
 
     Reads only the run's files, so it may be started and stopped at any time. It ends with the run.
     """
-    from retool_mcore.report.watch import watch as follow
+    from retool_mcore.report.terminal import watch as follow
 
     follow(run, wide_console(), once=once)

@@ -7,14 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.report import facts, models, results, sections
-from retool_mcore.report.document import Picture, Pictures, Report, ReportSection, Text, Tile, Tiles
+from retool_mcore.report import facts, sections
+from retool_mcore.report.comparisons import before_and_after_section, models_section, validation_rows
+from retool_mcore.report.document import (
+    Picture,
+    Pictures,
+    Report,
+    ReportSection,
+    Text,
+    Tile,
+    Tiles,
+    environment,
+)
 from retool_mcore.report.evaluations import BeforeAfter, all_reports, before_and_after
 from retool_mcore.report.examples import examples
 from retool_mcore.report.numbers import duration, number, share
-from retool_mcore.report.record import RunRecord, read_run
-from retool_mcore.report.render import environment
-from retool_mcore.report.state import state_of
+from retool_mcore.report.record import RunRecord, read_run, state_of
 from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.status import printable
@@ -77,10 +85,9 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
         _warnings(labelled),
     ]
     rest = [
-        *([models.models(labels, runs, evaluated)] if len(runs) > 1 else []),
-        results.before_after(labelled, evaluated, notes),
-        *([results.between(labels, [run.kind for run in runs], evaluated)] if len(runs) > 1 else []),
-        examples(labels, runs, evaluated),
+        *([models_section(labelled, evaluated)] if len(runs) > 1 else []),
+        before_and_after_section(labelled, evaluated, notes),
+        examples(labelled, evaluated),
         sections.behaviour(labelled),
         sections.dropped(labelled),
         sections.speed(labelled),
@@ -105,8 +112,8 @@ def _warnings(runs: sections.Labelled) -> ReportSection:
 def _subtitle(runs: Sequence[RunRecord]) -> str:
     kinds = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
     models = dict.fromkeys(str(run.setting("model.path", "a model that is not named")) for run in runs)
-    words = ", ".join(dict.fromkeys(kinds[run.kind] for run in runs))
-    return f"{words[:1].upper()}{words[1:]}, from {' and '.join(models)}"
+    methods = ", ".join(dict.fromkeys(kinds[run.kind] for run in runs))
+    return f"{methods[:1].upper()}{methods[1:]}, from {' and '.join(models)}"
 
 
 def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tiles:
@@ -115,7 +122,7 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     mine = next((each for each in evaluated if each.after or each.before), None)
     if mine is not None:
         tiles.append(_accuracy_tile(mine))
-    elif found := results.validated(run):
+    elif found := validation_rows(run):
         last = found[-1]
         value = " → ".join(share(row["val/accuracy"]) for row in ([found[0], last] if len(found) > 1 else [last]))
         low, high = last.get("val/accuracy/low"), last.get("val/accuracy/high")
@@ -136,18 +143,11 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
         tiles.append(Tile(label="tokens a second", value=number(rate), note=note))
     step_s = sections.usual(run, "timing_s/step")
     if step_s is not None:
-        whole = sum(sections.phase_means(run).values()) * len(run.rows)
-        tiles.append(Tile(label="a step", value=duration(step_s), note=f"about {duration(whole)} in all steps"))
+        tiles.append(Tile(label="a step", value=duration(step_s), note="median, without validation"))
     return Tiles(title=label, tiles=tiles)
 
 
 def _accuracy_tile(pair: BeforeAfter) -> Tile:
-    one = pair.after or pair.before
-    assert one is not None, "a pair holds at least one evaluation"
-    if pair.before and pair.after:
-        value = f"{share(pair.before.mean[0])} → {share(pair.after.mean[0])}"
-    else:
-        value = share(one.mean[0])
-    tool = "with the tool" if one.key[1] else "text only"
-    which = "" if pair.after else ", before the run"
-    return Tile(label="held-out accuracy", value=value, note=f"{one.report['problems']} problems, {tool}{which}")
+    means = [share(one.mean[0]) for one in (pair.before, pair.after) if one]
+    note = f"{pair.newest.report['problems']} problems, {pair.newest.tool}{'' if pair.after else ', before the run'}"
+    return Tile(label="held-out accuracy", value=" → ".join(means), note=note)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
+from retool_mcore.report.document import environment
 from retool_mcore.report.numbers import number
-from retool_mcore.report.render import environment
 
 WIDTH, HEIGHT = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 24.0

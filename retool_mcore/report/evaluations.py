@@ -8,7 +8,6 @@ folders that the user names. A report belongs to a run if its model is the run's
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,12 @@ class Evaluation:
         return str(self.report.get("data", "")), bool(self.report.get("tool"))
 
     @property
-    def words(self) -> str:
-        tool = "with the tool" if self.key[1] else "text only"
-        return f"{self.report['problems']} problems, mean@{self.report['n']}, {tool}"
+    def tool(self) -> str:
+        return "with the tool" if self.key[1] else "text only"
+
+    @property
+    def description(self) -> str:
+        return f"{self.report['problems']} problems, mean@{self.report['n']}, {self.tool}"
 
     @property
     def mean(self) -> tuple[float, float, float]:
@@ -45,11 +47,16 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeAfter:
-    """Evaluations of the initial and the trained model on one problem set, and their difference."""
+    """Evaluations of the initial and the trained model on one problem set; at least one of them."""
 
     before: Evaluation | None
     after: Evaluation | None
-    change: Comparison | None
+
+    @property
+    def newest(self) -> Evaluation:
+        one = self.after or self.before
+        assert one is not None, "a pair has at least one evaluation"
+        return one
 
 
 def all_reports(runs: Sequence[RunRecord], named: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
@@ -105,8 +112,7 @@ def before_and_after(run: RunRecord, reports: Sequence[Evaluation]) -> list[Befo
     before = _newest(reports, lambda model: model == starts_from)
     after = _newest(reports, lambda model: any(model.startswith(f"{folder}{os.sep}") for folder in own))
     keys = sorted({*before, *after}, key=lambda key: (key[1] != trained_with_tool(run), key[0]))
-    pairs = [(before.get(key), after.get(key)) for key in keys]
-    return [BeforeAfter(before=b, after=a, change=difference(b, a)) for b, a in pairs]
+    return [BeforeAfter(before=before.get(key), after=after.get(key)) for key in keys]
 
 
 def trained_with_tool(run: RunRecord) -> bool:
@@ -118,46 +124,9 @@ def _newest(reports: Sequence[Evaluation], is_it: Callable[[str], bool]) -> dict
     return {each.key: each for each in sorted(mine, key=lambda each: each.path.stat().st_mtime)}
 
 
-def difference(first: Evaluation | None, second: Evaluation | None) -> Comparison | None:
-    """Return the paired difference; None if one is missing or the problems differ."""
-    if first is None or second is None:
-        return None
+def difference(first: Evaluation, second: Evaluation) -> Comparison | None:
+    """Return the difference paired by problem; None if the problems differ."""
     try:
         return compare(first.report, second.report)
     except DataError:
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairing:
-    """Comparison of two runs' models on the same problems."""
-
-    first: str
-    second: str
-    words: str
-    found: Comparison
-
-
-def between_runs(names: Sequence[str], kinds: Sequence[str], found: Sequence[Sequence[BeforeAfter]]) -> list[Pairing]:
-    """Compare every two runs of the same kind on the same problems, paired by problem.
-
-    Compares evaluations with equal keys. Also compares the first evaluations of both runs, each as
-    the run was trained, if their keys differ.
-    """
-    out: list[Pairing] = []
-    for one, two in combinations(range(len(names)), 2):
-        if kinds[one] != kinds[two]:
-            continue  # RL from an SFT model is already covered by before and after
-        mine, theirs = ([pair.after for pair in found[each] if pair.after is not None] for each in (one, two))
-        alike = [(a, b) for a in mine for b in theirs if a.key == b.key]
-        as_trained = [(a, b) for a, b in zip(mine[:1], theirs[:1], strict=False) if a.key != b.key]
-        for a, b in [*as_trained, *alike]:
-            change = difference(a, b)
-            if change is not None:
-                words = a.words if a.key == b.key else "each as it was trained: " + f"{_tool(a)}, {_tool(b)}"
-                out.append(Pairing(first=names[one], second=names[two], words=words, found=change))
-    return out
-
-
-def _tool(evaluation: Evaluation) -> str:
-    return "with the tool" if evaluation.key[1] else "text only"

@@ -3,7 +3,7 @@
 Metrics that a run did not record are listed as missing, never filled in.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
 from statistics import fmean, median
@@ -21,9 +21,9 @@ TIMES = "timing_s/"
 SUMS = ("step", "start")  # sums of other phases
 INSIDE = ("tool_wait", "engine_sleep")  # parts of "gen"
 TIMERS = {"gen": "generation", "adv": "advantages", "ref": "reference", "testing": "validation"}  # verl's names
-LEFT = "lost to kills, between starts, or not recorded"
+LOST = "lost to kills, between starts, or not recorded"
 CLOCKS = 0.001  # share of the total by which two clocks may differ
-NOTE = "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time."
+NOTE = "From the first start to the newest step. The lost time includes steps that a resume repeated."
 
 Labelled = Sequence[tuple[str, RunRecord]]
 
@@ -103,10 +103,9 @@ def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
     for metric, words in (  # those not shown under "At a glance"
         ("perf/throughput", "tokens a second and device"),
-        ("memory_gib", "memory, highest on any rank (GiB)"),
         ("engine/cache_hit_rate", "prefix cache's hit rate"),
     ):
-        values = [_usual(run, metric, max if metric == "memory_gib" else median) for _, run in runs]
+        values = [usual(run, metric) for _, run in runs]
         if any(value is not None for value in values):
             rows.append((words, *("not recorded" if value is None else number(value) for value in values)))
     blocks: list[Block] = []
@@ -124,67 +123,33 @@ def _has_any(panel: Panel, runs: Labelled) -> bool:
     return any(run.series(metric) for _, run in runs for metric, _ in panel.lines)
 
 
-def _usual(run: RunRecord, metric: str, of: object = median) -> float | None:
-    values = run.values(metric)
-    if not values:
-        return None
-    if of is max:
-        return max(values)
-    return median(values[1:] if len(values) > FEW_ROWS else values)
-
-
 def usual(run: RunRecord, metric: str) -> float | None:
     """Return the median over steps, without the first (warm-up) step."""
-    return _usual(run, metric)
+    values = run.values(metric)
+    return median(values[1:] if len(values) > FEW_ROWS else values) if values else None
 
 
 def phases(runs: Labelled) -> ReportSection:
-    """Section on time: totals over the whole run, and mean seconds per phase of a step."""
-    blocks: list[Block] = []
+    """Section on time: seconds of each phase over the whole run."""
+    pictures: list[Picture] = []
+    missing: list[Block] = []
     for index, (label, run) in enumerate(runs):
-        means = phase_means(run)
-        if not means:
-            blocks.append(Text(text=f"{label}: no phases are recorded.", quiet=True))
+        times = time_spent(run)
+        if not times:
+            missing.append(Text(text=f"{label}: no phases are recorded.", quiet=True))
             continue
-        whole = sum(means.values())
+        whole = sum(times.values())
         bars = [
-            Bar(label=name, value=value, text=f"{value:.3g} s, {value / whole:.0%}", colour=index)
-            for name, value in _largest_first(means, whole)
+            Bar(label=name, value=value, text=f"{duration(value)}, {value / whole:.0%}", colour=index)
+            for name, value in times.items()
         ]
-        svg = bar_chart(bars, title=f"Phases of a step, {label}")
-        blocks.append(Pictures(pictures=[Picture(title=label, unit=f"mean of a step: {duration(whole)}", svg=svg)]))
-    note = "A step: means over all steps but the first. Validation and checkpoints are spread over all steps."
-    made = [*time_table(runs), *_joined(blocks), Text(text=note, quiet=True)]
-    return ReportSection(title="Where the time went", blocks=made)
+        svg = bar_chart(bars, title=f"Time of the run, {label}")
+        pictures.append(Picture(title=label, unit=f"{duration(whole)} in all", svg=svg))
+    drawn: list[Block] = [Pictures(pictures=pictures), Text(text=NOTE, quiet=True)] if pictures else []
+    return ReportSection(title="Where the time went", blocks=[*drawn, *missing])
 
 
-def phase_means(run: RunRecord) -> dict[str, float]:
-    """Return mean seconds by phase over all steps but the first; the sum is the mean step."""
-    rows = run.rows[1:] if len(run.rows) > FEW_ROWS else run.rows
-    of_rows = [phases_of(row) for row in rows]
-    names = dict.fromkeys(name for each in of_rows for name in each)
-    return {name: fmean(each.get(name, 0.0) for each in of_rows) for name in names}
-
-
-def _largest_first(means: dict[str, float], whole: float) -> list[tuple[str, float]]:
-    large = {name: value for name, value in means.items() if value >= SMALL_PHASE * whole}
-    rest = whole - sum(large.values())
-    ordered = sorted(large.items(), key=lambda item: -item[1])
-    return [*ordered, *([("all smaller ones", rest)] if rest > 0 else [])]
-
-
-def _joined(blocks: Iterable[Block]) -> list[Block]:
-    """Merge consecutive ``Pictures`` blocks, so that they appear side by side."""
-    out: list[Block] = []
-    for block in blocks:
-        if isinstance(block, Pictures) and out and isinstance(out[-1], Pictures):
-            out[-1] = Pictures(pictures=[*out[-1].pictures, *block.pictures])
-        else:
-            out.append(block)
-    return out
-
-
-def spent(run: RunRecord) -> dict[str, float]:
+def time_spent(run: RunRecord) -> dict[str, float]:
     """Return seconds by phase: starts first, then descending; {} if nothing is recorded."""
     rows = [row for row in run.rows if row["step"] > 0]
     of_rows = [phases_of(row) for row in rows]
@@ -198,8 +163,8 @@ def spent(run: RunRecord) -> dict[str, float]:
     whole = starts_s + sum(sums.values()) + left_s
     large = {name: value for name, value in sums.items() if value >= SMALL_PHASE * whole}
     found = {"starts": starts_s} | dict(sorted(large.items(), key=lambda item: -item[1]))
-    found |= {"smaller phases": sum(sums.values()) - sum(large.values()), LEFT: left_s}
-    return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LEFT else 0)}
+    found |= {"smaller phases": sum(sums.values()) - sum(large.values()), LOST: left_s}
+    return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LOST else 0)}
 
 
 def phases_of(row: Row) -> dict[str, float]:
@@ -220,36 +185,13 @@ def _wall_s(rows: list[Row]) -> float:
     return last["unix_s"] - first["unix_s"] + own_s
 
 
-def time_table(labelled: Labelled) -> list[Block]:
-    """Table with one column per run that recorded its phases."""
-    found = [(label, spent(run)) for label, run in labelled]
-    found = [(label, times) for label, times in found if times]
-    if not found:
-        return []
-    names = dict.fromkeys(name for _, times in found for name in times)
-    rows = [(name, *(_cell(times, name) for _, times in found)) for name in sorted(names, key=_order)]
-    rows.append(("all", *(duration(sum(times.values())) for _, times in found)))
-    head = ("over the whole run", *(label for label, _ in found))
-    return [Table(head=head, rows=rows, marked=frozenset([len(rows) - 1])), Text(text=NOTE, quiet=True)]
-
-
-def _order(name: str) -> int:
-    """Sort key that puts "smaller phases" and LEFT last."""
-    return ["smaller phases", LEFT].index(name) + 1 if name in ("smaller phases", LEFT) else 0
-
-
-def _cell(times: dict[str, float], name: str) -> str:
-    if name not in times:
-        return ""
-    return f"{duration(times[name])}, {times[name] / sum(times.values()):.0%}"
-
-
 def start_stages(runs: Labelled) -> ReportSection:
     """Section on the latest start of each run, from its first check to its first step."""
-    blocks: list[Block] = []
+    pictures: list[Picture] = []
+    notes: list[Block] = []
     for index, (label, run) in enumerate(runs):
         if len(run.begun) < 2:
-            blocks.append(Text(text=f"{label}: the stages of its start are not recorded.", quiet=True))
+            notes.append(Text(text=f"{label}: the stages of its start are not recorded.", quiet=True))
             continue
         spans = [(stage, after - at) for (stage, at), (_, after) in pairwise(run.begun)]
         bars = [
@@ -258,11 +200,12 @@ def start_stages(runs: Labelled) -> ReportSection:
         ]
         whole = duration(max(0.0, run.begun[-1][1] - run.begun[0][1]))
         svg = bar_chart(bars, title=f"Stages of the start, {label}")
-        blocks.append(Pictures(pictures=[Picture(title=label, unit=f"{whole} to the first step", svg=svg)]))
+        pictures.append(Picture(title=label, unit=f"{whole} to the first step", svg=svg))
         if run.begun[-1][0] not in LAST:
-            words = WORDS.get(run.begun[-1][0], run.begun[-1][0])
-            blocks.append(Text(text=f"{label}: the newest start did not come further than: {words}.", quiet=True))
-    return ReportSection(title="Start", blocks=_joined(blocks))
+            stage = WORDS.get(run.begun[-1][0], run.begun[-1][0])
+            notes.append(Text(text=f"{label}: the latest start did not get past this stage: {stage}.", quiet=True))
+    drawn: list[Block] = [Pictures(pictures=pictures)] if pictures else []
+    return ReportSection(title="Start", blocks=[*drawn, *notes])
 
 
 DROPS = (  # metric, label, aggregation over steps
@@ -307,6 +250,6 @@ def dropped(runs: Labelled) -> ReportSection:
     elif of_rl:
         blocks.append(Text(text="Not recorded.", quiet=True))
     if len(of_rl) < len(runs):
-        text = "SFT: the rows that were left out for their length are told at its start and stand in no file."
+        text = "SFT prints the number of rows that are too long at its start; no file has it."
         blocks.append(Text(text=text, quiet=True))
     return ReportSection(title="Dropped, cut and malformed", blocks=blocks)

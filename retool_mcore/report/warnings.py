@@ -9,8 +9,7 @@ from rich.console import Console
 
 from retool_mcore.config import RunConfig
 from retool_mcore.report.numbers import duration, number
-from retool_mcore.report.record import Row, RunRecord
-from retool_mcore.report.state import State, stage_of_start, step_seconds
+from retool_mcore.report.record import Row, RunRecord, State, stage_of_start, step_seconds
 from retool_mcore.run.start import WORDS
 from retool_mcore.run.status import print_text
 
@@ -81,7 +80,7 @@ class AlarmLines:
         self._console, self._settings = console, config.model_dump()
         self._printed: set[str] = set()
 
-    def tell(self, rows: Sequence[Row]) -> None:
+    def print(self, rows: Sequence[Row]) -> None:
         """Print the alarms of ``rows`` that have not been printed yet."""
         for name, sentence in alarms(rows, self._settings).items():
             if name not in self._printed:

@@ -159,7 +159,7 @@ def progress(config: RlConfig, console: Console) -> Generator[Callable[[int], No
             if stepped and rows[-1]["step"] > last_shown:
                 last_shown = int(rows[-1]["step"])
                 lines.print(rows[-1])
-                alarm_lines.tell(rows)
+                alarm_lines.print(rows)
             return stepped
 
         def watch() -> None:

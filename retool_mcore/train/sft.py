@@ -333,7 +333,7 @@ class Reporter:
         self._writer.write(step, metrics)
         self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")
         self._lines.print({"step": step, **metrics})
-        self._alarm_lines.tell([{"step": step, **metrics}])
+        self._alarm_lines.print([{"step": step, **metrics}])
 
     def _follow(self) -> None:
         while not self._stepped.wait(START_LOOK_S):

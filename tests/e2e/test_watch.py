@@ -13,7 +13,7 @@ def test_in_a_terminal_it_follows_the_run_to_its_end(tmp_path: Path):
     run = write_run(tmp_path / "run", rows=steps(2))
     code = (
         "import sys; from pathlib import Path; from rich.console import Console; "
-        "from retool_mcore.report.watch import watch; "
+        "from retool_mcore.report.terminal import watch; "
         f"watch(Path({str(run)!r}), Console(force_terminal=True, width=110), once=False)"
     )
     with lock_run(run):

@@ -10,8 +10,9 @@ import gzip
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Generator, Sequence
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from pygments.lexers.python import PythonLexer  # pyright: ignore[reportMissingTypeStubs]
+from pygments.token import STANDARD_TYPES
 
-from retool_mcore.errors import ConfigError
+from retool_mcore.data.chat import decode
+from retool_mcore.data.tokenizer import from_pretrained
+from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED
-from retool_mcore.report.view.sampling import sample
 from retool_mcore.report.view.sources import RecordRow, RecordSource
-from retool_mcore.report.view.text import Tokens, highlighted
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.run.folder import replacing
 from retool_mcore.run.metric_table import METRICS
@@ -36,7 +40,59 @@ OURS = ("data", "dom", "notes", "filter", "run", "table", "compare", "trajectory
 SCRIPTS = ("uPlot.iife.min.js", *(f"{name}.js" for name in OURS))
 ERROR_NAME = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b", re.MULTILINE)
 CHUNK_TOKENS = 100_000
+HIGHLIGHT_CHARS = 50_000  # longer code is not highlighted
+_LEXER = PythonLexer(stripnl=False, ensurenl=False)
 MOST_MILLINATS = 27_000  # twice this stays below the surrogates, which UTF-8 cannot encode
+
+
+class Tokens:
+    """Decodes token ids, each once. ``where``: the tokenizer's model, or "" if none was found."""
+
+    def __init__(self, models: Iterable[str], asked: Path | None = None) -> None:
+        self.where, self._tokenizer, self._texts = "", None, dict[int, str]()
+        if asked is not None and not (asked / "tokenizer_config.json").is_file():
+            raise DataError(f"--tokenizer {asked} has no tokenizer_config.json. Give a model's directory.")
+        for model in (str(asked),) if asked else models:
+            if (Path(model) / "tokenizer_config.json").is_file():
+                self._tokenizer, self.where = _load(model), model
+                return
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """Decode all ids to one text; None without a tokenizer."""
+        return decode(self._tokenizer, ids) if self._tokenizer is not None else None
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Add the texts of ``ids`` to ``table``."""
+        if self._tokenizer is None:
+            return
+        for token in set(ids) - self._texts.keys():
+            self._texts[token] = decode(self._tokenizer, [token], clean_up=False)
+
+    @property
+    def table(self) -> dict[int, str]:
+        """The text of every id added so far; an incomplete character is U+FFFD."""
+        return self._texts
+
+
+def _load(model: str) -> Any:
+    try:
+        return from_pretrained(model)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError, ImportError) as error:
+        raise DataError(f"the tokenizer of {model} cannot be read: {error}. Give another with --tokenizer.") from error
+
+
+def highlighted(code: str) -> list[tuple[str, str]]:
+    """Split Python code into (CSS class, text) pairs without markup. The texts join to the code."""
+    if len(code) > HIGHLIGHT_CHARS:
+        return [("", code)]
+    pairs: list[tuple[str, str]] = []
+    for kind, text in cast("Iterable[tuple[Any, str]]", _LEXER.get_tokens(code)):
+        name = STANDARD_TYPES.get(kind, "")
+        if pairs and pairs[-1][0] == name:
+            pairs[-1] = (name, pairs[-1][1] + text)
+        else:
+            pairs.append((name, text))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -86,6 +142,40 @@ def write_page(
         finally:
             bodies.unlink(missing_ok=True)
     return Written(len(kept), len(everything), index["missing"], index["textual"])
+
+
+def sample(rows: Sequence[RecordRow], limit: int) -> list[RecordRow]:
+    """Choose at most ``limit`` rows, in original order: whole groups, proportionally by stratum.
+
+    A stratum contains the groups of one folder, step, partition and outcome (all right, all wrong,
+    mixed or unknown). If the limit allows, every stratum gets one group before any gets a second.
+    The choice is deterministic.
+    """
+    if len(rows) <= limit:
+        return list(rows)
+    groups: dict[tuple[object, ...], list[RecordRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.path.parent, row.step, row.partition, row.group].append(row)
+    strata: dict[tuple[object, ...], list[list[RecordRow]]] = defaultdict(list)
+    for key, members in groups.items():
+        strata[(*key[:3], frozenset(row.right for row in members))].append(members)
+    ranked: list[tuple[float, int, list[RecordRow]]] = []
+    for stratum in strata.values():
+        stratum.sort(key=_draw)
+        for place, members in enumerate(stratum):
+            ranked.append(((place + 0.5) / len(stratum) if place else 0.0, _draw(members), members))
+    ranked.sort(key=lambda each: each[:2])
+    chosen: set[int] = set()
+    for _, _, members in ranked:
+        if len(chosen) + len(members) <= limit:
+            chosen.update(id(row) for row in members)
+    if not chosen:  # not even one group fits
+        chosen.update(id(row) for row in ranked[0][2][:limit])
+    return [row for row in rows if id(row) in chosen]
+
+
+def _draw(members: list[RecordRow]) -> int:
+    return zlib.crc32(f"{members[0].step}/{members[0].group}".encode())
 
 
 def _fill(
@@ -213,7 +303,7 @@ def _largest_gap(record: dict[str, Any]) -> float | None:
 def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     """Return the data for the view of one trajectory."""
     ids = _ids(record)
-    tokens.note(ids)
+    tokens.add(ids)
     prompt = record.get("prompt")
     if not isinstance(prompt, str):  # `retool rollout` writes the prompt's number
         prompt = tokens.text(record["prompt_ids"]) if record.get("prompt_ids") else None
@@ -278,8 +368,8 @@ def _runs(values: list[int] | None) -> list[tuple[int, int]] | None:
 
 def _question(prompt: str) -> str:
     """Return the last user message, without the chat template's markers."""
-    said = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
-    return _short(said.strip()) or ""
+    question = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+    return _short(question.strip()) or ""
 
 
 def _short(value: Any, chars: int = 240) -> str | None:
@@ -309,8 +399,6 @@ def _template() -> Any:
 
 def _parts(index: dict[str, Any]) -> dict[str, Any]:
     """Return the template's variables. Only our own static files bypass its escaping."""
-    from markupsafe import Markup
-
     styles = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "view.css"))
     scripts = [Markup((STATIC / name).read_text(encoding="utf-8")) for name in SCRIPTS]
     notice = Markup((STATIC / "uPlot.LICENSE").read_text(encoding="utf-8").strip())

@@ -41,8 +41,8 @@ class LivePage:
     def version(self) -> str:
         """Return a hash of the source files' names, sizes and mtimes."""
         files = [file for source in self._sources for file in _files(source)]
-        told = [f"{file}:{stat.st_size}:{stat.st_mtime_ns}" for file in files if (stat := _stat(file)) is not None]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+        stamps = [f"{file}:{stat.st_size}:{stat.st_mtime_ns}" for file in files if (stat := _stat(file)) is not None]
+        return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
 
     def newest(self) -> Path:
         """Return the up-to-date page, or the previous one while a source file is incomplete."""
@@ -63,26 +63,26 @@ def live_app(page: LivePage, secret: str, hosts: Sequence[str]) -> FastAPI:
     """Create the app: GET /SECRET/ and /SECRET/version. ``hosts``: accepted Host headers."""
     app = FastAPI(openapi_url=None)
 
-    def refused(request: Request, given: str) -> bool:
-        named = request.headers.get("host", "")
-        return named not in hosts or not secrets.compare_digest(given.encode(), secret.encode())
+    def is_refused(request: Request, key: str) -> bool:
+        host = request.headers.get("host", "")
+        return host not in hosts or not secrets.compare_digest(key.encode(), secret.encode())
 
-    @app.get("/{given}/")
-    def show(given: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        if refused(request, given):
+    @app.get("/{key}/")
+    def show(key: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if is_refused(request, key):
             return PlainTextResponse("Not found", 404)
         return FileResponse(page.newest(), media_type="text/html", headers=HEADERS)
 
-    @app.get("/{given}/version")
-    def version(given: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        if refused(request, given):
+    @app.get("/{key}/version")
+    def version(key: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if is_refused(request, key):
             return PlainTextResponse("Not found", 404)
         return PlainTextResponse(page.version(), headers=HEADERS)
 
     return app
 
 
-def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
+def serve(page: LivePage, port: int, print_line: Callable[[str], object]) -> None:
     """Serve until Ctrl-C. ``port`` 0: the page's own port, or any free one if that is taken.
 
     Raises ConfigError if another ``port`` is taken.
@@ -96,7 +96,7 @@ def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
             raise ConfigError(f"--port {port}: {error.strerror}. Name another, or 0 for a free one.") from error
         listener.listen()  # before printing the URL, so that clients can connect before uvicorn is up
         port, secret = listener.getsockname()[1], secrets.token_urlsafe(16)
-        tell(f"serving http://127.0.0.1:{port}/{secret}/ until Ctrl-C; {page.out} is the same page")
+        print_line(f"serving http://127.0.0.1:{port}/{secret}/ until Ctrl-C; {page.out} is the same page")
         app = live_app(page, secret, (f"127.0.0.1:{port}", f"localhost:{port}"))
         uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)).run(
             sockets=[listener]

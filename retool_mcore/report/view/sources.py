@@ -5,16 +5,15 @@ that the tokens of all trajectories are never in memory together.
 """
 
 import json
-import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from retool_mcore.errors import DataError
-from retool_mcore.run.metrics import read_metrics
+from retool_mcore.report.record import CONFIG, Row, RunRecord, read_run
 
 Kind = Literal["run", "eval", "rollout"]
 COLUMNS = ("loss_mask", "logprobs", "actor_logprobs", "versions")  # [T], like response_ids
@@ -51,7 +50,7 @@ class RecordSource:
     kind: Kind
     path: Path
     rows: list[RecordRow]
-    metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    metrics: Sequence[Row] = ()
     models: tuple[str, ...] = ()
     why: str = ""  # the reason if there are no rows
     skipped: list[str] = field(default_factory=list[str])  # one message per damaged record
@@ -80,90 +79,57 @@ def open_source(path: Path) -> RecordSource:
     if not path.is_dir():
         raise DataError(f"{path} is not there. Give a run's folder, an evaluation's folder or a file of JSON lines.")
     if (path / "samples.jsonl").is_file():
-        settings = path / "settings.json"
-        model = _object(settings).get("model") if settings.is_file() else None
+        model = _evaluated_model(path / "settings.json")
         rows = list(_rows(path / "samples.jsonl", skipped))
-        models = (model,) if isinstance(model, str) else ()
+        models = (model,) if model else ()
         name = f"{path.name} (evaluation)"
         return RecordSource(name=name, kind="eval", path=path, rows=rows, models=models, skipped=skipped)
-    if (path / "metrics.jsonl").is_file() or (path / "trajectories").is_dir():
+    if (path / CONFIG).is_file():
         return _run(path)
-    inside = sorted(file.parent.name for file in (*path.glob("*/metrics.jsonl"), *path.glob("*/samples.jsonl")))
-    hint = f" In it are {', '.join(inside)}: name those." if inside else ""
-    raise DataError(
-        f"{path} is neither a run (metrics.jsonl or trajectories/) nor an evaluation (samples.jsonl).{hint}"
-    )
+    inside = sorted(file.parent.name for file in (*path.glob(f"*/{CONFIG}"), *path.glob("*/samples.jsonl")))
+    hint = f" It contains {', '.join(inside)}: name those." if inside else ""
+    raise DataError(f"{path} is neither a run ({CONFIG}) nor an evaluation (samples.jsonl).{hint}")
+
+
+def _evaluated_model(settings: Path) -> str:
+    try:
+        return str(json.loads(settings.read_text(encoding="utf-8"))["model"])
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{settings} is damaged: {error}") from error
 
 
 def _run(path: Path) -> RecordSource:
+    run = read_run(path)
     files = sorted((path / "trajectories").glob("*.jsonl"), key=_age)
     skipped: list[str] = []
     rows = [row for file in files if file.stat().st_size for row in _rows(file, skipped)]
-    config = _config(path)
-    why = "" if rows else _why(config, bool(files))
-    models = tuple(_models(path, config))
-    metrics = _metrics(path)
+    model = run.setting("model.path")
+    # The export and the checkpoints are still there if the run was moved to another machine.
+    folders = [path / "export", *sorted(path.glob("checkpoints/*/actor/model/huggingface"))]
+    models = (*([model] if isinstance(model, str) else []), *map(str, folders))
+    why = "" if rows else _why(run, bool(files))
     return RecordSource(
-        name=path.name, kind="run", path=path, rows=rows, metrics=metrics, models=models, why=why, skipped=skipped
+        name=path.name, kind="run", path=path, rows=rows, metrics=run.rows, models=models, why=why, skipped=skipped
     )
 
 
-def _why(config: dict[str, Any], files: bool) -> str:
+def _why(run: RunRecord, files: bool) -> str:
     """Return why a run has no trajectories, as far as its folder shows."""
-    rollout: Any = config.get("rollout")
-    if config and not isinstance(rollout, dict):
+    if run.kind == "sft":
         return "curves only: supervised fine-tuning samples no trajectories"
-    if config and cast("dict[str, Any]", rollout).get("record_groups") == 0:
+    if run.setting("rollout.record_groups") == 0:
         return "no trajectories: rollout.record_groups = 0, so the run recorded none"
     if files:
         return "no trajectories yet: the files in trajectories/ are empty; the first rows come with the first step"
     return "no trajectories: the run has no file in trajectories/"
 
 
-def _metrics(path: Path) -> list[dict[str, float]]:
-    file = path / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    try:
-        rows = cast("list[Any]", read_metrics(file))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not text: {error.reason} at byte {error.start}. Is it a run's file?") from error
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or not isinstance(cast("dict[str, Any]", row).get("step"), int):
-            raise DataError(f"{file}, line {number}: a row of metrics is an object with a whole number under step")
-    return cast("list[dict[str, float]]", rows)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    config = path / "config.toml"
-    try:
-        return tomllib.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{config} is damaged: {error}") from error
-
-
-def _models(path: Path, config: dict[str, Any]) -> Generator[str]:
-    model: Any = config.get("model", {}).get("path")
-    if isinstance(model, str):
-        yield model
-    for folder in (path / "export", *sorted(path.glob("checkpoints/*/actor/model/huggingface"))):
-        yield str(folder)  # still there if the run was moved to another machine
-
-
 def _age(path: Path) -> int:
     """Sort key, oldest first: NAME.2.jsonl, NAME.1.jsonl, NAME.jsonl."""
     number = path.name.split(".")[-2]
     return -int(number) if number.isdigit() else 0
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} holds no JSON object")
-    return cast("dict[str, Any]", value)
 
 
 def _rows(path: Path, skipped: list[str]) -> Generator[RecordRow]:
@@ -272,11 +238,11 @@ class _Record(_Checked):
 
     @property
     def right(self) -> bool | None:
-        told = self.correct
-        if told is None:
+        correct = self.correct
+        if correct is None:
             info = self.reward_info or _RewardInfo()
-            told = info.score if info.acc is None else info.acc
-        return None if told is None else float(told) > 0
+            correct = info.score if info.acc is None else info.acc
+        return None if correct is None else float(correct) > 0
 
 
 def _row(path: Path, number: int, offset: int, fields: Any) -> RecordRow:

@@ -1,13 +1,20 @@
-"""A run's folder is read once and whole; a damaged or foreign one gives one clear error."""
+"""A run's folder is read once; a damaged one gives one error; its state and next command."""
 
+import json
 import os
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
+from retool_mcore.config import load_run
 from retool_mcore.errors import DataError
-from retool_mcore.report.record import MetricsFile, read_run, runs_below
-from tests.unit.report.generated import QUICKSTART, steps, write_rows, write_run
+from retool_mcore.report.record import MetricsFile, State, read_run, runs_below, state_of, step_seconds
+from retool_mcore.run import start
+from retool_mcore.run.best import BestStep
+from retool_mcore.run.folder import is_locked, lock_run
+from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
 
 def test_a_real_run_is_read_with_all_that_it_left():
@@ -20,34 +27,24 @@ def test_a_real_run_is_read_with_all_that_it_left():
     assert read_run(QUICKSTART / "sft").kind == "sft"
 
 
-def broken(folder: Path, file: str, content: bytes) -> None:
-    write_run(folder, rows=steps(3))
-    (folder / file).write_bytes(content)
-
-
 DAMAGES = {
     "no TOML": ("config.toml", b"[run\n", "cannot be read as a run's settings"),
-    "no text": ("config.toml", b"\xff\xfe", "cannot be read as a run's settings"),
     "a foreign TOML": ("config.toml", b"[project]\nname = 'x'\n", "holds no settings of a run"),
-    "sections that are none": ("config.toml", b"run = 3\ntrain = 4\n", "holds no settings of a run"),
     "steps in words": ("config.toml", b"[run]\nname='a'\n[train]\nsteps='many'\n", "holds no settings of a run"),
     "a broken row": ("metrics.jsonl", b'{"step": 1}\n{"st\n{"step": 3}\n', r"metrics.jsonl, line 2, is not JSON"),
-    "a row of bytes": ("metrics.jsonl", b"\xff\xfe\n", r"metrics.jsonl, line 1, is not JSON"),
-    "a row without a step": ("metrics.jsonl", b'{"loss": 1}\n', "line 1, is not a row of metrics"),
     "a step that is no number": ("metrics.jsonl", b'{"step": NaN}\n', "line 1, is not a row of metrics"),
     "a row of texts": ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', "line 1, is not a row of metrics"),
-    "a list": ("metrics.jsonl", b"[1]\n", "line 1, is not a row of metrics"),
     "stages of another kind": ("start.jsonl", b'{"name": 1}\n', "start.jsonl is damaged"),
-    "stages of no kind": ("start.jsonl", b"3\n", "start.jsonl is damaged"),
     "stages in bytes": ("start.jsonl", b"\xff\n", "start.jsonl is damaged"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named_in_one_error(tmp_path: Path, damage: str):
-    file, content, words = DAMAGES[damage]
-    broken(tmp_path / "run", file, content)
-    with pytest.raises(DataError, match=words) as caught:
+    file, content, message = DAMAGES[damage]
+    write_run(tmp_path / "run", rows=steps(3))
+    (tmp_path / "run" / file).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
         read_run(tmp_path / "run")
     assert str(tmp_path / "run") in str(caught.value)
 
@@ -58,13 +55,6 @@ def test_a_folder_that_is_no_run_names_the_runs_in_it(tmp_path: Path):
         read_run(tmp_path)
     with pytest.raises(DataError, match="there is no such folder"):
         read_run(tmp_path / "nowhere")
-
-
-def test_a_last_line_that_a_kill_cut_is_left_out(tmp_path: Path):
-    write_run(tmp_path, rows=steps(3))
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "lo')
-    assert read_run(tmp_path).step == 3
 
 
 def test_values_that_are_not_finite_are_not_drawn(tmp_path: Path):
@@ -100,3 +90,87 @@ def test_runs_are_found_below_a_root_but_not_inside_runs(tmp_path: Path):
     (tmp_path / "elsewhere").symlink_to(tmp_path / "a")
     assert runs_below(tmp_path) == [tmp_path / "a" / "deep" / "one", tmp_path / "b"]
     assert runs_below(tmp_path / "b") == [tmp_path / "b"]
+
+
+def state(folder: Path) -> State:
+    return state_of(read_run(folder))
+
+
+def test_a_real_run_has_ended_and_its_export_is_evaluated_next():
+    found = state(QUICKSTART / "tool_rl")
+    assert (found.name, found.stage) == ("ended", "exported")
+    assert found.next_command.startswith("retool eval ") and "--model tool_rl=" in found.next_command
+    assert state(QUICKSTART / "sft").next_command == f"retool rl CONFIG model.path={QUICKSTART / 'sft' / 'export'}"
+
+
+def test_a_run_without_its_export_is_exported_next(tmp_path: Path):
+    found = state(write_run(tmp_path / "run", rows=steps(10)))
+    assert (found.name, found.stage) == ("ended", "all steps made")
+    assert found.next_command == f"retool export {tmp_path}/run --to {tmp_path}/run/export"
+
+
+def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
+    run = write_run(tmp_path / "run", rows=steps(6))
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text + '\n[best]\nmetric = "val/accuracy"\npatience = 2\n')
+    values = {2: 0.5, 4: 0.25, 6: 0.5}
+    best = BestStep(metric="val/accuracy", mode="max", patience=2, min_delta=0.0, values=values)
+    (run / "best.json").write_text(best.to_json())
+    found = state(run)
+    assert (found.name, found.next_command.split()[-2:]) == ("ended", ["--checkpoint", "best"])
+    assert found.stage == "early, after step 6: best val/accuracy 0.5 at step 2, not bettered in 2 validations"
+    (run / "best.json").write_text(best.up_to(4).to_json())
+    assert state(run).name == "killed"
+
+
+def test_asking_does_not_keep_a_run_from_starting(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    assert not is_locked(run)  # there is no lock file yet, and none is made
+    assert not (run / ".lock").exists()
+    with lock_run(run):
+        assert is_locked(run)
+    assert not is_locked(run)
+    with lock_run(run):
+        pass
+
+
+def test_the_stage_of_a_start_is_told_while_it_runs_and_when_it_was_killed(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    start.begin(run, "checks")
+    start.begin(run, "engines")
+    with lock_run(run):
+        assert state(run).stage == "starting the rollout engines"
+    assert state(run).stage == "while starting the rollout engines; no checkpoint"
+
+
+def test_a_start_has_come_to_its_first_row_whatever_was_done_to_the_clock(tmp_path: Path):
+    """It was set back by an hour while the model was built."""
+    run = write_run(tmp_path / "run")
+    begun = [{"stage": "checks", "unix_s": NOW_S, "clock_s": 7.0}, {"stage": "steps", "unix_s": NOW_S, "clock_s": 47.5}]
+    (run / "start.jsonl").write_text("".join(json.dumps(each) + "\n" for each in begun))
+    with lock_run(run):
+        assert state(run).stage == "sampling the first batch"
+        row = {"step": 1, "unix_s": NOW_S - 3600.0, **start.start_times(run)}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        assert state(run).stage == "steps"
+
+
+@pytest.mark.parametrize("name", ["tool_rl", "sft"])
+def test_the_command_of_a_killed_run_names_that_folder_wherever_it_is_now(tmp_path: Path, name: str):
+    moved = tmp_path / "with space" / "renamed"
+    shutil.copytree(QUICKSTART / name, moved)
+    lines = (moved / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (moved / "metrics.jsonl").write_text("".join(lines[:-2]))  # the last step, and its validation
+    text = (moved / "config.toml").read_text()
+    (moved / "config.toml").write_text(text.replace('resume = "auto"', 'resume = "never"'))
+    retool, kind, config, *overrides = shlex.split(state(moved).next_command)
+    assert (retool, kind) == ("retool", "sft" if name == "sft" else "rl")
+    again = load_run(config, overrides)
+    assert again.run.dir == moved and again.checkpoint.resume == "auto"
+
+
+def test_the_time_of_a_step_is_that_of_the_newest_ones():
+    slow, fast = steps(30, seconds=100.0), steps(25, seconds=2.0)
+    rows = [*({**row, "unix_s": row["unix_s"] - 1000} for row in slow), *fast]
+    assert step_seconds(rows) == pytest.approx(2.0)
+    assert step_seconds(rows[:1]) is None

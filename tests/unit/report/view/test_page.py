@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.report.view.page import chart_of, millinats, pack, write_page
-from retool_mcore.report.view.sampling import sample
+from retool_mcore.report.view.page import chart_of, highlighted, millinats, pack, sample, write_page
 from retool_mcore.report.view.sources import RecordRow, open_source
-from retool_mcore.report.view.text import highlighted
+from tests.unit.report.generated import write_run
 
 RUN = Path(__file__).parents[3] / "report/view/run"
 RECORDS = RUN / "trajectories/trajectories.jsonl"
@@ -43,10 +42,6 @@ def test_millinats_are_read_back_and_can_be_written(values: list[float]):
     assert len(letters.encode()) <= 3 * len(values)  # no surrogate
 
 
-def test_millinats_beyond_the_range_are_its_end():
-    assert unpacked(millinats([-1e9, 1e9])) == [-27_000, 27_000]
-
-
 def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
     write_page([open_source(RUN)], tmp_path / "view.html", limit=10_000)
     index, chunks = parts(tmp_path / "view.html")
@@ -69,8 +64,8 @@ def test_events_are_those_of_the_rows(tmp_path: Path):
         {"step": 2, "timing_s/save_checkpoint": 1.0, "timing_s/update_weights": 0.1},
     ]
     steps.append({"step": 3, "timing_s/start": 8.0})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
-    assert open_source(tmp_path).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
+    run = write_run(tmp_path / "run", rows=steps)
+    assert open_source(run).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
 
 
 def rows(groups: dict[str, list[bool]], step: int = 1) -> list[RecordRow]:
@@ -122,38 +117,19 @@ WHOLE = {
 }
 DAMAGE: dict[str, dict[str, Any]] = {
     "step NaN": {"step": float("nan")},
-    "step of text": {"step": "one"},
-    "step below 0": {"step": -1},
     "step too large": {"step": 10**30},
     "logprobs of text": {"logprobs": ["a", "b"]},
-    "logprobs of null": {"logprobs": [None, None]},
     "logprobs short": {"logprobs": [-0.5]},
-    "actor's logprobs no list": {"actor_logprobs": {"0": 1.0}},
-    "mask of text": {"loss_mask": "11"},
     "versions of fractions": {"versions": [0.5, 1.5]},
-    "ids of text": {"response_ids": ["a", "b"]},
     "ids below 0": {"response_ids": [-1, 2]},
-    "ids too large": {"response_ids": [1, 2**40]},
-    "prompt ids of text": {"prompt_ids": ["a"]},
     "no ids": {"response_ids": None},
     "turns null": {"turns": None},
-    "a turn of text": {"turns": ["a"]},
     "a turn without text": {"turns": [{}]},
-    "a turn's text a number": {"turns": [{"text": 1}]},
-    "a turn's start of text": {"turns": [{"text": "a", "start": "b"}]},
-    "results a number": {"turns": [{"text": "a", "results": 1}]},
-    "a result of text": {"turns": [{"text": "a", "results": ["b"]}]},
     "a result's code a number": {"turns": [{"text": "a", "results": [{"code": 1}]}]},
-    "a result's time of text": {"turns": [{"text": "a", "results": [{"run_s": "long"}]}]},
     "repairs a number": {"turns": [{"text": "a", "repairs": 1}]},
-    "reward of text": {"reward": "much"},
     "reward's parts a list": {"reward_info": [1.0]},
-    "accuracy of text": {"reward_info": {"acc": "yes"}},
-    "behaviour a list": {"behavior": [1]},
     "malformed a number": {"behavior": {"malformed": 1}},
-    "key a number": {"key": 1},
     "advantage of text": {"advantage": "large"},
-    "time of text": {"wall_s": "long"},
 }
 
 
@@ -173,40 +149,25 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
     assert "2 trajectories" in done.stdout
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path):
-    whole = RECORDS.read_bytes().splitlines(keepends=True)
-    (tmp_path / "file.jsonl").write_bytes(whole[0] + whole[1][:300])
-    assert len(open_source(tmp_path / "file.jsonl").rows) == 1
-
-
-def test_records_of_version_0_1_are_read(tmp_path: Path):
-    row = json.loads(RECORDS.read_text().splitlines()[0])
-    for key in ("prompt", "truth", "actor_logprobs", "advantage"):
-        del row[key]
-    (tmp_path / "old.jsonl").write_text(json.dumps(row) + "\n")
-    write_page([open_source(tmp_path / "old.jsonl")], tmp_path / "view.html", limit=10)
-    index, chunks = parts(tmp_path / "view.html")
-    assert index["rows"][0]["truth"] is None
-    assert chunks[0][0]["gap"] is None
-
-
 @pytest.mark.parametrize(
-    ("config", "file", "says"),
+    ("kind", "groups", "file", "reason"),
     [
-        ("[rollout]\nrecord_groups = 0\n", None, "rollout.record_groups = 0"),
-        ("[rollout]\nrecord_groups = 2\n", "", "the files in trajectories/ are empty"),
-        ("[rollout]\nrecord_groups = 2\n", None, "no file in trajectories/"),
-        ("[train]\nsteps = 2\n", None, "supervised fine-tuning samples no trajectories"),
+        ("rl", 0, None, "rollout.record_groups = 0"),
+        ("rl", 2, "", "the files in trajectories/ are empty"),
+        ("rl", 2, None, "no file in trajectories/"),
+        ("sft", 0, None, "supervised fine-tuning samples no trajectories"),
     ],
 )
-def test_a_run_without_trajectories_says_why(tmp_path: Path, config: str, file: str | None, says: str):
-    (tmp_path / "config.toml").write_text(config)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+def test_a_run_without_trajectories_names_the_reason(
+    tmp_path: Path, kind: str, groups: int, file: str | None, reason: str
+):
+    sections = {"rollout": {"record_groups": groups}} if kind == "rl" else {}
+    run = write_run(tmp_path / "run", kind=kind, rows=[{"step": 1, "loss": 2.0}], **sections)
     if file is not None:
-        (tmp_path / "trajectories").mkdir()
-        (tmp_path / "trajectories/trajectories.jsonl").write_text(file)
-    source = open_source(tmp_path)
-    assert says in source.why
+        (run / "trajectories").mkdir()
+        (run / "trajectories/trajectories.jsonl").write_text(file)
+    source = open_source(run)
+    assert reason in source.why
     assert [row["loss"] for row in source.metrics] == [2.0]
 
 

@@ -78,26 +78,26 @@ def test_the_address_is_loopbacks_and_answers_from_when_it_is_told(run: Path, mo
         def run(self, sockets: list[socket.socket]) -> None:
             served.append(sockets[0].getsockname()[0])
 
-    def tell(line: str) -> None:
+    def connect(line: str) -> None:
         port = re.search(r":(\d+)/", line)
         assert port is not None
         socket.create_connection(("127.0.0.1", int(port[1])), timeout=300).close()
 
     monkeypatch.setattr("uvicorn.Server", Server)
-    serve(live(run), 0, tell)
+    serve(live(run), 0, connect)
     assert served == ["127.0.0.1"]
 
 
 def test_a_page_has_its_port_again_so_that_a_browser_has_its_notes_again(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
-    told: list[str] = []
+    lines: list[str] = []
     for _ in range(2):
-        serve(live(run), 0, told.append)
-    ports = [int(found[1]) for line in told if (found := re.search(r":(\d+)/", line))]
+        serve(live(run), 0, lines.append)
+    ports = [int(found[1]) for line in lines if (found := re.search(r":(\d+)/", line))]
     assert ports[0] == ports[1] and ports[0] in OWN_PORTS
     with socket.create_server(("127.0.0.1", ports[0])):
-        serve(live(run), 0, told.append)
-    assert f":{ports[0]}/" not in told[2]
+        serve(live(run), 0, lines.append)
+    assert f":{ports[0]}/" not in lines[2]
 
 
 @pytest.mark.parametrize(

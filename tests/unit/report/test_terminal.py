@@ -1,20 +1,22 @@
-"""What `retool watch` shows, and what it warns of."""
+"""`retool watch`, `retool runs` and the alarms, as a user meets them."""
 
 import io
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
+from retool_mcore.cli.main import all_commands
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.report.build import make_report
 from retool_mcore.report.document import Text
-from retool_mcore.report.record import read_run
-from retool_mcore.report.state import state_of
-from retool_mcore.report.table import runs_table
+from retool_mcore.report.record import read_run, state_of
+from retool_mcore.report.terminal import find_runs, frame, runs_table, watch
 from retool_mcore.report.warnings import AlarmLines, alarms, warnings_of
-from retool_mcore.report.watch import frame, watch
 from retool_mcore.run.folder import lock_run
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
@@ -50,7 +52,7 @@ def test_a_running_one_has_its_time_left_and_no_command(tmp_path: Path):
     run = write_run(tmp_path / "run", rows=steps(4, seconds=600.0))
     with lock_run(run):
         text = shown(run)
-    assert "step 4 of 10, steps, 1 h 0 min left" in text and "go on" not in text
+    assert "step 4 of 10, steps, 1 h 0 min left" in text and "next:" not in text
 
 
 def test_the_stages_of_a_start_are_shown_until_the_first_step(tmp_path: Path):
@@ -95,13 +97,6 @@ def test_a_rising_mismatch_is_told_where_it_matters(tmp_path: Path, first: float
     assert ("the engine drifts from the actor" in "".join(found)) is warns
 
 
-def test_a_mismatch_that_is_there_from_the_first_step_is_told(tmp_path: Path):
-    for kl, warns in ((-0.06, True), (0.04, False)):
-        rows = [{**row, "rollout_corr/kl": kl} for row in steps(1)]
-        found = warned(write_run(tmp_path / f"run{kl}", rows=rows, train={"steps": 20}))
-        assert ("engine and actor disagree: rollout_corr/kl is" in "".join(found)) is warns
-
-
 NEWEST = {
     "loss is not finite": ({"loss": float("nan")}, "loss of step 6 is not finite"),
     "outages": ({"rollout/dropped": 3.0}, "outages dropped 3 trajectories in step 6"),
@@ -120,7 +115,6 @@ def test_what_is_wrong_with_the_newest_step_is_told(tmp_path: Path, case: str):
 
 
 ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no alarm
-    "no gradient": ({"grad_norm": 0.0}, "grad_norm of step 1 is 0: the step has changed no weight", {"grad_norm": 0.1}),
     "no gradient in RL": (
         {"actor/grad_norm": 0.0},
         "grad_norm of step 1 is 0: the step has changed no weight",
@@ -181,7 +175,7 @@ def test_a_run_that_learns_nothing_is_called_failing_by_every_tool(tmp_path: Pat
     report, _ = make_report([run])
     [of_report] = [section for section in report.sections if section.title == "Warnings"]
     console = Console(file=io.StringIO(), width=400)
-    AlarmLines(console, load_config(RlConfig, Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml")).tell(run.rows)
+    AlarmLines(console, load_config(RlConfig, Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml")).print(run.rows)
     assert isinstance(console.file, io.StringIO)
     for each in sentences:
         assert each in frame_of_watch and ("run", each) in of_runs
@@ -208,19 +202,13 @@ def test_the_terminal_of_a_run_gets_each_alarm_once():
     console = Console(file=io.StringIO(), width=200)
     config = load_config(RlConfig, Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml")
     lines = AlarmLines(console, config)
-    lines.tell(steps(1, grad_norm=0.0))
-    lines.tell(steps(2, grad_norm=0.0, **{"val/accuracy": 0.0}))
+    lines.print(steps(1, grad_norm=0.0))
+    lines.print(steps(2, grad_norm=0.0, **{"val/accuracy": 0.0}))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "warning: grad_norm of step 1 is 0: the step has changed no weight",
         "warning: every answer of step 2's validation is wrong",
     ]
-
-
-def test_a_killed_run_says_so_first(tmp_path: Path):
-    run = write_run(tmp_path / "run", rows=steps(6))
-    assert warned(run, running=False)[0] == "not running, stopped after step 6; no checkpoint"
-    assert "go on: retool rl " in shown(run)
 
 
 def test_names_of_runs_are_no_markup_of_the_terminal(tmp_path: Path):
@@ -234,3 +222,61 @@ def test_an_output_that_is_no_terminal_gets_one_frame(tmp_path: Path):
         out = io.StringIO()
         watch(run, Console(file=out, width=110), once=False)
     assert out.getvalue().count("step 2 of 10") == 1
+
+
+def retool(*argv: object) -> Result:
+    return CliRunner().invoke(all_commands(), [str(each) for each in argv])
+
+
+@pytest.mark.parametrize("command", [("report", "--out", "x.html"), ("watch",)])
+@pytest.mark.parametrize("folder", ["nowhere", "foreign", "damaged"])
+def test_a_folder_that_is_no_whole_run_is_one_error(tmp_path: Path, command: tuple[str, ...], folder: str):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.toml").write_text("[tool]\nx = 1\n")
+    (write_run(tmp_path / "damaged") / "metrics.jsonl").write_bytes(b"\x00\n")
+    done = retool(command[0], tmp_path / folder, *command[1:])
+    assert done.exit_code == 2 and not done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and folder in done.stderr
+
+
+def test_control_characters_of_a_name_reach_no_terminal_and_no_report(tmp_path: Path):
+    run = write_run(tmp_path / "a\x1b[31mb", run={"name": "a\x1b]0;title\x07b"}, rows=steps(2))
+    printed = [retool("runs", tmp_path), retool("watch", run), retool("report", run, "--out", tmp_path / "r.md")]
+    for done in printed:
+        assert done.exit_code == 0 and "\x1b" not in done.output and "\x07" not in done.output, done.output
+    assert not {"\x1b", "\x07"} & set((tmp_path / "r.md").read_text())
+
+
+def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
+    shutil.copytree(QUICKSTART / "tool_rl", tmp_path / "a" / "tool_rl")
+    write_run(tmp_path / "[red]half", run={"name": "half"}, rows=steps(4, accuracy=0.25, tokens_per_s=1234.0))
+    write_run(tmp_path / "now", kind="sft", rows=steps(2))
+    (write_run(tmp_path / "[i]torn", run={"name": "torn"}) / "metrics.jsonl").write_text("{\n")
+    with lock_run(tmp_path / "now"):
+        done = retool("runs", tmp_path)
+    assert done.exit_code == 0
+    cells = {}
+    for line in done.stdout.splitlines():
+        row = [cell for cell in re.split(r"\s{2,}", line) if cell]
+        cells.setdefault(row[0], row)  # the commands follow
+    assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24/24", "0.938"]
+    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4/10", "0.250", "1,234"]
+    assert cells["now"][1:4] == ["sft", "running", "steps"] and cells["now"][7].endswith("left")
+    assert cells["[i]torn"][2] == "damaged"
+    assert f"[red]half  retool rl '{tmp_path}/[red]half/config.toml'" in done.stdout
+    assert f"now        retool watch {tmp_path}/now" in done.stdout
+
+
+def test_runs_are_a_line_each_on_a_terminal_of_80_columns():
+    said = io.StringIO()
+    table, _, _ = runs_table(QUICKSTART, find_runs(QUICKSTART))
+    Console(width=80, file=said).print(table)
+    lines = said.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "sft", "text_rl", "tool_rl"]
+    assert all("exported" in line and line.rstrip().endswith("ago") for line in lines[1:])
+
+
+def test_runs_of_an_empty_or_missing_folder_is_one_error(tmp_path: Path):
+    for root, words in ((tmp_path, "holds no runs"), (tmp_path / "nowhere", "is not a folder")):
+        done = retool("runs", root)
+        assert done.exit_code == 2 and words in done.stderr

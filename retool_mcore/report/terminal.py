@@ -1,4 +1,7 @@
-"""`retool watch`: live view of one run in the terminal, based only on the files that it writes."""
+"""`retool watch` and `retool runs`: one run, or all runs of a folder, in the terminal.
+
+Both read only the files that runs write.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -6,19 +9,30 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from retool_mcore.report.numbers import duration, number
-from retool_mcore.report.record import METRICS, MetricsFile, RunRecord, read_run
-from retool_mcore.report.state import State, stage_of_start, state_of
-from retool_mcore.report.table import COLOURS
+from retool_mcore.errors import DataError
+from retool_mcore.report.numbers import duration, number, share
+from retool_mcore.report.record import (
+    METRICS,
+    MetricsFile,
+    RunRecord,
+    State,
+    read_run,
+    runs_below,
+    stage_of_start,
+    state_of,
+)
 from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.start import WORDS
 from retool_mcore.run.status import printable
 
+COLOURS = {"running": "green", "ended": "default", "killed": "red", "not started": "yellow", "damaged": "red"}
+NONE = "-"
 LOOK_EVERY_S = 1.0
 SPARK_WIDTH = 40
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -86,7 +100,7 @@ def frame(run: RunRecord, state: State, now_s: float) -> RenderableType:
         parts += [Text(), _metrics(run)]
     parts += [Text(), *_warnings(warnings_of(run, state, now_s))]
     if state.name != "running":
-        parts += [Text(printable(f"go on: {state.go_on}"), style="dim", overflow="fold")]
+        parts += [Text(printable(f"next: {state.next_command}"), style="dim", overflow="fold")]
     title = Text.assemble((run.name, "bold"), f"  {run.kind}  ", (state.name, COLOURS[state.name]))
     return Panel(Group(*parts), title=title, title_align="left", subtitle=Text(printable(str(run.path)), style="dim"))
 
@@ -148,3 +162,55 @@ def _warnings(found: Sequence[str]) -> list[Text]:
     if not found:
         return [Text("no warnings", style="dim")]
     return [Text(f"! {each}", style="yellow", overflow="fold") for each in found]
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Return the runs under ``root``. Raises DataError if there are none."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder. Name the one that run.root says, or a run's own.")
+    found = runs_below(root)
+    if not found:
+        raise DataError(f"{root} holds no runs: no folder in it has a config.toml. Name the folder that run.root says.")
+    return found
+
+
+def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return a table with one row per run, the runs' warnings, and their next commands.
+
+    Warnings and commands are pairs of a run's label and a text. A damaged run gets a row with the
+    error.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0))  # fits 80 columns; only a long stage wraps
+    for heading in ("run", "kind", "state", "stage", "step", "accuracy", "tokens/s", "last step"):
+        right = heading in ("step", "accuracy", "tokens/s")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "stage")
+    commands: list[tuple[str, str]] = []
+    warnings: list[tuple[str, str]] = []
+    for path in paths:
+        label = printable(str(path.relative_to(root)) if path != root else path.name or str(path))
+        try:
+            run = read_run(path)
+        except DataError as error:
+            table.add_row(escape(label), NONE, _coloured("damaged"), escape(printable(str(error))), *[NONE] * 4)
+            continue
+        state = state_of(run)
+        table.add_row(escape(label), run.kind, _coloured(state.name), escape(state.stage), *_numbers(run, state))
+        commands.append((label, state.next_command))
+        warnings += [(label, each) for each in warnings_of(run, state, time.time())]
+    return table, warnings, commands
+
+
+def _coloured(state: str) -> str:
+    return f"[{COLOURS[state]}]{state}[/]"
+
+
+def _numbers(run: RunRecord, state: State) -> tuple[str, str, str, str]:
+    accuracies, rates = run.values("accuracy"), run.values("tokens_per_s")
+    if state.seconds_left is not None:
+        when = f"{duration(state.seconds_left)} left"
+    elif run.rows and "unix_s" in run.rows[-1]:
+        when = f"{duration(max(0.0, time.time() - run.rows[-1]['unix_s']))} ago"
+    else:
+        when = NONE
+    accuracy = share(accuracies[-1]) if accuracies else NONE
+    return f"{run.step}/{run.steps}", accuracy, number(rates[-1]) if rates else NONE, when
