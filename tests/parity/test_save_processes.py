@@ -17,7 +17,7 @@ from retool_mcore.run import saving
 from retool_mcore.run.export import export
 from retool_mcore.run.folder import explain_full_disk
 from retool_mcore.verl.checkpoint import Writer
-from tests.unit.run.test_checkpoint_files import run_in, steps
+from tests.unit.run.test_checkpoints import run_in, steps
 
 
 def test_a_full_folder_of_temporary_files_is_named_and_not_the_checkpoint(

@@ -14,6 +14,7 @@ import uvicorn
 from retool_mcore.report.view.page import write_page
 from retool_mcore.report.view.serve import LivePage, live_app
 from retool_mcore.report.view.sources import open_source
+from tests.unit.report.generated import write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -66,9 +67,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut = "first\n[... about 120 tokens cut here ...]\nlast"
     call["results"] = [{**call["results"][0], "shown": cut, "cut_tokens": 120}]
     (folder / "made.jsonl").write_text(sampled({**RECORD, "turns": [call, *RECORD["turns"][1:]]}, prompt=3, sample=0))
-    (folder / "sft").mkdir()
-    (folder / "sft/config.toml").write_text("[train]\nsteps = 2\n")
-    (folder / "sft/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
+    write_run(folder / "sft", kind="sft", rows=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}])
     paths = (RUN, *(folder / name for name in ("second", "aime", "made.jsonl", "sft")))
     write_page([open_source(path) for path in paths], folder / "view.html", limit=1000)
     return folder / "view.html"
@@ -317,8 +316,7 @@ def test_the_start_page_draws_noise_flat_and_a_reward_of_0(browser: Any, tmp_pat
         {"step": n, "loss": 2 + n % 2 / 100, "accuracy": 0.0, "lr": 1e-5, "critic/rewards/mean": 0.0}
         for n in range(1, 9)
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "config.toml").write_text("[train]\nsteps = 8\n")
+    write_run(tmp_path, kind="sft", rows=rows)
     write_page([open_source(tmp_path)], tmp_path / "view.html", limit=10)
     text = show(browser, tmp_path / "view.html", "")
     for title in ("Accuracy, train", "Reward", "Loss, train", "Name and folder", "Steps with metrics"):

@@ -11,6 +11,7 @@ from retool_mcore.report.view.page import write_page
 from retool_mcore.report.view.sources import open_source
 from tests.nightly.report import test_browser
 from tests.nightly.report.test_browser import RECORD, count, place, press, show, wait
+from tests.unit.report.generated import write_run
 
 browser, pytestmark = test_browser.browser, test_browser.pytestmark
 
@@ -40,7 +41,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for row in rows:
             file.write(json.dumps({**RECORD, **row, "reward_info": {"acc": row["acc"]}, "reward": row["acc"]}) + "\n")
     metrics = [{"step": step, "reward": 0.5, "rollout/dropped": 0.0} for step in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    write_run(folder, rows=metrics)
     write_page([open_source(folder)], folder / "view.html", limit=100)
     return folder / "view.html"
 

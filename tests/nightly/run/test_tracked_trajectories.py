@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.nightly.run.test_trackers import wandb_records
-from tests.unit.run.test_tracked_trajectories import row, write_two_steps
+from tests.unit.run.test_trackers import row, write_two_steps
 
 
 def test_wandb_has_a_table_in_the_row_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,13 +1,17 @@
-"""One writer of a run's folder, and files that are whole or not there."""
+"""One writer of a run's folder, files that are whole or absent, and the record of the machine."""
 
 import fcntl
 import os
 import stat
 import threading
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.run.environment import read_environment, write_environment
 from retool_mcore.run.folder import is_locked, lock_run, replacing, require_free, write_whole
 
 
@@ -55,3 +59,23 @@ def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path):
     with lock_run(tmp_path):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_versions_and_hardware_are_written_and_read(tmp_path: Path):
+    write_environment(tmp_path, get_platform("cpu"))
+    found = read_environment(tmp_path)
+    assert found["versions"]["torch"] == version("torch") and found["versions"]["verl"] == version("verl")
+    assert int(found["hardware"]["cores"]) > 0 and found["hardware"]["memory"].endswith(" GiB")
+
+
+def test_an_error_while_reading_the_hardware_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    platform = get_platform("cpu")
+
+    def facts() -> dict[str, str]:
+        raise PlatformError("GPU 3 is taken")
+
+    monkeypatch.setattr(platform, "facts", facts)
+    write_environment(tmp_path, platform)
+    assert read_environment(tmp_path)["hardware"]["devices"].startswith("unknown: ")
+    (tmp_path / "environment.json").write_text("{")
+    assert read_environment(tmp_path) == {}

@@ -17,12 +17,12 @@ from rich.console import Console
 from retool_mcore.config import EvaluationConfig, SftConfig, load_config, load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import cases
-from retool_mcore.evaluate.cases import default_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.machine import settings
 from retool_mcore.run import trackers
 from retool_mcore.run.metrics import MetricWriter, read_metrics
 from retool_mcore.run.status import notes, notes_on
+from retool_mcore.run.trackers import Trace
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -113,23 +113,13 @@ def test_a_run_that_starts_over_begins_another(tmp_path: Path, fake: type[Fake])
     assert fake.opened == ["", "id1", ""]
 
 
-def test_no_tracker_at_all_leaves_the_metrics_file(tmp_path: Path):
-    config = load_config(
-        SftConfig, SFT, [f"run.root={tmp_path.parent}", f"run.name={tmp_path.name}", "run.trackers=[]"]
-    )
-    trackers.check_trackers(config)
-    three_steps_and_a_resume(config)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
-def test_what_is_not_installed_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_tracker_that_is_not_installed_is_an_error_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also where a folder of that name lies in the working directory: Python finds that one."""
     for found in (None, SimpleNamespace(origin=None)):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
-        first = next(settings(run_in(tmp_path, name), get_platform("cpu")))
-        assert first.severity == "missing" and f'names "{name}"' in first.text
-        assert f"pip install 'retool_mcore[{name}]'" in first.text
+        first = next(settings(run_in(tmp_path, "mlflow"), get_platform("cpu")))
+        assert first.severity == "missing" and 'names "mlflow"' in first.text
+        assert "pip install 'retool_mcore[mlflow]'" in first.text
 
 
 @pytest.mark.parametrize(
@@ -137,12 +127,9 @@ def test_what_is_not_installed_is_told_at_the_start(tmp_path: Path, monkeypatch:
     [
         ({}, {}, True),
         ({"WANDB_MODE": "offline"}, {}, False),
-        ({"WANDB_MODE": "online"}, {}, True),
         ({"WANDB_API_KEY": "k"}, {}, False),
         ({}, {".netrc": "machine api.wandb.ai login user password k\n"}, False),
-        ({}, {".netrc": "machine example.org login user password k\n"}, True),
         ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine api.wandb.ai login user password k\n"}, True),
-        ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine example.org login user password k\n"}, False),
     ],
 )
 def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
@@ -165,11 +152,6 @@ def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
         trackers.check_trackers(config)
 
 
-def test_an_unknown_tracker_is_one_clear_error():
-    with pytest.raises(ConfigError, match="choose one of 'tensorboard', 'wandb', 'swanlab' or 'mlflow'"):
-        load_config(SftConfig, SFT, ['run.trackers=["comet"]'])
-
-
 def test_an_evaluation_logs_each_case_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -190,5 +172,43 @@ def test_an_evaluation_logs_each_case_once(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-def test_an_evaluation_without_a_configuration_has_no_trackers():
-    assert default_config("owner/name", []).run.trackers == []
+HOSTILE = "# <script>alert(1)</script>\n![x](http://example.org)"
+
+
+def row(name: str, right: bool) -> Trace:
+    return {
+        "trajectory": name,
+        "prompt": f"What is 6 times 7?\n{HOSTILE}",
+        "response": "42",
+        "extracted": None if not right else "42",
+        "right": right,
+        "reward": 1.0 if right else -1.0,
+        "calls": 2,
+    }
+
+
+def write_two_steps(folder: Path, tracker: str) -> None:
+    """Step 1 with two trajectories, step 2 with none; after a resume step 2 again, with one."""
+    config = run_in(folder, tracker)
+    writer = MetricWriter(config, resumed_step=0)
+    writer.write(1, {"loss": 1.0}, [row("a", False), row("b", True)])
+    writer.write(2, {"loss": 2.0})
+    writer.close()
+    time.sleep(1.1)  # wandb and SwanLab name a start's folder by the second
+    writer = MetricWriter(config, resumed_step=1)
+    writer.write(2, {"loss": 3.0}, [row("again", True)])
+    writer.close()
+
+
+def test_tensorboard_has_a_text_for_each_that_is_no_markup(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_two_steps(tmp_path, "tensorboard")
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    tags = [f"trajectories/{number}/text_summary" for number in (1, 2)]
+    assert set(board.Tags()["tensors"]) == set(tags)
+    events = [(event.step, event.tensor_proto.string_val[0].decode()) for event in board.Tensors(tags[0])]
+    assert [step for step, _ in events] == [1, 2]
+    assert "    trajectory: a, extracted: None, right: False" in events[0][1]
+    assert "\n    # <script>alert(1)</script>\n    ![x](http" in events[0][1], "four spaces: code, no markup"
