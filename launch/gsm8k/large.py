@@ -38,7 +38,7 @@ from solutions import Literal, Solution, evaluate, literals, parse, word_values
 from texts import AGES, AVERAGE, explained_constants, numbers_in, replace_numbers, rewrite
 from traces import ROWS_AT_ONCE, problem_rows, texts_of
 
-from retool_mcore.cli.common import guarded, output_named, tell, with_bar
+from retool_mcore.cli.common import echo, guarded, output_named, with_bar
 from retool_mcore.cli.data import JSON_LINES, Limit, Rejects, rows_of, write_report
 from retool_mcore.data.split import ORIGINAL
 from retool_mcore.data.verify import ConversionReport, Rejected
@@ -375,7 +375,7 @@ def main(
     report = with_bar(run, len(rows) * draws)
     write_report(report, out, rejects)
     counts = Counter(str(reject["reason"]).partition(":")[0] for reject in report.rejects)
-    tell("\n".join(f"{count} rejected: {reason}" for reason, count in counts.most_common()))
+    echo("\n".join(f"{count} rejected: {reason}" for reason, count in counts.most_common()))
 
 
 if __name__ == "__main__":

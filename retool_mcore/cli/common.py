@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from retool_mcore.cli import tell_of_end
+from retool_mcore.cli import print_ended_by
 from retool_mcore.config.base import is_table
 from retool_mcore.config.reference import reference
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
@@ -28,47 +28,51 @@ from retool_mcore.run.ending import Ended
 from retool_mcore.run.folder import refused_write
 from retool_mcore.run.status import print_text
 
-Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
+Config = Annotated[Path, typer.Argument(help="a run file, such as configs/rl_tiny_cpu.toml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="resolve through verl, print what differs from its defaults, start nothing")
+    bool, typer.Option("--dry-run", help="check the settings, print what differs from verl's defaults, start nothing")
 ]
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
 ]
 ProblemColumns = Annotated[
     list[str] | None,
-    typer.Option("--problem", help="Column of the problem; twice for a body and its question.", show_default=False),
+    typer.Option(
+        "--problem", help="Column of the problem; give it twice for a body and its question.", show_default=False
+    ),
 ]
 AnswerColumn = Annotated[str, typer.Option("--answer", help="Column of the ground truth.", show_default=False)]
 BoxColumn = Annotated[
     str,
-    typer.Option("--solution-box", help="Column of a solution whose last box is the truth.", show_default=False),
+    typer.Option(
+        "--solution-box", help="Column of a solution whose last \\boxed{} is the ground truth.", show_default=False
+    ),
 ]
-ChatTemplate = Annotated[str, typer.Option(help="As model.chat_template of a run.", show_default=False)]
+ChatTemplate = Annotated[str, typer.Option(help="Like model.chat_template of a run.", show_default=False)]
 TemplateArgs = Annotated[
-    str, typer.Option(help="As model.template_args: '{ enable_thinking = false }'.", show_default=False)
+    str, typer.Option(help="Like model.template_args of a run: '{ enable_thinking = false }'.", show_default=False)
 ]
 
-WIDTH_OF_A_LOG = 120
+LOG_WIDTH = 120
 
-_FULL = "no space is left{place}. What was complete before is kept; free some, then run the same command again."
-_CLOSED = "the rights of a file or folder do not allow it{place}. Name another place, or change its rights."
-_NO_FOLDER = "a folder was to be there, and it is a file{place}. Name another place."
-_FILES = "too many files are open{place}. Raise the limit (ulimit -n 65536), then run the same command again."
-OF_THE_MACHINE = {  # errors of the machine or its user, not bugs: errno -> message
+_FULL = "no space is left{place}. Complete files are kept. Free some space, then run the same command again."
+_CLOSED = "permission denied{place}. Choose another path, or change its permissions."
+_NO_FOLDER = "a folder is needed, but this is a file{place}. Choose another path."
+_FILES = "too many open files{place}. Raise the limit (ulimit -n 65536), then run the same command again."
+OS_ERRORS = {  # errors of the machine or its user, not bugs: errno -> message
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
-    errno.EFBIG: "a file would be larger than this shell allows{place}. Lift the limit (ulimit -f unlimited), then run "
-    "the same command again.",
+    errno.EFBIG: "this shell limits the size of files{place}. Remove the limit (ulimit -f unlimited), then run the "
+    "same command again.",
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
-    errno.EROFS: "the file system is read-only{place}. Name another place, or mount it for writing.",
-    errno.EISDIR: "a file was to be written, and a folder is there{place}. Name a file.",
+    errno.EROFS: "the file system is read-only{place}. Choose another path, or mount it for writing.",
+    errno.EISDIR: "a file is needed, but this is a folder{place}. Choose another path.",
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: _NO_FOLDER,  # mkdir found a file
-    errno.ENAMETOOLONG: "the name is too long{place}. Name a shorter one.",
-    errno.ELOOP: "a link leads back to itself{place}. Name another place, or correct the link.",
+    errno.ENAMETOOLONG: "the name is too long{place}. Choose a shorter one.",
+    errno.ELOOP: "a symbolic link points to itself{place}. Choose another path, or correct the link.",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }
@@ -81,7 +85,7 @@ OTHER_RANKS_WAIT_S = 30.0
 def guarded(function: F) -> F:
     """Decorate a command: print errors as one line and exit with 2 or 3; exit with 130 on Ctrl-C.
 
-    This covers ReToolError and the OSErrors in OF_THE_MACHINE. Any other exception is a bug of ours
+    This covers ReToolError and the OSErrors in OS_ERRORS. Any other exception is a bug of ours
     and propagates.
     """
 
@@ -92,7 +96,7 @@ def guarded(function: F) -> F:
         except Ended:  # has printed its message already
             raise
         except BaseException as error:
-            code = _told(error)
+            code = _report(error)
             if code is None:
                 raise
             raise typer.Exit(code) from error
@@ -100,11 +104,11 @@ def guarded(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-def _told(error: BaseException) -> int | None:
+def _report(error: BaseException) -> int | None:
     """Print ``error`` as one line and return the exit code; None if it is a bug of ours."""
     if number := exit_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
         discard_closed_terminal()
-        tell_of_end(number)
+        print_ended_by(number)
         return 128 + number
     if isinstance(error, ReToolError):
         rank = os.environ.get("RANK", "0")
@@ -112,29 +116,29 @@ def _told(error: BaseException) -> int | None:
             # Most errors hit all ranks alike. Local rank 0 prints the error; torchrun then kills
             # the other ranks while they wait here.
             time.sleep(OTHER_RANKS_WAIT_S)
-        tell(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
+        echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
         return EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
     if isinstance(error, OSError):
-        tell_of_machine(error)
+        print_os_error(error)
         return EXIT_USER_ERROR
     if isinstance(error, Exception) and (number := refused_write(error)):  # a library's own exception class
-        tell_of_machine(OSError(number, ""))
+        print_os_error(OSError(number, ""))
         return EXIT_USER_ERROR
     return None
 
 
-def tell(text: str, *, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """Print text for the user, wrapped between words on a terminal."""
     print_text(Console(stderr=err), text)
 
 
-def tell_of_machine(error: OSError) -> None:
-    """Print an OSError in OF_THE_MACHINE as one line; raise any other ``error``."""
-    if error.errno not in OF_THE_MACHINE:
+def print_os_error(error: OSError) -> None:
+    """Print an OSError in OS_ERRORS as one line; raise any other ``error``."""
+    if error.errno not in OS_ERRORS:
         raise error
     named = error.filename2 or error.filename  # for a rename, the target
     place = f" ({named})" if named else ""
-    tell(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
+    echo(f"error: {OS_ERRORS[error.errno].format(place=place)}", err=True)
     try:
         sys.stdout.flush()
     except (OSError, AttributeError):  # stdout is full or closed: let Python's final flush succeed
@@ -144,9 +148,9 @@ def tell_of_machine(error: OSError) -> None:
 def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> Path:
     """Return ``out``. Raises ConfigError if its suffix is not ``ending`` or it is a source file."""
     if out.suffix != ending:
-        raise ConfigError(f"--out {out}: {ending} is written here, by the end of the name. Name {out.name}{ending}.")
+        raise ConfigError(f"--out {out}: the name must end in {ending}. Use --out {out.name}{ending}.")
     if any(Path(source).exists() and out.exists() and out.samefile(source) for source in sources):
-        raise ConfigError(f"--out {out} is what is read, and would be overwritten. Name another file.")
+        raise ConfigError(f"--out {out} is also an input and would be overwritten. Choose another file.")
     return out
 
 
@@ -209,7 +213,7 @@ def _refuse_key_of_verl(override: str) -> None:
     if ours:
         raise ConfigError(f"{key} is verl's name. Write {ours[0]}={value}")
     if key.startswith(("actor_rollout_ref.", "trainer.")):
-        raise ConfigError(f"{key} is a key of verl: {reason(key)}.")
+        raise ConfigError(f"{key} is a key of verl: {reason(key)[1]}.")
 
 
 def template_args_of(text: str) -> dict[str, Any]:
@@ -218,13 +222,13 @@ def template_args_of(text: str) -> dict[str, Any]:
     with contextlib.suppress(tomllib.TOMLDecodeError):
         value = tomllib.loads(f"v = {text or '{}'}")["v"]
     if not is_table(value):
-        raise ConfigError(f"--template-args {text} is no table of TOML. An example is '{{ enable_thinking = false }}'")
+        raise ConfigError(f"--template-args {text} is not a TOML table, such as '{{ enable_thinking = false }}'")
     return value
 
 
 def wide_console() -> Console:
     """Return a console for tables: as wide as the terminal, or 120 columns in a log."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
+    return Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 def with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import guarded, tell, unless_named
+from retool_mcore.cli.common import echo, guarded, unless_named
 from retool_mcore.config.reference import RUNS, Entry, reference
 from retool_mcore.errors import ConfigError
 
@@ -19,7 +19,7 @@ INDENT = " " * 4
 
 @app.callback()
 def config() -> None:
-    """Explain the keys of a run file, or make one of verl's.
+    """Explain the keys of a run file, or convert one from verl.
 
     `explain` is the default command and may be left out.
     """
@@ -33,10 +33,10 @@ def explain(
     ] = None,
     *,
     explain: Annotated[
-        bool, typer.Option("--explain", help="print type, default and meaning of keys; may be left out")
+        bool, typer.Option("--explain", help="print type, default and meaning of keys; this is the default")
     ] = True,
     run: Annotated[
-        Literal["sft", "rl"] | None, typer.Option(help="only what this kind of run has", show_default=False)
+        Literal["sft", "rl"] | None, typer.Option(help="only keys of this kind of run", show_default=False)
     ] = None,
 ) -> None:
     """Explain the keys of a run file: all, those of one section, or one."""
@@ -49,20 +49,24 @@ def explain(
 @app.command("from-verl")
 @guarded
 def from_verl(
-    file: Annotated[Path, typer.Argument(help="verl's run script, its YAML, or a text of overrides, one a line")],
+    file: Annotated[
+        Path, typer.Argument(help="verl's run script, its YAML, or a text file with one override per line")
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="further overrides of verl's, key=value", show_default=False)
+        list[str] | None, typer.Argument(help="further overrides of verl, key=value", show_default=False)
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="the run file; printed by default", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the run file to write; printed by default", show_default=False)
+    ] = None,
     platform: Annotated[
-        str | None, typer.Option(help="run.platform of the run file; that of verl's trainer.device by default")
+        str | None, typer.Option(help="run.platform of the run file; by default, what trainer.device says")
     ] = None,
 ) -> None:
-    """Make a run file of verl's settings for RL.
+    """Convert verl's settings for RL to a run file.
 
-    Each value has its origin in a comment. What has no counterpart stands at the end, with the
-    reason. docs/from_verl.md has the whole mapping.
+    A comment names the source of each value. Keys without a counterpart are listed at the end, with
+    the reason. docs/from_verl.md has the whole mapping.
     """
     from retool_mcore.cli.from_verl import convert
     from retool_mcore.data.files import replacing
@@ -73,9 +77,9 @@ def from_verl(
     else:
         with replacing(out) as draft:
             Path(draft).write_text(made.toml(), encoding="utf-8")
-        typer.echo(f"wrote {out}: {len(made.settings)} settings, {len(made.notes)} keys without one")
+        typer.echo(f"wrote {out}: {len(made.settings)} settings, {len(made.notes)} keys without a setting")
     for item in made.todo:
-        tell(f"to do: {item}", err=True)
+        echo(f"to do: {item}", err=True)
 
 
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:
@@ -85,8 +89,8 @@ def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry
     """
     if name.endswith(".toml") or Path(name).is_file():
         raise ConfigError(
-            f"{name}: keys are explained here, not a run file. `retool rl {name} --dry-run`, or sft, checks one and "
-            "prints what it sets."
+            f"{name} is a run file, and this command explains keys. To check the file, run `retool rl {name} "
+            "--dry-run`, or `retool sft`."
         )
     name = name.strip("[]").partition("=")[0]
     found = [entry for entry in entries if name in ("", entry.key, entry.section)]

@@ -18,9 +18,9 @@ from retool_mcore.cli.common import (
     Commands,
     ProblemColumns,
     TemplateArgs,
+    echo,
     guarded,
     output_named,
-    tell,
     template_args_of,
     with_bar,
 )
@@ -39,19 +39,19 @@ PARQUET, JSON_LINES = ".parquet", ".jsonl"
 Out = Annotated[Path, typer.Option(help="Parquet file to write.")]
 Rejects = Annotated[
     Path | None,
-    typer.Option(help="JSON lines of what did not survive, with the reason; OUT.rejects.jsonl by default."),
+    typer.Option(help="JSON lines of rejected rows, with the reason; OUT.rejects.jsonl by default."),
 ]
 RejectBad = Annotated[
-    bool, typer.Option("--reject-bad", help="Rows that cannot be read become rejects; otherwise the first is an error.")
+    bool, typer.Option("--reject-bad", help="Reject rows that cannot be read; without it, the first is an error.")
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first rows.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Read only the first rows.")]
 Part = Literal["sft", "rl", "validation"]
 PartOption = Annotated[
     Part | None,
-    typer.Option(help="Only one part of a training set, by the question; the parts are disjoint.", show_default=False),
+    typer.Option(help="Read only one of three disjoint parts, split by problem.", show_default=False),
 ]
-SftShare = Annotated[float, typer.Option(min=0.0, max=1.0, help="The share of problems that are in part sft.")]
-Split = Annotated[str | None, typer.Option(help="Of a folder or hub data set: only files whose name holds this.")]
+SftShare = Annotated[float, typer.Option(min=0.0, max=1.0, help="Fraction of problems in part sft.")]
+Split = Annotated[str | None, typer.Option(help="Of several files, read only those whose name contains this.")]
 
 
 @app.callback()
@@ -62,29 +62,29 @@ def data() -> None:
 @app.command()
 @guarded
 def task(
-    directory: Annotated[Path, typer.Argument(help="Where to write it; made if missing.")],
-    seed: Annotated[int, typer.Option(help="Another seed gives other numbers and other initial weights.")] = 0,
+    directory: Annotated[Path, typer.Argument(help="Folder to write; created if missing.")],
+    seed: Annotated[int, typer.Option(help="Seed of the numbers and the initial weights.")] = 0,
 ) -> None:
     """Write the quickstart's task: a tiny model and its SFT, RL and evaluation data."""
     from retool_mcore.data.tasks import make_task
 
     made = make_task(directory, seed)
-    typer.echo(f"{directory}: {'written' if made else 'already there and whole'}, seed {seed}")
+    typer.echo(f"{directory}: {'written' if made else 'already complete'}, seed {seed}")
 
 
 @app.command()
 @guarded
 def model(
     file: Annotated[Path, typer.Argument(help="A GGUF file of an instruct model.", show_default=False)],
-    directory: Annotated[Path, typer.Argument(help="Where to write it; made if missing.", show_default=False)],
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of the weights written.")] = "bfloat16",
+    directory: Annotated[Path, typer.Argument(help="Folder to write; created if missing.", show_default=False)],
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Data type of the weights.")] = "bfloat16",
 ) -> None:
-    """Write a GGUF file as a Hugging Face folder: weights, tokenizer, chat template, eos ids."""
+    """Convert a GGUF file to a Hugging Face folder: weights, tokenizer, chat template, EOS ids."""
     os.environ["TQDM_DISABLE"] = "1"  # before importing tqdm: hides transformers' progress bars
     from retool_mcore.data.gguf_model import write_gguf_model
 
     made = write_gguf_model(file, directory, dtype)
-    typer.echo(f"{directory}: {'written' if made else 'already there and whole'}, {dtype}")
+    typer.echo(f"{directory}: {'written' if made else 'already complete'}, {dtype}")
 
 
 @app.command()
@@ -94,10 +94,10 @@ def protocol(
     chat_template: ChatTemplate = "",
     template_args: TemplateArgs = "",
 ) -> None:
-    """Print the tool protocol that a model serves: hermes, qwen3_coder or retool.
+    """Print the tool protocol that a model supports: hermes, qwen3_coder or retool.
 
-    Hermes where tokenizer and chat template serve it and the model has met its tags in training.
-    The word fits `data sft --protocol` and rollout.protocol.
+    hermes requires that tokenizer and chat template support it, and that the model was trained on
+    its tags. The name is valid for `data sft --protocol` and rollout.protocol.
     """
     from retool_mcore.data.chat import encode
     from retool_mcore.data.tokenizer import load_tokenizer
@@ -110,13 +110,16 @@ def protocol(
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
     untrained = never_trained(model, tags) if found == "hermes" else []
     if untrained is None:
-        tell(f"note: {model} has no weights here, so whether it ever met {CALL_START} is not known", err=True)
+        echo(
+            f"note: {model} has no weights here, so it is unknown whether it was trained on {CALL_START}",
+            err=True,
+        )
     elif untrained:
         Retool(tokenizer)  # raises if the model cannot serve this protocol either
         found = "retool"
-        tell(
-            f"note: {model} never met {CALL_START} or {CALL_END} in training: their rows of the output matrix are like "
-            "those of unused tokens, so a short SFT does not teach hermes",
+        echo(
+            f"note: {model} was never trained on {CALL_START} or {CALL_END}: their rows of the output matrix equal "
+            "those of unused tokens. A short SFT does not teach hermes",
             err=True,
         )
     typer.echo(found)
@@ -125,52 +128,51 @@ def protocol(
 @app.command()
 @guarded
 def fetch(
-    directory: Annotated[Path, typer.Argument(help="where the configurations look for it")] = Path("data"),
+    directory: Annotated[Path, typer.Argument(help="Folder to write.")] = Path("data"),
     local: Annotated[
-        Path | None, typer.Option(help="a folder with copies of the hub's data sets, as owner/name", show_default=False)
+        Path | None,
+        typer.Option(help="Folder with copies of the hub's data sets, as owner/name.", show_default=False),
     ] = None,
-    only: Annotated[str, typer.Option(help="one data set by its name on the hub; openai/gsm8k, too")] = "",
+    only: Annotated[str, typer.Option(help="Only this data set of the hub, such as openai/gsm8k.")] = "",
 ) -> None:
-    """Make the published data that the shipped configurations name, from the hub or from copies.
+    """Make the data of the shipped run files, from the hub or from copies.
 
-    ReTool-SFT with a validation split, DAPO-Math-17k, and AIME of 2024 and 2025. What is there
-    already stays.
+    These are ReTool-SFT with a validation split, DAPO-Math-17k, and AIME 2024 and 2025. Existing
+    files are kept.
     """
     from retool_mcore.data.fetch import fetch
 
-    fetch(directory, local, tell, only)
+    fetch(directory, local, echo, only)
 
 
 @app.command()
 @guarded
 def sft(
     source: Annotated[
-        str, typer.Argument(help="ReTool-SFT, raw or converted, or other traces: a file, folder or hub name.")
+        str, typer.Argument(help="ReTool-SFT, raw or converted, or other conversations: a file, folder or hub name.")
     ],
     out: Out,
     rejects: Rejects = None,
     *,
-    protocol: Annotated[ProtocolName, typer.Option(help="The form training reads.")] = "hermes",
-    truth: Annotated[str, typer.Option(help="Column of the ground truth; without it answers are not verified.")] = "",
-    execute: Annotated[bool, typer.Option("--execute", help="Run every snippet again and compare its output.")] = False,
+    protocol: Annotated[ProtocolName, typer.Option(help="Protocol to write.")] = "hermes",
+    truth: Annotated[str, typer.Option(help="Column of the ground truth; without it, answers are not verified.")] = "",
+    execute: Annotated[bool, typer.Option("--execute", help="Execute every snippet and compare its output.")] = False,
     messages: Annotated[
         str, typer.Option(help="Column of the conversation; messages or conversations by default.", show_default=False)
     ] = "",
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
-    interpreter: Annotated[
-        str, typer.Option(help="The name that calls of the code interpreter have in the data.")
-    ] = TOOL_NAME,
-    box: Annotated[bool, typer.Option("--box/--no-box", help="A row must end with one boxed answer.")] = True,
+    interpreter: Annotated[str, typer.Option(help="Name of the code interpreter in the data.")] = TOOL_NAME,
+    box: Annotated[bool, typer.Option("--box/--no-box", help="Require that a row ends with one boxed answer.")] = True,
     as_is: Annotated[
-        bool, typer.Option("--as-is", help="Leave user turns and the interpreter's schema as they are.")
+        bool, typer.Option("--as-is", help="Keep user turns and the interpreter's schema unchanged.")
     ] = False,
 ) -> None:
-    """Read conversations with calls, verify format and answer, and write them in either protocol.
+    """Convert conversations with tool calls for SFT; verify formats and answers.
 
-    ReTool's raw form, messages in OpenAI's form, and ShareGPT's conversations. Calls are of the
-    code interpreter, or of tools whose schemas stand in the row's column `tools`.
+    Reads ReTool's raw format, OpenAI's messages and ShareGPT's conversations. Calls may be to the
+    code interpreter or to tools whose schemas are in the row's column `tools`.
     """
     from retool_mcore.data.convert import Conversion, conversations, convert_sft
     from retool_mcore.data.files import one_split, read_source, rows_of_split
@@ -192,7 +194,7 @@ def sft(
 
     write_report(with_bar(run, len(rows)), out, rejects)
     if not truth:
-        tell("answers were not verified: no --truth column was named")
+        echo("answers were not verified, because no --truth column was given")
 
 
 @app.command()
@@ -202,7 +204,7 @@ def rl(
     out: Out,
     rejects: Rejects = None,
     *,
-    name: Annotated[str, typer.Option(help="Written as data_source; the source's own name by default.")] = "",
+    name: Annotated[str, typer.Option(help="Value of data_source; the source's name by default.")] = "",
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
@@ -212,13 +214,13 @@ def rl(
     part: PartOption = None,
     sft_share: SftShare = 0.5,
     model: Annotated[
-        str, typer.Option(help="An export of a run: problems are put as that run has put them.", show_default=False)
+        str, typer.Option(help="An export of a run: format problems as that run did.", show_default=False)
     ] = "",
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Leave out longer prompts, as --model counts them.", show_default=False)
+        int | None, typer.Option(min=1, help="Reject longer prompts, in tokens of --model.", show_default=False)
     ] = None,
 ) -> None:
-    """Read RL problems in any known schema and write each once, in verl's schema."""
+    """Convert problems of any known schema to verl's for RL; write each once."""
     from retool_mcore.data.files import one_split, read_source
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.rl import convert_rl, name_and_split
@@ -258,7 +260,7 @@ def _format_of(model: str) -> PromptFormat | None:
 
     found = recorded_format(model) if model else None
     if model and found is None:
-        tell(f"note: {model} has no {FORMAT_FILE}, so problems ask for a box as docs/data.md says", err=True)
+        echo(f"note: {model} has no {FORMAT_FILE}, so problems get the default instruction of docs/data.md", err=True)
     return found
 
 
@@ -267,7 +269,7 @@ def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Ca
     if most is None:
         return lambda _: ""
     if not model:
-        raise DataError("--max-prompt-tokens counts the tokens of a model: name it with --model.")
+        raise DataError("--max-prompt-tokens needs --model, whose tokenizer counts the tokens.")
     from retool_mcore.data.tokenizer import load_tokenizer
     from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 
@@ -284,23 +286,23 @@ def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Ca
 @app.command()
 @guarded
 def split(
-    file: Annotated[Path, typer.Argument(help="Parquet or JSON lines for SFT or RL, or of problems.")],
-    hold_out: Annotated[int, typer.Option(min=1, help="Rows to hold out, at least.")],
+    file: Annotated[Path, typer.Argument(help="Parquet or JSON lines for SFT or RL, or with problems.")],
+    hold_out: Annotated[int, typer.Option(min=1, help="Minimum number of rows to hold out.")],
     *,
     train: Annotated[
-        Path | None, typer.Option(help="Where the other rows go; FILE.train by default.", show_default=False)
+        Path | None, typer.Option(help="File for the other rows; FILE.train by default.", show_default=False)
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(help="Where held-out rows go; FILE.held_out by default.", show_default=False)
+        Path | None, typer.Option(help="File for held-out rows; FILE.held_out by default.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed holds out other problems.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of problems.")] = 0,
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
 ) -> None:
-    """Hold rows out for validation, by problem: no problem is on both sides.
+    """Hold out rows for validation. All rows of a problem go to the same file.
 
-    Rows stay as they are and in their order.
+    Rows and their order do not change.
     """
     from retool_mcore.data.files import write_jsonl, write_parquet
     from retool_mcore.data.layouts import Columns
@@ -316,7 +318,7 @@ def split(
     parts = split_file(str(file), hold_out, seed, Columns.named(problem, answer, solution_box))
     for path, rows in zip(paths, parts, strict=True):
         (write_parquet if ending == PARQUET else write_jsonl)(path, rows)
-    tell(f"{len(parts[0])} rows in {paths[0]}, {len(parts[1])} in {paths[1]}; they share no problem")
+    echo(f"{len(parts[0])} rows in {paths[0]}, {len(parts[1])} in {paths[1]}; no problem is in both")
 
 
 @app.command()
@@ -324,21 +326,21 @@ def split(
 def lint(
     files: Annotated[
         list[str],
-        typer.Argument(help="Files for SFT or RL, or of problems; later ones are compared with earlier ones."),
+        typer.Argument(help="Files for SFT or RL, or with problems; each is compared with those before it."),
     ],
     *,
-    model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
+    model: Annotated[str, typer.Option(help="Model whose tokenizer measures lengths and loss masks.")] = "",
     chat_template: ChatTemplate = "",
     template_args: TemplateArgs = "",
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Report how many rows are longer.")] = None,
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
 ) -> None:
-    """Check data files: repeats, overlap, answers that cannot be compared, lengths, loss masks.
+    """Check data files: duplicates, overlap, answers that cannot be compared, lengths, loss masks.
 
-    Named columns are read in every file that has them; files for SFT and RL keep their own. Exits
-    with 1 on errors.
+    Column options apply to every file that has the columns, except files for SFT and RL. Exits with
+    1 if there are errors.
     """
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.lint import lint_file, overlap_lines
@@ -349,15 +351,15 @@ def lint(
     lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False
     for found in lints:
-        tell(f"{found.source}: {len(found.problems)} rows")
+        echo(f"{found.source}: {len(found.problems)} rows")
         for note in found.notes:
-            tell(f"  {note}")
+            echo(f"  {note}")
         for error in found.errors:
-            tell(f"  error: {error}")
+            echo(f"  error: {error}")
         bad |= bool(found.errors)
     lines, leaks = overlap_lines(lints)
     if lines:
-        tell("\n".join(lines))
+        echo("\n".join(lines))
     if bad or leaks:
         raise typer.Exit(1)
 
@@ -386,4 +388,4 @@ def write_report(report: ConversionReport, out: Path, rejects: Path | None) -> N
     rejects = rejects or out.with_name(f"{out.name.removesuffix(out.suffix)}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     (write_parquet if out.suffix == PARQUET else write_jsonl)(out, report.rows)
-    tell("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))
+    echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, tell, unless_named, wide_console
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, echo, guarded, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.process import exit_on_sigterm
@@ -28,15 +28,15 @@ Models = Annotated[
 DataFiles = Annotated[
     list[Path] | None,
     typer.Option(
-        help="parquet or JSON lines in any layout that `data rl` reads; may be repeated; validation.files by default",
+        help="parquet or JSON lines in any layout that `data rl` reads; validation.files by default; may be repeated",
         show_default=False,
     ),
 ]
 ApiUrl = Annotated[
-    str | None, typer.Option(help="an OpenAI-compatible API, https://HOST/v1; --model is then a name that it has")
+    str | None, typer.Option(help="an OpenAI-compatible API, https://HOST/v1; --model is then the model's name there")
 ]
 NumSamples = Annotated[
-    int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
+    int | None, typer.Option(min=1, help="samples per problem; validation.n by default", show_default=False)
 ]
 
 
@@ -59,22 +59,22 @@ def evaluation() -> None:
 def evaluate(
     config: Annotated[
         str,
-        typer.Argument(help="the RL configuration whose rollout, sandbox and platform are used", show_default=False),
+        typer.Argument(help="RL run file with the rollout, sandbox and platform to use", show_default=False),
     ] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)] = None,
     *,
     model: Models,
     data: DataFiles = None,
-    out: Annotated[Path, typer.Option(help="samples and reports; an evaluation found here is continued")] = Path(
+    out: Annotated[Path, typer.Option(help="folder for samples and reports; an evaluation in it is continued")] = Path(
         "runs/eval"
     ),
     n: NumSamples = None,
-    protocol: Annotated[str, typer.Option(help="hermes or retool; the configuration's by default")] = "",
-    tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
-    limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
+    protocol: Annotated[str, typer.Option(help="hermes or retool; that of CONFIG by default")] = "",
+    tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or both")] = "on",
+    limit: Annotated[int | None, typer.Option(min=1, help="use only the first problems")] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="a running SGLang server that holds the model, http://HOST:PORT or http://:KEY@HOST:PORT"),
+        typer.Option(help="a running SGLang server with the model, http://HOST:PORT or http://:KEY@HOST:PORT"),
     ] = None,
     endpoint: ApiUrl = None,
     concurrency: Annotated[
@@ -85,16 +85,16 @@ def evaluate(
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
 ) -> None:
-    """Sample each problem n times and report the scores and the behaviour.
+    """Sample each problem n times; report scores and behaviour.
 
-    The scores are mean@n with its interval, pass@n and maj@n. Problems, n,
-    temperature and top_p come from CONFIG's section [validation]. A model is scored with the tool
-    and without at the same time, on one server per rollout.engine_tp GPUs; the next model follows,
-    and models of one architecture share the servers. Run the same command again to continue.
-    Without CONFIG, the rollout is the paper's: 8 turns and 16384 tokens, or as many as the model
-    allows, at top_p 0.6, n = 8.
+    The scores are mean@n with its interval, pass@n and maj@n. Problems, n, temperature and top_p
+    come from section [validation] of CONFIG. With and without the tool, a model is sampled at the
+    same time, on one server per rollout.engine_tp GPUs. Several models are sampled one after the
+    other. Run the same command again to continue. Without CONFIG, the rollout has the paper's
+    limits: 8 turns and 16384 tokens (or the model's maximum), top_p 0.6, n = 8.
 
-    With --endpoint the model is behind an API, whose key is OPENAI_API_KEY: text in, text out.
+    With --endpoint, the model is behind an API that takes and returns text. Its key is
+    OPENAI_API_KEY.
     """
     model, url = _served(model, url, endpoint, protocol)
     if "=" in config and not Path(config).exists():
@@ -102,7 +102,7 @@ def evaluate(
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
     if not config and not data:
-        raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
+        raise ConfigError("No problems: give CONFIG or --data.")
     run = load_evaluation(config, changes) if config else None
     exit_on_sigterm(ctrl_c=False)
     with _Bars(cases) as bars:
@@ -134,15 +134,15 @@ def _show(reports: dict[str, dict[str, Any]]) -> None:
 
     wide_console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):
-        tell(line)
+        echo(line)
 
 
 @app.command("compare")
 @guarded
 def compare_two(
     first: Annotated[Path, typer.Argument(help="a report.json of `retool eval`, or its folder")],
-    second: Annotated[Path, typer.Argument(help="another one of the same problems")],
-    out: Annotated[Path | None, typer.Option(help="the comparison as JSON")] = None,
+    second: Annotated[Path, typer.Argument(help="another one, of the same problems")],
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the comparison to")] = None,
 ) -> None:
     """Compare two evaluations of the same problems.
 
@@ -154,7 +154,7 @@ def compare_two(
     reports = [read_report(path) for path in (first, second)]
     found = compare(*reports)
     for line in comparison_lines(found):
-        tell(line)
+        echo(line)
     if out is not None:
         with replacing(out) as draft:
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
@@ -168,7 +168,7 @@ def _served(models: list[str], url: str | None, endpoint: str | None, protocol: 
     if protocol:
         protocol_class(protocol)  # raises for an unknown name, before any request to a server
     if url is not None and endpoint is not None:
-        raise ConfigError("--url is a SGLang server, and --endpoint an API. Give one of them.")
+        raise ConfigError("--url names a SGLang server and --endpoint an API. Give only one of them.")
     if endpoint is None and url is None and len(models) == 1 and models[0].startswith(("http://", "https://")):
         return [model_of_server(models[0])], models[0]
     return models, url
@@ -187,7 +187,7 @@ def _cases(models: list[str], tool: str) -> list[Case]:
             cases.append(Case(name=f"{name}_text" if tool == "both" else name, model=path, tool=False))
     names = [case.name for case in cases]
     if double := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f"several models are called {', '.join(sorted(double))}. Give names: --model NAME=DIRECTORY")
+        raise ConfigError(f"several models are called {', '.join(sorted(double))}. Name them: --model NAME=DIRECTORY")
     return cases
 
 
@@ -216,7 +216,7 @@ class _Bars:
         self._left = {case.name: 0 for case in cases}
         self._now = cases[0].name  # the case that is sampled now or next
         self._stage = ExitStack()  # shows the stage until there are bars
-        self._begun_s = self._told_s = time.monotonic()
+        self._begun_s = self._printed_s = time.monotonic()
         self._notes = ExitStack()  # prints warnings, such as the sandbox's, above the bars
 
     def __enter__(self) -> _Bars:
@@ -268,6 +268,6 @@ class _Bars:
         self._progress.start()
         self._progress.update(self._tasks[name], advance=1, stage=share)
         now_s = time.monotonic()
-        if self._progress.disable and (not self._left[name] or now_s - self._told_s >= LINE_EVERY_S):
-            self._told_s = now_s
+        if self._progress.disable and (not self._left[name] or now_s - self._printed_s >= LINE_EVERY_S):
+            self._printed_s = now_s
             typer.echo(f"{name}: {self._new[name]} sampled, {self._left[name]} left, {share}", err=True)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 import tomli_w
 
-from retool_mcore.cli.verl_script import TRAINER, Script, read_script
+from retool_mcore.cli.verl_files import overrides, read_file
 from retool_mcore.config import RlConfig, build_config
 from retool_mcore.config.algorithm import REFILL_BATCHES
 from retool_mcore.config.base import is_table, leaves
@@ -43,7 +43,12 @@ SAME = (
     Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
 )
 USE_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or MCP servers in rollout.mcp'
-# Keys (or prefixes of keys) of parts of verl that we replace. The longest matching prefix applies.
+# Keys of verl (or prefixes of keys) that become no setting, and why. The longest prefix applies.
+LOST: dict[str, str] = {
+    f"{ACTOR}ppo_epochs": "a step trains once on each response",
+    "algorithm.use_pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
+    "algorithm.pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
+}
 REPLACED: dict[str, str] = {
     f"{ACTOR}strategy": "we train with Megatron, not FSDP: see [parallel] and [memory]",
     f"{ACTOR}fsdp_config": "we train with Megatron, not FSDP: see [parallel] and [memory]",
@@ -76,41 +81,33 @@ NO_EFFECT: dict[str, str] = {
     f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
     f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads only val_kwargs.temperature",
 }
-LOST: dict[str, str] = {
-    f"{ACTOR}ppo_epochs": "a step trains once on each response",
-    "algorithm.use_pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
-    "algorithm.pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
-}
-UNMAPPED = REPLACED | NO_EFFECT | LOST
+GROUPS = {"Lost": LOST, "Replaced": REPLACED, "Without effect": NO_EFFECT}
+UNMAPPED = {path: (group, why) for group, table in GROUPS.items() for path, why in table.items()}
 
 Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
 FIXED = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
 MEGATRON = f"{ACTOR}megatron.override_transformer_config."
-RAW = "no setting for it; [verl_overrides] accepts keys of verl 0.9.1"
-DECIDED = " is read from another key"
-GROUPS = ("Lost", "Replaced", "Without effect")
 FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP file has no Megatron layout"
-SFT_FILE = ("engine", "optim", "model")  # top-level sections that only verl's SFT files have
 # Settings whose default in verl changes what the model learns. They are always written.
 LEARNING = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
 LEARNING_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tools")
 MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
-# Settings without a counterpart that can be converted: the user has to set them.
-BY_HAND = {
-    "train.max_staleness": "we count from the step that starts a prompt; see docs/scheduling.md, Staleness",
-    "train.prefetch_batches": "set it with train.mode",
-    "algorithm.rejection": "set it with algorithm.rejection_bounds",
-    "algorithm.router_replay": "see docs/algorithms.md, Router replay",
-    "checkpoint.resume": "a run resumes from its own newest checkpoint",
-    "experts.load_balancing": "see `retool config --explain experts`",
-    "model.fp8": "see `retool config --explain model.fp8`",
-    "memory.adam_states": "see `retool config --explain memory`",
-    "memory.optimizer_on_cpu": "see `retool config --explain memory`",
-    "checkpoint.reshardable": "see `retool config --explain checkpoint`",
-    "run.platform": "set --platform",
-    "reward.workers": "each of our processes has two checkers",
-    "rollout.agent_workers": "one of our processes runs hundreds of trajectories",
-}
+# Settings that differ too much from verl's keys to be converted.
+BY_HAND = (
+    "algorithm.rejection",
+    "algorithm.router_replay",
+    "checkpoint.reshardable",
+    "checkpoint.resume",
+    "experts.load_balancing",
+    "memory.adam_states",
+    "memory.optimizer_on_cpu",
+    "model.fp8",
+    "reward.workers",
+    "rollout.agent_workers",
+    "run.platform",
+    "train.max_staleness",
+    "train.prefetch_batches",
+)
 
 
 @dataclass
@@ -128,6 +125,10 @@ class Converted:
     notes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     todo: list[str] = field(default_factory=list[str])
 
+    def ordered(self) -> dict[str, tuple[Any, str]]:
+        """The settings in the order of the reference."""
+        return {entry.key: self.settings[entry.key] for entry in reference(("rl",)) if entry.key in self.settings}
+
     def tree(self) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         for name, (value, _) in self.settings.items():
@@ -141,7 +142,7 @@ class Converted:
     def _lines(self) -> Iterator[str]:
         yield f"# RL, converted from verl's {self.source}. Comments name the source of each value. Check all values."
         section = ""
-        for name, (value, origin) in self.settings.items():
+        for name, (value, origin) in self.ordered().items():
             if name.partition(".")[0] != section:
                 section = name.partition(".")[0]
                 yield f"\n[{section}]"
@@ -178,67 +179,6 @@ def paths_of_settings() -> dict[str, list[str]]:
     return found
 
 
-def read_file(path: Path) -> Any:
-    """Read verl's YAML, a run script, or a file of overrides ("key=value", one per line).
-
-    Returns an OmegaConf table. Raises ConfigError.
-    """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        if path.suffix in (".yaml", ".yml"):
-            table = OmegaConf.load(path)
-        elif TRAINER in (text := path.read_text(encoding="utf-8")):
-            script = read_script(text, str(path))
-            table = OmegaConf.merge(_config_file(script, path), overrides(script.overrides, str(path)))
-        else:
-            lines = [line.strip().rstrip("\\").strip() for line in text.splitlines()]
-            table = overrides([line for line in lines if line and not line.startswith("#")], str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}.") from error
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
-    if not OmegaConf.is_dict(table):
-        raise ConfigError(f"{path} is not a table of verl's settings. Give the YAML of verl's trainer.")
-    if any(name in table for name in SFT_FILE):
-        raise ConfigError(
-            f"{path} is a file for verl's SFT, and only RL files can be converted. docs/from_verl.md lists the few "
-            "keys of SFT."
-        )
-    return table
-
-
-def _config_file(script: Script, source: Path) -> Any:
-    """The YAML of a script's --config-path and --config-name; empty if the file is verl's own."""
-    from omegaconf import OmegaConf
-
-    if not script.name or (not script.path and script.name.startswith("ppo_")):
-        return OmegaConf.create({"model_engine": "megatron"} if "megatron" in script.name else {})
-    file = f"{script.name.removesuffix('.yaml')}.yaml"
-    paths = [folder / script.path / file for folder in (Path(), source.parent)]
-    found = next((path for path in paths if path.is_file()), None)
-    if found is None:
-        raise ConfigError(
-            f"{source} has --config-name {script.name}, but neither {' nor '.join(map(str, paths))} exists. Run this "
-            "command in the folder from which you start the script."
-        )
-    return OmegaConf.load(found)
-
-
-def overrides(lines: list[str], source: str) -> Any:
-    """Parse verl's overrides into a table. Raises ConfigError for any other line, such as bash."""
-    from omegaconf import OmegaConf
-
-    for line in lines:
-        if not re.fullmatch(r"~?\+{0,2}[A-Za-z_][\w.]*=.*", line, re.S):
-            raise ConfigError(
-                f"{source}: {line!r} is not a key=value of verl. Give a run script, or one override per line."
-            )
-    return OmegaConf.from_dotlist([line.lstrip("+") for line in lines])
-
-
 def convert(path: Path, extra: list[str] | None = None, platform: str | None = None) -> Converted:
     """Convert verl's file ``path`` with ``extra`` overrides to a run file. Raises ConfigError."""
     from omegaconf import OmegaConf
@@ -269,7 +209,7 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
     if not any("megatron" in key or value == "megatron" for key, value in given.items()):
         converted.todo.append(FSDP)
     _count_steps(converted, get)
-    _order(converted)
+    converted.settings.setdefault("model.dtype", ("bfloat16", "verl's default"))
     _explain(converted, given, used, platform_name)
     return converted
 
@@ -396,10 +336,6 @@ def _tools(get: Get) -> list[str]:
     return [INTERPRETER] if tool_config or get(f"{UNDER}multi_turn.enable") else []
 
 
-def _interval(key: str) -> Callable[[Get], int]:
-    return lambda get: max(0, get(key) or 0)
-
-
 def _clip(get: Get) -> list[float]:
     dual = get(f"{ACTOR}policy_loss.loss_mode") == "vanilla"
     return [float(get(f"{ACTOR}clip_ratio_{bound}")) for bound in ("low", "high", *(["c"] if dual else []))]
@@ -444,8 +380,8 @@ READERS: dict[str, Callable[[Get], Any]] = {
     "validation.files": lambda get: _list(get("data.val_files")),
     "validation.n": lambda get: get(f"{UNDER}val_kwargs.n"),
     "validation.temperature": lambda get: float(get(f"{UNDER}val_kwargs.temperature")),
-    "validation.every": _interval("trainer.test_freq"),
-    "checkpoint.every_steps": _interval("trainer.save_freq"),
+    "validation.every": lambda get: max(0, get("trainer.test_freq") or 0),
+    "checkpoint.every_steps": lambda get: max(0, get("trainer.save_freq") or 0),
     "model.path": lambda get: get("actor_rollout_ref.model.path"),
     "model.dtype": lambda get: get(f"{ACTOR}megatron.dtype"),
     "train.steps": lambda get: get("trainer.total_training_steps"),
@@ -457,13 +393,6 @@ READERS: dict[str, Callable[[Get], Any]] = {
     "optim.warmup_fraction": _warm_up,
     "optim.betas": lambda get: [float(beta) for beta in get(f"{ACTOR}optim.betas")],
 }
-
-
-def _order(converted: Converted) -> None:
-    """Sort the settings in the order of the reference, and add model.dtype if it is missing."""
-    order = {entry.key: number for number, entry in enumerate(reference(("rl",)))}
-    converted.settings.setdefault("model.dtype", ("bfloat16", "verl's default"))
-    converted.settings = dict(sorted(converted.settings.items(), key=lambda item: order[item[0]]))
 
 
 def _explain(converted: Converted, given: Mapping[str, Any], used: set[str], platform: str) -> None:
@@ -478,15 +407,8 @@ def _explain(converted: Converted, given: Mapping[str, Any], used: set[str], pla
     for key, value in given.items():
         if any(key == path or key.startswith(f"{path}.") for path in used) or _equal(ours.get(key, NOT_SET), value):
             continue
-        why = reason(key, ours)
-        converted.notes[group(key, why), f"{key} = {value}"] = why
-
-
-def group(key: str, why: str) -> str:
-    """The group of a key that became no setting: its effect is lost, replaced, or verl had none."""
-    if why in NO_EFFECT.values() or why.endswith(DECIDED):
-        return "Without effect"
-    return "Lost" if why == RAW or why in LOST.values() else "Replaced"
+        group, why = reason(key, ours)
+        converted.notes[group, f"{key} = {value}"] = why
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
@@ -495,28 +417,18 @@ def _equal(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
-def reason(key: str, ours: Mapping[str, Any] | None = None) -> str:
-    """Why a key of verl becomes no setting of ours."""
+def reason(key: str, ours: Mapping[str, Any] | None = None) -> tuple[str, str]:
+    """The group of a key of verl that becomes no setting, and why it becomes none."""
     by = decided_by(key, RL_KEYS | {each.path: str(each.decided_by) for each in SAME})
     if by in BY_HAND:
-        return f"{by}: {BY_HAND[by]}"
+        return "Replaced", f"set {by} yourself: see `retool config --explain {by}`"
     prefixes = [path for path in UNMAPPED if key.startswith(path)]
     if prefixes:
         return UNMAPPED[max(prefixes, key=len)]
     if by:
-        return by + DECIDED
+        return "Without effect", f"{by} is read from another key"
     if ours and key in ours:
-        return f"our trainer sets it to {ours[key]!r}; [verl_overrides] can change it"
-    return "our trainer sets it; [verl_overrides] can change it" if key in FIXED else RAW
-
-
-def table() -> str:
-    """Our settings in Markdown, each with the keys of verl that it decides."""
-    rows = ["| setting | keys of verl |", "|---|---|"]
-    found = paths_of_settings()
-    for entry in reference(("rl",)):
-        if entry.kind and entry.key in found:
-            rows.append(f"| `{entry.key}` | {', '.join(f'`{path}`' for path in found[entry.key])} |")
-    rows += ["", "| key of verl, or its prefix | why it has no setting |", "|---|---|"]
-    rows += [f"| `{path}` | {why} |" for path, why in UNMAPPED.items()]
-    return "\n".join(rows)
+        return "Replaced", f"our trainer sets it to {ours[key]!r}; [verl_overrides] can change it"
+    if key in FIXED:
+        return "Replaced", "our trainer sets it; [verl_overrides] can change it"
+    return "Lost", "no setting for it; [verl_overrides] accepts keys of verl 0.9.1"

@@ -18,10 +18,10 @@ from retool_mcore.cli.common import (
     DryRun,
     Overrides,
     PlatformName,
+    echo,
     guarded,
+    print_os_error,
     settings_of,
-    tell,
-    tell_of_machine,
 )
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
@@ -106,7 +106,7 @@ def _check(run: RunConfig) -> None:
     from retool_mcore.preflight.check import Machine, check, require
 
     for note in require(check(run, Machine(platform=get_platform(run.run.platform)))):
-        tell(note)
+        echo(note)
 
 
 def _print_dry_run(run: RunConfig) -> None:
@@ -122,10 +122,12 @@ def _print_dry_run(run: RunConfig) -> None:
 @app.command()
 @guarded
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="a run's folder, or one checkpoint of it")],
-    to: Annotated[Path, typer.Option(help="where the Hugging Face model directory is written")],
+    run_dir: Annotated[Path, typer.Argument(help="a run's folder, or one of its checkpoints")],
+    to: Annotated[Path, typer.Option(help="the Hugging Face model directory to write")],
     checkpoint: Annotated[str, typer.Option(help="newest, best (by best.metric), or a step")] = "newest",
-    adapter: Annotated[bool, typer.Option("--adapter", help="with [lora]: the adapters alone, for peft")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="for a run with [lora]: only the adapters, for peft")
+    ] = False,
 ) -> None:
     """Write a checkpoint of a run as a Hugging Face model for transformers and SGLang."""
     from retool_mcore.run.export import export as export_run
@@ -136,8 +138,8 @@ def export(
 @app.command()
 @guarded
 def quickstart(
-    seed: Annotated[int, typer.Option(help="of the task, the models and the runs")] = 0,
-    root: Annotated[Path, typer.Option(help="where everything is written")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="seed of the task, the models and the runs")] = 0,
+    root: Annotated[Path, typer.Option(help="folder for all files")] = Path("runs/quickstart"),
 ) -> None:
     """Run the main job in miniature, on a CPU.
 
@@ -200,14 +202,14 @@ def all_commands() -> typer.Typer:
     @whole.callback()
     def options(  # pyright: ignore[reportUnusedFunction]  typer calls it
         version: Annotated[
-            bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="print the version and end")
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
         ] = False,
     ) -> None: ...
 
     rooms = (app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
     for commands in rooms:
         whole.registered_commands.extend(commands.registered_commands)
-    whole.add_typer(config_app, name="config", help="Explain a run file's keys; make one of verl's.")
+    whole.add_typer(config_app, name="config", help="Explain the keys of a run file; convert one from verl.")
     whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
     whole.add_typer(sandbox_app, name="sandbox", cls=Commands, help="Serve the code sandbox over HTTP.")
     whole.add_typer(
@@ -218,7 +220,7 @@ def all_commands() -> typer.Typer:
     return whole
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"retool_mcore {installed_version('retool_mcore')}")
         raise typer.Exit()
@@ -230,5 +232,5 @@ def main() -> None:
     try:
         all_commands()()
     except OSError as error:  # outside commands, for example printing help to a full disk
-        tell_of_machine(error)
+        print_os_error(error)
         raise SystemExit(EXIT_USER_ERROR) from error

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
+from retool_mcore.cli.common import Config, Overrides, PlatformName, echo, guarded, settings_of
 from retool_mcore.config import load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
@@ -23,15 +23,17 @@ def plan(
     overrides: Overrides = None,
     *,
     platform: PlatformName = None,
-    hardware: Annotated[str | None, typer.Option(help="h100x16, h200x8, a2x8, ... [default: the run's name]")] = None,
-    mean_tokens: Annotated[float | None, typer.Option(help="mean length of a sequence, with its prompt")] = None,
-    like: Annotated[Path | None, typer.Option(help="folder of a run with sequences and calls like this one's")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the same as JSON")] = False,
+    hardware: Annotated[
+        str | None, typer.Option(help="h100x16, h200x8, a2x8, ... [default: from the run's name]")
+    ] = None,
+    mean_tokens: Annotated[float | None, typer.Option(help="mean tokens of a sequence, prompt included")] = None,
+    like: Annotated[Path | None, typer.Option(help="folder of a run whose lengths and calls to assume")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Estimate memory by part and time by phase, without a device.
+    """Estimate a run's memory by component and its time by phase, without a device.
 
-    Prompts of RL and rows of SFT are as long as in data.train_file, if it and the model are here.
-    Refuses a run that cannot fit, and says by how much.
+    Measures prompts (RL) or rows (SFT) in data.train_file, if the file and the model exist here.
+    Exits with an error if the run does not fit into memory.
     """
     from retool_mcore.model.files import of_model
     from retool_mcore.planner.data_lengths import of_data_file
@@ -47,11 +49,13 @@ def plan(
     with redirect_stdout(sys.stderr):  # libraries print on import
         notes = require(check(run, Machine(platform=chosen, is_target=False)))
     for note in notes:
-        tell(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if platform and chosen.mapping() and not as_json:
-        tell(chosen.mapping())
+        echo(chosen.mapping())
     if like is not None and mean_tokens is not None:
-        raise ConfigError(f"--like {like} and --mean-tokens {mean_tokens:g} both say how long sequences are: give one.")
+        raise ConfigError(
+            f"--like {like} and --mean-tokens {mean_tokens:g} both set the lengths. Give only one of them."
+        )
     devices = parse(hardware) if hardware else of_run(run)
     training = trainers(run, devices).count
     if training < 1 or training % run.parallel.model_parallel:
@@ -67,6 +71,6 @@ def plan(
         tree = made.to_dict() | {"hardware": devices.name, "proposals": [other.to_dict() for other in others]}
         typer.echo(json.dumps(tree, indent=2))
     else:
-        tell(report(run, shape, devices, made, others))
+        echo(report(run, shape, devices, made, others))
     if not made.fits:
         raise ConfigError(f"{run.source}: {refusal(made, devices)}.")

@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
+from retool_mcore.cli.common import Config, Overrides, PlatformName, echo, guarded, settings_of
 from retool_mcore.config import load_run
 from retool_mcore.config.explain import nearest
 from retool_mcore.errors import ConfigError
@@ -27,21 +27,21 @@ def preflight(
     overrides: Overrides = None,
     platform: PlatformName = None,
     *,
-    cluster: Annotated[bool, typer.Option("--cluster", help="only the nodes of the Ray cluster that runs")] = False,
-    wait_s: Annotated[float, typer.Option(help="with --cluster: how long to wait for the nodes")] = 30.0,
-    without_data: Annotated[bool, typer.Option("--without-data", help="before the data files are made")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="also print what is well")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="check only the nodes of the running Ray cluster")] = False,
+    wait_s: Annotated[float, typer.Option(help="with --cluster: seconds to wait for the nodes")] = 30.0,
+    without_data: Annotated[bool, typer.Option("--without-data", help="skip the data files")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="also print checks that pass")] = False,
 ) -> None:
-    """Check all that a run needs and print a line for each error and warning, with what to do.
+    """Check everything that a run needs; print a line for each error and warning, and the remedy.
 
-    Exits with 2 when there is an error.
+    Exits with 2 if there is an error.
     """
     from retool_mcore.preflight.check import Machine, check
     from retool_mcore.preflight.cluster import check_cluster
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
-    terminal = partial(_tell, sys.stdout, verbose)
+    terminal = partial(_print, sys.stdout, verbose)
     with redirect_stdout(sys.stderr):  # engines print on import
         if cluster:
             found = check_cluster(run, chosen, wait_s, terminal)
@@ -51,13 +51,13 @@ def preflight(
         severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
     }
     listed = "" if verbose else "; -v lists them"
-    said = (f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in ("error", "warning"))
-    tell(f"{', '.join(said)}, {counts['ok']} checks are ok{listed}")
+    problems = (f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in ("error", "warning"))
+    echo(f"{', '.join(problems)}, {counts['ok']} checks passed{listed}")
     if counts["error"]:
         raise typer.Exit(2)
 
 
-def _tell(terminal: IO[str], verbose: bool, finding: Finding) -> None:
+def _print(terminal: IO[str], verbose: bool, finding: Finding) -> None:
     if verbose or finding.severity in ("warning", "error"):
         print_text(Console(file=terminal), str(finding))
 

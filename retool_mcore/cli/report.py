@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded, tell, wide_console
+from retool_mcore.cli.common import echo, guarded, wide_console
 
 app = typer.Typer()
 
@@ -13,39 +13,39 @@ app = typer.Typer()
 @app.command()
 @guarded
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs, SFT or RL; several stand side by side")],
-    out: Annotated[Path, typer.Option(help="report.html, one file, or report.md with its pictures beside it")],
+    runs: Annotated[list[Path], typer.Argument(help="folders of SFT or RL runs; several are compared")],
+    out: Annotated[Path, typer.Option(help="report.html, a single file, or report.md with picture files next to it")],
     evaluation: Annotated[
         list[Path] | None,
         typer.Option(
             "--eval",
-            help="a folder of `retool eval` that is neither in a run's folder nor beside it; may be repeated",
+            help="output folder of `retool eval`, unless it is in or next to a run's folder; may be repeated",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Write what a run did, for somebody who was not there.
+    """Write a report of a run.
 
-    Evaluations before and after with intervals, curves, behaviour, throughput, phases of a step,
-    what was dropped, settings that differ from the defaults, versions and hardware. Several runs
-    are compared problem by problem where the same problems were evaluated.
+    It has evaluations with intervals, curves, behaviour, throughput, phases of a step, dropped
+    trajectories, settings that differ from the defaults, versions and hardware. Several runs that
+    were evaluated on the same problems are compared problem by problem.
     """
     from retool_mcore.report.build import write_report
 
     for note in write_report(runs, out, evaluation or ()):
-        tell(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     typer.echo(f"wrote {out}")
 
 
 @app.command()
 @guarded
 def runs(
-    root: Annotated[Path, typer.Argument(help="the folder that run.root says")] = Path("runs"),
+    root: Annotated[Path, typer.Argument(help="folder of the runs, as in run.root")] = Path("runs"),
 ) -> None:
-    """List the runs under a folder: how far each is, its state, its warnings and its next command.
+    """List the runs under a folder: steps done, state, warnings and the next command of each.
 
-    A run that holds its folder's lock is running; one that made all its steps has ended; any other
-    was killed, or stopped by an error.
+    A run is running while its folder is locked, and finished after its last step. Any other run was
+    killed or stopped by an error.
     """
     from retool_mcore.report.terminal import find_runs, runs_table
     from retool_mcore.run.status import printable
@@ -65,13 +65,11 @@ def runs(
 @guarded
 def watch(
     run: Annotated[Path, typer.Argument(help="a run's folder, SFT or RL")],
-    once: Annotated[
-        bool, typer.Option("--once", help="print one frame; so does an output that is no terminal")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="print one frame, as if the output were not a terminal")] = False,
 ) -> None:
-    """Watch a run in the terminal: progress, the last steps' metrics, the start's stage, warnings.
+    """Watch a run in the terminal: start stage, progress, metrics of the last steps, warnings.
 
-    Reads only the run's files, so it may be started and stopped at any time. It ends with the run.
+    Reads only the run's files, so you can start and stop it at any time. It exits with the run.
     """
     from retool_mcore.report.terminal import watch as follow
 

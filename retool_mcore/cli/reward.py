@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retool_mcore.cli.common import guarded, tell
+from retool_mcore.cli.common import echo, guarded
 from retool_mcore.config.base import is_tables
 from retool_mcore.data.files import read_file, write_jsonl
 from retool_mcore.data.layouts import NoTruth, UnknownLayout, read_problem, truth_text
@@ -19,7 +19,7 @@ from retool_mcore.reward.score import PAPER, compute_score
 
 app = typer.Typer()
 ROWS_AT_ONCE = 1024
-OF_TRAJECTORIES = ("truth", "ground_truth")  # column in an evaluation's samples, in a run's trajectories
+TRUTH_COLUMNS = ("truth", "ground_truth")  # column in an evaluation's samples, in a run's trajectories
 NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 
 
@@ -27,23 +27,25 @@ NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 @guarded
 def score(
     source: Annotated[
-        Path, typer.Argument(help="Rows with a response and its truth, an evaluation's samples, or trajectories.")
+        Path,
+        typer.Argument(help="Rows with a response and its ground truth, samples of an evaluation, or trajectories."),
     ],
     out: Annotated[
-        Path, typer.Option(help="The same rows as JSON lines, with extracted, correct, reward and check_failed.")
+        Path, typer.Option(help="JSON lines to write: the rows with extracted, correct, reward and check_failed.")
     ],
     *,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="CPU time of one equivalence check.")] = PAPER.timeout_s,
-    prefix: Annotated[str, typer.Option(help="Stands before the names of the new columns.")] = "",
-    response: Annotated[str, typer.Option(help="Column of what the model said.")] = "response",
+    timeout_s: Annotated[
+        float, typer.Option(min=0.001, help="CPU seconds for one equivalence check.")
+    ] = PAPER.timeout_s,
+    prefix: Annotated[str, typer.Option(help="Prefix for the names of the new columns.")] = "",
+    response: Annotated[str, typer.Option(help="Column of the response.")] = "response",
     answer: Annotated[
-        str, typer.Option(help="Column of the ground truth; where `retool data rl` finds it by default.")
+        str, typer.Option(help="Column of the ground truth; by default, where `retool data rl` looks for it.")
     ] = "",
 ) -> None:
     """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise.
 
-    A row is kept as it is, with new columns. In samples and trajectories the response is the text
-    of all turns.
+    Adds columns to each row. In samples and trajectories, the response is the text of all turns.
     """
     counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0, "without truth": 0}
 
@@ -78,30 +80,30 @@ def find_texts(row: dict[str, Any], where: str, response: str, answer: str) -> t
     """
     turns = row.get("turns")
     if response not in row and is_tables(turns):
-        said: Any = "\n".join(str(turn.get("text", "")) for turn in turns)
-        answer = answer or next((name for name in OF_TRAJECTORIES if name in row), "")
+        text: Any = "\n".join(str(turn.get("text", "")) for turn in turns)
+        answer = answer or next((name for name in TRUTH_COLUMNS if name in row), "")
     elif response in row:
-        said = row[response]
+        text = row[response]
     else:
         raise DataError(
             f"{where}: no column {response}; it has {', '.join(row) or 'none'}. --response names the column"
         )
-    if not isinstance(said, str):
-        raise DataError(f"{where}, column {response}: {said!r:.80} is no response. Correct the row, or leave it out")
+    if not isinstance(text, str):
+        raise DataError(f"{where}, column {response}: {text!r:.80} is not a string. Correct the row, or remove it")
     try:
         if not answer:
             with contextlib.suppress(UnknownLayout):
-                return said, read_problem(row, where)[1]
+                return text, read_problem(row, where)[1]
         name = answer or "answer"
         if name not in row:
             raise DataError(f"{where}: no column {name}; it has {', '.join(row)}. --answer names the column")
-        return said, truth_text(row[name], f"{where}, column {name}")
+        return text, truth_text(row[name], f"{where}, column {name}")
     except NoTruth:
-        return said, ""
+        return text, ""
 
 
 def score_row(
-    row: dict[str, Any], where: str, index: int, said: str, truth: str, *, timeout_s: float, prefix: str
+    row: dict[str, Any], where: str, index: int, text: str, truth: str, *, timeout_s: float, prefix: str
 ) -> dict[str, Any]:
     """Return the row with ``NEW_COLUMNS``: extracted (null if none), correct, reward, check_failed.
 
@@ -110,14 +112,13 @@ def score_row(
     """
     if taken := [prefix + column for column in NEW_COLUMNS if prefix + column in row]:
         raise DataError(
-            f"{where}: the row has a column {', '.join(taken)} of its own, which the score would "
-            "overwrite. Put a word before the new columns: --prefix score_"
+            f"{where}: the row already has a column {', '.join(taken)}. Give the new columns a prefix: --prefix score_"
         )
     if not truth:
-        tell(f"{where}: the ground truth is empty, so the row is not judged", err=True)
+        echo(f"{where}: the ground truth is empty, so the row is not scored", err=True)
         return row | dict(zip((prefix + column for column in NEW_COLUMNS), (None, None, None, False), strict=True))
     reward = PAPER.model_copy(update={"timeout_s": timeout_s})
-    verdict = compute_score(where, said, truth, {"index": index}, reward=reward)
+    verdict = compute_score(where, text, truth, {"index": index}, reward=reward)
     values = (
         verdict["extracted"] if verdict["has_answer"] else None,
         bool(verdict["acc"]),

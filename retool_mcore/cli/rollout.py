@@ -25,17 +25,17 @@ PROMPT_KEYS = ("messages", "prompt", "problem", "question")
 @app.command()
 @guarded
 def parse(
-    protocol: Annotated[str, typer.Option(help="how calls are written")] = LOOP.protocol,
-    one_line: Annotated[bool, typer.Option("--json", help="on one line")] = False,
+    protocol: Annotated[str, typer.Option(help="format of calls")] = LOOP.protocol,
+    one_line: Annotated[bool, typer.Option("--json", help="print one line")] = False,
 ) -> None:
-    """Read one model turn from standard input and print what it says as a JSON object.
+    """Parse one model turn from standard input and print the result as JSON.
 
     {"kind": "tool_call" | "answer" | "text" | "malformed", "code", "answer", "error", "repairs"}
     """
     from retool_mcore.rollout.tool_call import parser_of
 
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  it is, where the shell closed it
-        raise DataError("standard input is closed, and the turn is read from it. Give it: retool parse < FILE")
+        raise DataError("standard input is closed, but the turn is read from it. Run: retool parse < FILE")
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     typer.echo(json.dumps(parser_of(protocol)(text).to_json(), indent=None if one_line else 1))
 
@@ -44,28 +44,28 @@ def parse(
 @guarded
 def rollout(
     *,
-    url: Annotated[str, typer.Option(help="of a running SGLang server, http://HOST:PORT or http://:KEY@HOST:PORT")],
-    model: Annotated[str, typer.Option(help="its model directory; the tokenizer is read from it")],
+    url: Annotated[str, typer.Option(help="URL of a running SGLang server, http://HOST:PORT or http://:KEY@HOST:PORT")],
+    model: Annotated[str, typer.Option(help="the server's model directory, for the tokenizer")],
     prompt_file: Annotated[Path, typer.Option(help="JSON lines with messages, prompt, problem or question")],
-    out: Annotated[Path, typer.Option(help="JSON lines, one trajectory each, as they finish; overwritten")],
+    out: Annotated[Path, typer.Option(help="JSON lines to write, one per finished trajectory; overwritten")],
     chat_template: ChatTemplate = "",
     template_args: TemplateArgs = "",
-    protocol: Annotated[str, typer.Option(help="how calls are written")] = LOOP.protocol,
-    tool: Annotated[bool, typer.Option(help="with the interpreter")] = LOOP.tool,
+    protocol: Annotated[str, typer.Option(help="format of calls")] = LOOP.protocol,
+    tool: Annotated[bool, typer.Option(help="offer the interpreter")] = LOOP.tool,
     calls: Annotated[
-        Literal["first", "all"], typer.Option(help="a turn is cut at its first call, or not")
+        Literal["first", "all"], typer.Option(help="end a turn after its first call, or allow several")
     ] = LOOP.calls_per_turn,
-    n: Annotated[int, typer.Option(min=1, help="trajectories of each prompt")] = 1,
+    n: Annotated[int, typer.Option(min=1, help="trajectories per prompt")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="trajectories in flight")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0)] = SAMPLED["temperature"],
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = SAMPLED["top_p"],
     max_turns: Annotated[int, typer.Option(min=1)] = LOOP.max_turns,
-    max_response_tokens: Annotated[
-        int, typer.Option(min=1, help="interpreter output included")
-    ] = LOOP.max_response_tokens,
-    max_tool_output_tokens: Annotated[int, typer.Option(min=1, help="of one result")] = LOOP.max_tool_output_tokens,
+    max_response_tokens: Annotated[int, typer.Option(min=1, help="tool results included")] = LOOP.max_response_tokens,
+    max_tool_output_tokens: Annotated[
+        int, typer.Option(min=1, help="limit of one tool result")
+    ] = LOOP.max_tool_output_tokens,
     sandbox: Annotated[list[str] | None, typer.Option(help="local, or SandboxFusion URLs; may be repeated")] = None,
-    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = BOX.run_timeout_s,
+    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="seconds for one call")] = BOX.run_timeout_s,
 ) -> None:
     """Run trajectories against any SGLang server and write them to a file."""
     from retool_mcore.data.tokenizer import load_tokenizer
@@ -97,7 +97,7 @@ def rollout(
         )
     )
     if dropped:
-        raise RolloutError(f"{dropped} trajectories were dropped by an outage; their drop_error in {out} says which")
+        raise RolloutError(f"{dropped} trajectories were dropped. See drop_error in {out}")
 
 
 def read_prompts(path: Path, model: str) -> list[Sequence[Mapping[str, Any]]]:
@@ -116,7 +116,9 @@ def read_prompts(path: Path, model: str) -> list[Sequence[Mapping[str, Any]]]:
             value = prompt_format.messages(problem_of(value))
         messages = cast("list[Any]", value) if isinstance(value, list) else []
         if not messages or not all(isinstance(message, dict) for message in messages):
-            raise DataError(f"{path}, line {number}: none of {', '.join(PROMPT_KEYS)} holds text or a list of messages")
+            raise DataError(
+                f"{path}, line {number}: none of {', '.join(PROMPT_KEYS)} is a string or a list of messages"
+            )
         prompts.append(messages)
     if not prompts:
         raise DataError(f"{path}: the file has no prompts")

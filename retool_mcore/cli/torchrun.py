@@ -16,8 +16,8 @@ from contextlib import suppress
 
 import psutil
 
-from retool_mcore.cli import tell_of_end
-from retool_mcore.cli.common import tell
+from retool_mcore.cli import print_ended_by
+from retool_mcore.cli.common import echo
 from retool_mcore.errors import EXIT_RETRYABLE
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
 
@@ -31,18 +31,18 @@ def main() -> None:
     from retool_mcore.platforms.patches_torch import STORE_PATCH
 
     STORE_PATCH.apply()
-    asked: list[tuple[int, float]] = []  # forwarded signals and their times
+    signals: list[tuple[int, float]] = []  # forwarded signals and their times
 
-    def hand_on(number: int, frame: object) -> None:
-        if not asked or time.monotonic() - asked[0][1] > SAME_S:
-            asked.append((number, time.monotonic()))
+    def forward(number: int, frame: object) -> None:
+        if not signals or time.monotonic() - signals[0][1] > SAME_S:
+            signals.append((number, time.monotonic()))
             for rank in psutil.Process().children():
                 with suppress(psutil.NoSuchProcess):
-                    rank.send_signal(number if len(asked) == 1 else signal.SIGKILL)
+                    rank.send_signal(number if len(signals) == 1 else signal.SIGKILL)
 
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, hand_on)
+            signal.signal(number, forward)
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # hide failed ranks
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)  # hide the note on OMP_NUM_THREADS
     try:
@@ -50,20 +50,20 @@ def main() -> None:
             sys.argv[1:1] = [f"--log-dir={logs}", "--signals-to-handle=SIGQUIT"]  # we handle the others
             torchrun()
     except (DistNetworkError, DistStoreError) as error:
-        said = str(error).splitlines()[0][:300]
-        tell(f"error: the nodes did not meet within NODES_WAIT_S, or node 0 has left: {said}", err=True)
+        reason = str(error).splitlines()[0][:300]
+        echo(f"error: the nodes did not meet within NODES_WAIT_S, or node 0 has ended: {reason}", err=True)
         raise SystemExit(EXIT_RETRYABLE) from error
     except ChildFailedError as error:
         first = error.get_first_failure()[1]
-        if asked:
-            if first.exitcode == -asked[0][0] != -signal.SIGINT:  # died before it had a handler, silently
-                tell_of_end(asked[0][0])
-            raise SystemExit(exit_code(asked[0][0])) from error
+        if signals:
+            if first.exitcode == -signals[0][0] != -signal.SIGINT:  # died before it had a handler, silently
+                print_ended_by(signals[0][0])
+            raise SystemExit(exit_code(signals[0][0])) from error
         if first.exitcode >= 0:
             raise SystemExit(first.exitcode) from error
-        why = ", probably for lack of memory: see dmesg" if first.exitcode == -signal.SIGKILL else ""
+        why = ", probably because the node ran out of memory: see dmesg" if first.exitcode == -signal.SIGKILL else ""
         name = signal.Signals(-first.exitcode).name
-        tell(f"error: rank {first.local_rank} of this node was ended by {name}{why}.", err=True)
+        echo(f"error: rank {first.local_rank} of this node was killed by {name}{why}.", err=True)
         raise SystemExit(EXIT_RETRYABLE) from error
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded, output_named, tell
+from retool_mcore.cli.common import echo, guarded, output_named
 
 app = typer.Typer()
 
@@ -16,16 +16,20 @@ app = typer.Typer()
 def view(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs or evaluations, files of `retool rollout`")],
     *,
-    step: Annotated[list[int] | None, typer.Option(help="only this step's trajectories; may be repeated")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="of trajectories; of more, a sample by stratum")] = 10_000,
-    tokenizer: Annotated[Path | None, typer.Option(help="a model directory, instead of the run's own")] = None,
-    out: Annotated[Path, typer.Option(help="the page; overwritten")] = Path("view.html"),
+    step: Annotated[list[int] | None, typer.Option(help="show only trajectories of this step; may be repeated")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="maximum number of trajectories; of more, a stratified sample")
+    ] = 10_000,
+    tokenizer: Annotated[Path | None, typer.Option(help="a model directory, instead of the run's")] = None,
+    out: Annotated[Path, typer.Option(help="the page to write; overwritten")] = Path("view.html"),
     serve: Annotated[
-        bool, typer.Option("--serve", help="also serve it to this machine's browser, anew when the run has gone on")
+        bool, typer.Option("--serve", help="also serve the page on this machine, updated while the run continues")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0: the page's own, or a free one")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="with --serve; 0: derived from the page's path, or a free port")
+    ] = 0,
 ) -> None:
-    """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
+    """Write runs, evaluations and rollouts to one HTML page that needs no server."""
     from retool_mcore.report.view.page import Written, write_page
     from retool_mcore.report.view.sources import open_source
 
@@ -36,7 +40,7 @@ def view(
         for source in sources:
             if source.skipped:
                 first = f"the first is {source.skipped[0]}"
-                tell(f"note: {source.name}: {len(source.skipped)} damaged records are left out; {first}", err=True)
+                echo(f"note: {source.name}: {len(source.skipped)} damaged records are skipped; {first}", err=True)
         return write_page(sources, out, steps=step or (), limit=limit, tokenizer=tokenizer, live=live)
 
     if serve:
@@ -50,9 +54,9 @@ def view(
         return
     made = write()
     for name in made.without_tokenizer:
-        tell(f"{name}: no tokenizer found, tokens are shown as ids; --tokenizer DIR gives one", err=True)
+        echo(f"{name}: no tokenizer found, so tokens are shown as ids. Set --tokenizer DIR", err=True)
     for name in made.without_tokens:
-        tell(f"{name}: no tokens: a server behind an API gives text alone", err=True)
+        echo(f"{name}: no tokens, because an API returns only text", err=True)
     sampled = f", a sample of {made.found}" if made.shown < made.found else ""
     content = f"{made.shown} trajectories{sampled}" if made.found else "curves only"
     typer.echo(f"wrote {out}: {content}, {out.stat().st_size / 1e6:.1f} MB")

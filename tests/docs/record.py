@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.load import load_run
+from retool_mcore.config.reference import reference
 from retool_mcore.model.files import of_model
 from retool_mcore.planner.hardware import of_run, parse
 from retool_mcore.planner.lengths import assumed
@@ -103,9 +104,17 @@ def recorded() -> str:
 
 
 def mapping() -> str:
-    from retool_mcore.cli.from_verl import table
+    """Our settings with the keys of verl that they decide; then verl's keys without a setting."""
+    from retool_mcore.cli.from_verl import UNMAPPED, paths_of_settings
 
-    return table()
+    rows = ["| setting | keys of verl |", "|---|---|"]
+    found = paths_of_settings()
+    for entry in reference(("rl",)):
+        if entry.kind and entry.key in found:
+            rows.append(f"| `{entry.key}` | {', '.join(f'`{path}`' for path in found[entry.key])} |")
+    rows += ["", "| key of verl, or its prefix | why it has no setting |", "|---|---|"]
+    rows += [f"| `{path}` | {why} |" for path, (_, why) in UNMAPPED.items()]
+    return "\n".join(rows)
 
 
 def chat() -> str:

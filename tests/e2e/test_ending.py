@@ -125,4 +125,4 @@ def test_an_end_while_ray_starts_is_told(monkeypatch: pytest.MonkeyPatch, capfd:
     with pytest.raises(typer.Exit) as caught:
         command()
     assert caught.value.exit_code == 143
-    assert capfd.readouterr().err == "note: ended by SIGTERM: what was complete is kept.\n"
+    assert capfd.readouterr().err == "note: ended by SIGTERM. Complete files are kept.\n"

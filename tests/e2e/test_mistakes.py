@@ -14,8 +14,8 @@ from tests.unit.test_mistakes import RL, ROOT, RUN, folder, no_stage_lasts  # no
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
-        ("--help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
-        (f"get {RL} run.name > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        ("--help > /dev/full", 2, "error: no space is left. Complete files are kept"),
+        (f"get {RL} run.name > /dev/full", 2, "error: no space is left. Complete files are kept"),
         ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
         (f"get {RL} run.name | true", 0, ""),
         (f"runs {ROOT}/tests/report/view >&- 2>&-", 0, ""),
@@ -43,9 +43,7 @@ def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
     """The weights' writer has an error of its own for it, and Python another one."""
     line = f"ulimit -f 20; exec {sys.executable} -m retool_mcore {words}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
-    told = (
-        "error: a file would be larger than this shell allows. Lift the limit (ulimit -f unlimited), then run the same "
-    )
+    told = "error: this shell limits the size of files. Remove the limit (ulimit -f unlimited), then run the same "
     assert (done.returncode, done.stderr) == (2, f"{told}command again.\n")
 
 
@@ -62,4 +60,4 @@ def test_ctrl_c_is_one_line_while_modules_are_imported_and_in_a_command(import_o
     argv = [sys.executable, "-m", "retool_mcore", "data", "task", str(tmp_path / "task")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT, env=environment)
     assert done.returncode in (130, -signal.SIGINT)
-    assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT: what was complete is kept.\n")
+    assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT. Complete files are kept.\n")

@@ -22,7 +22,7 @@ def test_the_version_is_that_of_the_installed_package():
 
 def test_help_keeps_the_names_of_sections():
     """rich takes a word in brackets for a style, and leaves it out."""
-    assert "come from CONFIG's section [validation]." in shown("eval", "run", "--help")
+    assert "come from section [validation] of CONFIG." in shown("eval", "run", "--help")
     assert "Train and score ReTool models." in shown("--help")
 
 

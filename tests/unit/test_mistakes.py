@@ -66,7 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (f"get {RL} run.name data.train_batch_size=8", "verl's name. Write train.prompts_per_step=8"),
         (f"get {RL} run.name trainer.total_epochs=3", "is a key of verl: train.steps counts steps."),
-        (f"get {RL} run.name optimizer.lr=2", "optimizer is not a setting; did you mean optim?"),
         (
             f"get {RL} run.name validation.files=[a/b.parquet]",
             "In a shell, quote it: 'validation.files=[\"...\"]' (command line).",
@@ -75,9 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"eval {RL} --model m.gguf --data mine.jsonl",
             "m.gguf is a GGUF file, and a model is a folder here. Make one of it: `retool data model m.gguf m`.",
         ),
-        ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: .parquet is written here, by the end of the name."),
-        ("data sft mine.jsonl --out out", "--out out: .parquet is written here, by the end of the name. Name out.parq"),
-        ("data rl a.parquet --out a.parquet", "--out a.parquet is what is read, and would be overwritten"),
+        ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: the name must end in .parquet."),
+        ("data rl a.parquet --out a.parquet", "--out a.parquet is also an input and would be overwritten"),
         (
             "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",
             "mine.jsonl: no problem is in part sft with --",
@@ -85,15 +83,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data fetch here --local nowhere --only openai/gsm8k", "neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
         ("data lint mine.jsonl --model runs/no/export", "model.path = 'runs/no/export' does not exist. Make it first"),
         ("data task file", "file: the task cannot be written there: File exists. Name another folder."),
-        (
-            f"view {RUN} --out page.pdf",
-            "--out page.pdf: .html is written here, by the end of the name. Name page.pdf.html",
-        ),
         ("watch file", "file is not a run's folder: it is a file."),
         ("export nothere --to out", "nothere holds no complete checkpoint: there is no such folder."),
         ("quickstart --root file", "configs/sft_tiny_cpu.toml does not exist here."),
-        (f"{EVAL} --out file", "a folder was to be there, and it is a file (file). Name another place."),
-        (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Name a shorter one."),
+        (f"{EVAL} --out file", "a folder is needed, but this is a file (file). Choose another path."),
+        (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Choose a shorter one."),
         ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
         (
             f"eval {RL} --model no/x/export --data {GSM8K}",
@@ -104,15 +98,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "Unknown rollout.protocol = 'hermess'. Choose one of: hermes, qwen3_coder, retool",
         ),
         (
-            "eval --url http://127.0.0.1:9 --model m --data mine.jsonl --protocol hermess",
-            "Unknown rollout.protocol = 'hermess'.",
-        ),
-        (
             f"get {RL} run.name run.name=../up",
             'run.name = "../up": it must have only letters, digits, ".", "_" and "-",',
         ),
-        (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it must have only letters, digits, ".", "_" and "-", '),
-        (f"get {RL} run.name run.name=größe", "begin with a letter or a digit (command line)."),
         (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
         (
             "data protocol empty",
@@ -120,9 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
         ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),
-        ("score a.parquet --out s.jsonl", "a.parquet: not a whole parquet file: "),
         ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
-        ("data task file/in", "file/in: the task cannot be written there: Not a directory. Name another folder."),
         ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
     ],
 )
@@ -196,4 +182,4 @@ def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr("retool_mcore.data.tasks.write_model", full)
     done = CliRunner().invoke(all_commands(), ["data", "task", str(tmp_path / "made")])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
-    assert done.stderr.startswith("error: no space is left. What was complete before is kept; free some")
+    assert done.stderr.startswith("error: no space is left. Complete files are kept. Free some")

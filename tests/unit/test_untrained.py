@@ -56,4 +56,4 @@ def test_a_model_with_untrained_tags_gets_protocol_retool(tokenizer, tmp_path: P
     save_file({"model.embed_tokens.weight": drawn}, tmp_path / "model.safetensors")
     done = CliRunner().invoke(app, ["protocol", str(tmp_path)])
     assert done.exit_code == 0 and done.stdout.strip().splitlines()[-1] == protocol, done.output
-    assert ("never met" in done.output) is not trained
+    assert ("never trained on" in done.output) is not trained

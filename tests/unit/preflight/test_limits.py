@@ -32,9 +32,9 @@ def test_addresses_are_what_the_platforms_libraries_map(
 @pytest.mark.parametrize(
     ("out", "told"),
     [
-        ("folder.html", "error: a file was to be written, and a folder is there (folder.html). Name a file."),
-        ("file/x.html", "error: a folder was to be there, and it is a file (file). Name another place."),
-        ("/proc/x.html", "error: the rights of a file or folder do not allow it (/proc/x.html). Name another place"),
+        ("folder.html", "error: a file is needed, but this is a folder (folder.html). Choose another path."),
+        ("file/x.html", "error: a folder is needed, but this is a file (file). Choose another path."),
+        ("/proc/x.html", "error: permission denied (/proc/x.html). Choose another path"),
     ],
 )
 @pytest.mark.parametrize("command", ["report", "view"])

@@ -1,13 +1,19 @@
-"""Reads the settings in a run script of verl: assignments, defaults, one command. Runs nothing."""
+"""Reads the settings in verl's files: YAML, overrides, or a run script. Runs nothing.
+
+A run script may have assignments, defaults and one command of verl's trainer.
+"""
 
 import ast
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from retool_mcore.errors import ConfigError
 
+SFT_FILE = ("engine", "optim", "model")  # top-level sections that only verl's SFT files have
 TRAINER = "main_ppo"  # module of verl's trainer; its command has the settings
 # Commands that may change variables in ways that this parser does not follow.
 REFUSED = {
@@ -48,6 +54,67 @@ class Script:
     overrides: list[str] = field(default_factory=list[str])
     path: str = ""
     name: str = ""
+
+
+def read_file(path: Path) -> Any:
+    """Read verl's YAML, a run script, or a file of overrides ("key=value", one per line).
+
+    Returns an OmegaConf table. Raises ConfigError.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            table = OmegaConf.load(path)
+        elif TRAINER in (text := path.read_text(encoding="utf-8")):
+            script = read_script(text, str(path))
+            table = OmegaConf.merge(_config_file(script, path), overrides(script.overrides, str(path)))
+        else:
+            lines = [line.strip().rstrip("\\").strip() for line in text.splitlines()]
+            table = overrides([line for line in lines if line and not line.startswith("#")], str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}.") from error
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
+    if not OmegaConf.is_dict(table):
+        raise ConfigError(f"{path} is not a table of verl's settings. Give the YAML of verl's trainer.")
+    if any(name in table for name in SFT_FILE):
+        raise ConfigError(
+            f"{path} is a file for verl's SFT, and only RL files can be converted. docs/from_verl.md lists the few "
+            "keys of SFT."
+        )
+    return table
+
+
+def _config_file(script: Script, source: Path) -> Any:
+    """The YAML of a script's --config-path and --config-name; empty if the file is verl's own."""
+    from omegaconf import OmegaConf
+
+    if not script.name or (not script.path and script.name.startswith("ppo_")):
+        return OmegaConf.create({"model_engine": "megatron"} if "megatron" in script.name else {})
+    file = f"{script.name.removesuffix('.yaml')}.yaml"
+    paths = [folder / script.path / file for folder in (Path(), source.parent)]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{source} has --config-name {script.name}, but neither {' nor '.join(map(str, paths))} exists. Run this "
+            "command in the folder from which you start the script."
+        )
+    return OmegaConf.load(found)
+
+
+def overrides(lines: list[str], source: str) -> Any:
+    """Parse verl's overrides into a table. Raises ConfigError for any other line, such as bash."""
+    from omegaconf import OmegaConf
+
+    for line in lines:
+        if not re.fullmatch(r"~?\+{0,2}[A-Za-z_][\w.]*=.*", line, re.S):
+            raise ConfigError(
+                f"{source}: {line!r} is not a key=value of verl. Give a run script, or one override per line."
+            )
+    return OmegaConf.from_dotlist([line.lstrip("+") for line in lines])
 
 
 def read_script(text: str, source: str) -> Script:
