@@ -46,12 +46,12 @@ command -v nvidia-smi >/dev/null || {
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
   large=("$PYTHON" launch/gsm8k/large.py)
-  beside large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
-  beside large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of the problems cannot be enlarged
+  in_background large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
+  in_background large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # half of the problems cannot be enlarged
   together
 fi
-beside problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
-beside validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
+in_background problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
+in_background validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
   --out "$OUT/data/validation.parquet"
 for form in traces inline; do  # protocol "retool" needs inline traces
   for part in sft validation; do
@@ -60,9 +60,9 @@ for form in traces inline; do  # protocol "retool" needs inline traces
     traces=$file
     [ "$PROTOCOL" = hermes ] || traces=$OUT/data/traces_$part.parquet
     if [ $form = traces ]; then
-      beside "traces_$part" "$traces" "$PYTHON" launch/gsm8k/traces.py "$DATA/train.jsonl" --part $part --out "$traces"
+      in_background "traces_$part" "$traces" "$PYTHON" launch/gsm8k/traces.py "$DATA/train.jsonl" --part $part --out "$traces"
     elif [ "$traces" != "$file" ]; then
-      beside "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
+      in_background "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
     fi
   done
   together
@@ -70,7 +70,7 @@ done
 
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
 how=stage
-[ -z "$AT_ONCE" ] || how=beside
+[ -z "$AT_ONCE" ] || how=in_background
 $how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
 $how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
 together
@@ -79,8 +79,8 @@ models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OU
 # Same sampling as the runs' validation: temperature 1, n = 4. Each of the four models with and without the tool.
 stage eval "$OUT/eval/text_rl_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$OUT/sft/export" \
   --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
-beside tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
-beside tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
+in_background tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
+in_background tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
 together
 stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
 finish "$recipe"

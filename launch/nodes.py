@@ -256,7 +256,7 @@ def lock(folder: Path, name: str = ".lock") -> IO[str]:
 
     Waits up to LOCK_WAIT_S for another process to release it. Raises ConfigError.
     """
-    wait_s, told = number("LOCK_WAIT_S"), False
+    wait_s, announced = number("LOCK_WAIT_S"), False
     end_s = time.monotonic() + wait_s
     while True:
         try:
@@ -264,9 +264,9 @@ def lock(folder: Path, name: str = ".lock") -> IO[str]:
         except ConfigError as error:
             if time.monotonic() >= end_s:
                 raise
-            if not told:
+            if not announced:
                 say(f"note: {str(error).partition('.')[0]}; it gets up to {wait_s} s to end")
-            told = True
+            announced = True
             pause(0.2)
 
 
@@ -465,8 +465,8 @@ def start_ray(node: Node, processes: Processes, command: Sequence[object], folde
     ray = processes.start_service(["env", "PYTHONUNBUFFERED=1", *command], log)
     while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
         if ray.leader.poll() is not None:
-            said = _last_line(log).removesuffix(".")
-            raise PlatformError(f"Ray did not start on this node: {said}. All of its output: {log}")
+            reason = _last_line(log).removesuffix(".")
+            raise PlatformError(f"Ray did not start on this node: {reason}. Its output: {log}")
         pause(0.2)
     os.environ["RAY_ADDRESS"] = f"{node.head_ip}:{port}"
     return ray

@@ -19,9 +19,9 @@ stage() {
   done_with "$name" $began "$*"
 }
 
-# beside NAME RESULT COMMAND...: starts a parallel stage; `together` waits for all of them. Each line of
+# in_background NAME RESULT COMMAND...: starts a parallel stage; `together` waits for all of them. Each line of
 # its output is prefixed with its name, which also disables progress bars.
-beside() {
+in_background() {
   local name=$1 result=$2
   shift 2
   is_left "$result" "$@" || return 0

@@ -60,7 +60,7 @@ def from_verl(
         Path | None, typer.Option(help="the run file to write; printed by default", show_default=False)
     ] = None,
     platform: Annotated[
-        str | None, typer.Option(help="run.platform of the run file; by default, what trainer.device says")
+        str | None, typer.Option(help="run.platform of the run file; by default, from trainer.device")
     ] = None,
 ) -> None:
     """Convert verl's settings for RL to a run file.

@@ -265,7 +265,7 @@ def _format_of(model: str) -> PromptFormat | None:
 
 
 def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Callable[[list[dict[str, Any]]], str]:
-    """Return a function that says why a prompt has more than ``most`` tokens, or ""."""
+    """Return a function for the reason to reject a prompt of more than ``most`` tokens, or ""."""
     if most is None:
         return lambda _: ""
     if not model:

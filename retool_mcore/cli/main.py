@@ -190,7 +190,7 @@ def all_commands() -> typer.Typer:
     from retool_mcore.cli.view import app as view_app
     from retool_mcore.sandbox.server.command import app as sandbox_app
 
-    whole = typer.Typer(
+    root = typer.Typer(
         cls=Commands,
         no_args_is_help=True,
         add_completion=False,
@@ -199,7 +199,7 @@ def all_commands() -> typer.Typer:
         help="Train and score ReTool models.",
     )
 
-    @whole.callback()
+    @root.callback()
     def options(  # pyright: ignore[reportUnusedFunction]  typer calls it
         version: Annotated[
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
@@ -208,16 +208,16 @@ def all_commands() -> typer.Typer:
 
     rooms = (app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
     for commands in rooms:
-        whole.registered_commands.extend(commands.registered_commands)
-    whole.add_typer(config_app, name="config", help="Explain the keys of a run file; convert one from verl.")
-    whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
-    whole.add_typer(sandbox_app, name="sandbox", cls=Commands, help="Serve the code sandbox over HTTP.")
-    whole.add_typer(
+        root.registered_commands.extend(commands.registered_commands)
+    root.add_typer(config_app, name="config", help="Explain the keys of a run file; convert one from verl.")
+    root.add_typer(data_app, name="data", help="Make, convert and check data sets.")
+    root.add_typer(sandbox_app, name="sandbox", cls=Commands, help="Serve the code sandbox over HTTP.")
+    root.add_typer(
         evaluate_app,
         name="eval",
         help="Score models: `retool eval CONFIG ...`; compare two: `retool eval compare A B`.",
     )
-    return whole
+    return root
 
 
 def _print_version(wanted: bool) -> None:

@@ -110,8 +110,8 @@ def _device_here() -> Device | None:
         return None
     try:
         argv = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        told = subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout.lower()
+        output = subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout.lower()
     except (OSError, subprocess.SubprocessError):
         return None
-    words = told.partition("\n")[0].split()
+    words = output.partition("\n")[0].split()
     return next((device for name, device in DEVICES.items() if name in words), None)

@@ -177,7 +177,7 @@ def rollout_memory(
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not offload Transformer Engine's copies
     training = 0.0 if rollout.gpus else stays + train.buffers
-    beside = train.weights + train.fp8_copies if memory.offload_idle else train.idle
+    resident = train.weights + train.fp8_copies if memory.offload_idle else train.idle
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8") / rollout.engine_tp
     most_tokens = None if device.engine_counts_all else rollout.engine_args.get(SGLANG.cache_argument or "")
@@ -192,6 +192,6 @@ def rollout_memory(
         training=training,
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib") + graphs_gib,
         asleep=0.0 if rollout.gpus else asleep,
-        syncing=0.0 if rollout.gpus else beside + train.whole_matrix + train.buffers + weights,
+        syncing=0.0 if rollout.gpus else resident + train.whole_matrix + train.buffers + weights,
         kv_tokens=max(0, round(cache * GIB / kv_bytes)),
     )

@@ -27,15 +27,15 @@ def report(
         s = plan.sandbox
         lines += [
             "",
-            f"sandbox: {s.calls_per_s:.0f} calls/s while rollouts last, {s.cores_per_node:.1f} cores a node busy; "
-            f"sandbox.workers = {s.workers_per_node} would do",
+            f"sandbox: {s.calls_per_s:.0f} calls/s during rollouts keep {s.cores_per_node:.1f} cores per node busy; "
+            f"recommended: sandbox.workers = {s.workers_per_node}",
         ]
         if isinstance(config, RlConfig) and config.sandbox.workers < s.workers_per_node:
-            lines.append(f"warning: sandbox.workers = {config.sandbox.workers} is less")
+            lines.append(f"warning: sandbox.workers = {config.sandbox.workers} is lower")
     lines += ["", *(f"note: {note}" for note in plan.notes)]
     lines += [f"warning: {plan.stall_problem}"] if plan.stall_problem else []
-    lines += ["", "settings that fit, the fastest of each layout, and what is configured:", _row(plan, plan)]
-    lines += [_row(other, plan) for other in others] or ["  none of this batch fits this hardware"]
+    lines += ["", "the configured settings, then the fastest settings of each layout that fits:", _row(plan, plan)]
+    lines += [_row(other, plan) for other in others] or ["  no layout with this batch fits this hardware"]
     return "\n".join(lines)
 
 
@@ -93,7 +93,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
         room = f"room for {plan.rollout.kv_tokens:,} tokens in each engine"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
         if plan.rollout.syncing:
-            yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   the actor beside an engine's weights"
+            yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   the actor and an engine's weights"
 
 
 def _time_lines(plan: Plan) -> Iterator[str]:
@@ -112,5 +112,5 @@ def _duration(seconds: float) -> str:
 
 
 def _row(plan: Plan, configured: Plan) -> str:
-    beside = "configured" if plan is configured else f"{plan.step_s / configured.step_s - 1:+.1%}"
-    return f"  {plan.step_s:8.1f} s  {beside:>10}  {plan.need_gib:6.1f} GiB  {_layout(plan)}"
+    difference = "configured" if plan is configured else f"{plan.step_s / configured.step_s - 1:+.1%}"
+    return f"  {plan.step_s:8.1f} s  {difference:>10}  {plan.need_gib:6.1f} GiB  {_layout(plan)}"

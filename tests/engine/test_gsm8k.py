@@ -4,6 +4,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from retool_mcore.data.sources import read_source
 
 from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.files import read_jsonl, read_rows
@@ -11,7 +12,6 @@ from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import lint_file
 from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.sources import read_source
 from retool_mcore.data.split import part_of, rows_of_part
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows

@@ -15,7 +15,6 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
     [
         ("loss=gspo clip=[0.2,0.28,3]", 'algorithm.clip = [0.2, 0.28, 3.0] does nothing with algorithm.loss = "gspo"'),
         ("tau=[2,1.05]", 'algorithm.tau = [2.0, 1.05] does nothing with algorithm.loss = "ppo"'),
-        ("loss=cispo tau=[1,2]", 'algorithm.tau = [1.0, 2.0] does nothing with algorithm.loss = "cispo"'),
         ("gamma=0.9", 'algorithm.gamma = 0.9 does nothing with algorithm.name = "grpo"'),
         ("name=reinforce_plus_plus lam=0.9", "algorithm.lam = 0.9 does nothing with"),
         (
@@ -23,24 +22,15 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
             'algorithm.importance_bounds = [0.5, 2.0] does nothing with algorithm.importance_sampling = "off"',
         ),
         ("rejection_bounds=[0,2]", 'does nothing with algorithm.rejection = "off"'),
-        ("rejection_bounds=[0.5,0]", 'does nothing with algorithm.rejection = "off"'),
         ("kl_type=k1", "algorithm.kl_type = k1 does nothing with algorithm.kl_coef = 0"),
-        ("kl_in=reward", "algorithm.kl_in = reward does nothing with algorithm.kl_coef = 0"),
         ("kl_coef=1 kl_in=reward kl_type=k3+", 'Use "k3"'),
         ("loss=sapo", 'Set loss_agg = "seq-mean-token-mean"'),
         ("rejection=seq_mean_k1", "Set the first bound above 0 and at most 1, the second to at least 1"),
-        ("rejection=seq_mean_k1 rejection_bounds=[0,1.1]", "Set the first bound above 0"),
         ("rejection=token_k2", "rejection_bounds = [0.0, 0.0]. Set the first bound to 0 and the second above 0"),
-        ("rejection=token_k2 rejection_bounds=[0.5,1]", "rejection_bounds = [0.5, 1.0]. Set the first bound to 0"),
         ("name=ppo rejection=token_k2 rejection_bounds=[0,1]", "would lose the reward of a rejected token"),
-        ("name=reinforce_plus_plus rejection=token_k2 rejection_bounds=[0,1]", "would lose the reward"),
         (
             "rejection=token_k2 rejection_bounds=[0,1] loss_agg=seq-mean-token-mean",
             "would divide by only the kept tokens of a response",
-        ),
-        (
-            "rejection=token_k1 rejection_bounds=[0.5,2] loss=sapo loss_agg=seq-mean-token-mean",
-            "would divide by only the kept tokens",
         ),
         (
             "rejection=token_k3 rejection_bounds=[0,1] loss=gspo",
@@ -50,19 +40,9 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
             "loss=gspo old_log_prob=rollout importance_sampling=token",
             'uses a separate loss of verl, so it cannot use algorithm.loss = "gspo"',
         ),
-        ("loss=cispo old_log_prob=rollout rejection=token_k2 rejection_bounds=[0,1]", "uses a separate loss of verl"),
         ('mask=["truncated"] old_log_prob=rollout importance_sampling=token', "fails on a micro-batch"),
-        (
-            'mask=["void_turns"] old_log_prob=rollout rejection=token_k2 rejection_bounds=[0,1]',
-            "fails on a micro-batch",
-        ),
         ("clip=[0.2,0.28,1]", "algorithm.clip = [0.2, 0.28, 1.0] is out of range. Give two numbers above 0, opt"),
-        ("clip=[0.2,0]", "algorithm.clip = [0.2, 0.0] is out of range. Give two numbers above 0"),
         ("clip=[0.2]", "algorithm.clip = [0.2]: 2 or more are needed"),
-        (
-            "loss=sapo loss_agg=seq-mean-token-mean tau=[0,1]",
-            "tau = [0.0, 1.0] is out of range. Give two numbers above 0",
-        ),
         ("importance_sampling=token importance_bounds=[1.5,2]", "Give a number from 0 to 1 and a number of at least 1"),
     ],
 )

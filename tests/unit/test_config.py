@@ -17,11 +17,6 @@ def test_every_shipped_config_loads(path: Path):
     assert load_config(kind, path).run.name == path.stem
 
 
-def test_overrides_are_typed_toml_and_bare_words_are_strings():
-    run = load_config(RlConfig, RL, ["train.steps=7", 'sandbox.where=["local"]', "run.name=other", "rollout.tools=[]"])
-    assert (run.train.steps, run.sandbox.where, run.run.name, run.rollout.tool) == (7, ["local"], "other", False)
-
-
 def test_resolved_config_reads_back_equal(tmp_path: Path):
     run = load_config(RlConfig, RL, ["verl_overrides.trainer.balance_batch=false"])
     copy = tmp_path / "config.toml"
@@ -35,22 +30,15 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "sandbox.sessions=1", "sandbox.sessions = 1 is below sandbox.workers = "),
         (
             RL,
-            "sandbox.sessions=95",
-            "sandbox.sessions = 95 per node is too few. Set at least 96: up to 96 trajectories are in flight",
-        ),
-        (
-            RL,
             ("cluster.nodes=2", "rollout.agent_workers=3", "sandbox.sessions=63"),
             "Set at least 64: up to 96 trajectories are in flight, each keeps its interpreter to its end, and rollout.",
         ),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": a whole number is needed'),
-        (SFT, "train.steps=0", "train.steps = 0: give more than 0"),
         (SFT, "optim.lr=inf", "optim.lr = Infinity: a finite number is needed"),
         (SFT, "run.platform=tpu", "run.platform = \"tpu\": choose one of 'cpu', 'cuda' or 'ascend'"),
         (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
         (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
-        (SFT, "data.max_length_tokens=999999", "does not fit a micro-batch"),
         (SFT, "steps=3", "is not of the form section.key=value"),
         (
             RL,
@@ -58,33 +46,23 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
             'algorithm.name = "grpo" compares the responses to a prompt, and rollout.group_size = 1',
         ),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
-        (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": choose one of 'grpo', 'ppo', 'rloo'"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
-        (RL, "validation.n=0", "validation.n = 0: give more than 0"),
-        (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
         (
             RL,
             "reward.answer=[1.0, 2.0]",
             "reward.answer = [1.0, 2.0]: the first number, for a right answer, must be above the",
         ),
-        (
-            RL,
-            "reward.call_bonus=[-0.1, -0.6]",
-            "reward.call_bonus = [-0.1, -0.6]: the first number, per call, must be 0 or more",
-        ),
         (RL, "reward.overlong_buffer_tokens=161", "is above rollout.max_response_tokens = 160"),
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 divides pipeline stages, and parallel.pp = 1 has only one"),
         (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
-        (RL, "experts.load_balancing={aux_loss=0.0}", "give more than 0"),
         (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "1 at most are allowed"),
         (
             SFT,
             "memory.recompute=0",
             'Unknown memory.recompute = 0. Choose one of "none", "selective", "full", "auto", or',
         ),
-        (RL, "memory.recompute=all", 'Unknown memory.recompute = "all". Choose one of'),
         (
             RL,
             ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
@@ -109,11 +87,6 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
             RL,
             ("algorithm.name=ppo", "algorithm.filter_groups=10", "rollout.group_size=1"),
             "algorithm.filter_groups needs groups of several responses, and rollout.group_size = 1",
-        ),
-        (
-            RL,
-            ("cluster.gpus_per_node=7", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
-            "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 7 data-parallel",
         ),
         (
             RL,  # the step's 96 responses do divide over 16
@@ -225,14 +198,11 @@ def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, cont
     [
         ("optim.lr=200", "optim.lr = 200: give at most 1 (command line)."),
         ("train.steps='5'", 'train.steps = "5": a whole number is needed, without quotes (command line).'),
-        ("optim.lr='x'", 'optim.lr = "x": a number is needed, without quotes (command line).'),
         ("validation.before=1", "validation.before = 1: true or false is needed, without quotes (command line)."),
         ("run.name=5", 'run.name = 5: a string is needed, in quotes: "..." (command line).'),
-        ("train.steps=0", "train.steps = 0: give more than 0 (command line)."),
         ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
         ("algorithm.name=gae", 'algorithm.name = "gae" is verl\'s name. Write algorithm.name = "ppo" (command line).'),
         ("checkpoint.resume=True", "checkpoint.resume=True: True is Python, not TOML. Write true."),
-        ("validation.before=False", "validation.before=False: False is Python, not TOML. Write false."),
         ("checkpoint.resume=None", "checkpoint.resume=None: None is Python, not TOML. Leave the setting out instead."),
     ],
 )
@@ -254,9 +224,3 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     run = load_config(RlConfig, RL, ["run.root=~/runs", 'validation.files=["~/data/a.parquet"]'])
     assert (run.run.root, run.validation.files) == ("/home/me/runs", ["/home/me/data/a.parquet"])
-
-
-def test_at_most_ten_raw_verl_keys():
-    overrides = [f"verl_overrides.trainer.key{i}=1" for i in range(11)]
-    with pytest.raises(ConfigError, match="at most 10"):
-        load_config(RlConfig, RL, overrides)

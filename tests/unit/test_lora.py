@@ -26,7 +26,6 @@ RANK = "lora.rank=8"
     [
         ((RANK, "algorithm.name=ppo"), 'lora.rank = 8 with algorithm.name = "ppo" is not supported: the critic'),
         ((RANK, "model.fp8=tensorwise"), 'lora.rank = 8 with model.fp8 = "tensorwise" is not supported'),
-        ((RANK, "memory.optimizer_on_cpu=0.5"), "lora.rank = 8 with memory.optimizer_on_cpu = 0.5"),
         (
             ("lora.base_precision=fp8",),
             'base_precision = "fp8" needs adapters, and rank = 0 trains all weights',
@@ -155,12 +154,6 @@ def test_an_adapter_is_exported_alone_when_it_is_asked_for(tmp_path: Path, base:
     }  # fmt: skip
     assert read_adapter(to)[1]["base_model_name_or_path"] == str(base)
     export(tmp_path / "sft_tiny_cpu", tmp_path / "out", adapter=True)  # over its own
-
-
-def test_a_run_of_all_weights_has_no_adapter_to_export(tmp_path: Path):
-    save(run_in(tmp_path), 5)
-    with pytest.raises(CheckpointError, match=r"trained all weights \(lora\.rank = 0\), so it has no adapter"):
-        export(tmp_path / "sft_tiny_cpu", tmp_path / "out", adapter=True)
 
 
 def test_an_export_wants_the_base_that_the_adapters_were_trained_on(tmp_path: Path, base: Path):

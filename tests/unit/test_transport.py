@@ -107,24 +107,3 @@ async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> 
             await asyncio.sleep(pause)
         await client.post("/now")
     assert server.connections == 2
-
-
-async def test_what_a_burst_has_left_behind_is_closed_by_a_later_request(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, transport=ConcurrentTransport(keep_alive_s=0.5)) as client:
-        await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
-        assert server.open == WAVE
-        await asyncio.sleep(0.7)
-        await client.post("/now")
-        await asyncio.sleep(0.1)  # until the server has seen it
-        assert server.open == 1
-    await asyncio.sleep(0.1)
-    assert server.open == 0
-
-
-async def test_a_server_that_is_not_there_is_told_as_by_httpx() -> None:
-    transport = ConcurrentTransport()
-    async with httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=transport) as client:
-        for _ in range(2):
-            with pytest.raises(httpx.ConnectError):
-                await client.post("/now")
-    assert len(transport._all) == 1

@@ -91,11 +91,6 @@ def test_every_indented_line_is_taken_for_a_command_or_has_a_reason(page: Path):
             assert not [line for line in left if not line.strip().startswith("#")], page
 
 
-def test_every_reason_is_still_one():
-    text = "".join(page.read_text(encoding="utf-8") for page in GUIDES)
-    assert not [part for part in NO_COMMANDS if part not in text]
-
-
 def test_every_page_is_in_the_navigation_and_every_part_of_it_is_there():
     tree = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
@@ -164,12 +159,6 @@ HERE = [pair for pair in ALL if runnable(pair[1])] + [
     ("docs/data.md", "retool data rl tests/data/samples/gsm8k_60.jsonl --out data/mine.parquet"),
     ("docs/data.md", "retool data lint data/mine.parquet"),
 ]
-
-
-def test_enough_commands_run_here():
-    assert len({line for _, line in HERE}) >= 10
-    assert len(set(DRY)) >= 5
-    assert all(line in text for page, line in HERE for text in [(ROOT / page).read_text(encoding="utf-8")])
 
 
 @pytest.mark.parametrize("line", list(dict.fromkeys(line for _, line in HERE)))

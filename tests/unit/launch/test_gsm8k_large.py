@@ -67,23 +67,6 @@ def test_percent_fractions_ordinals_times_dates_and_counts_of_the_named_stay(bef
     assert step.expression.endswith("*20") and step.stated == 20 * values_of(row["question"])[0]
 
 
-def test_a_number_of_the_same_writing_in_another_place_is_not_taken_for_it():
-    question = "Bo buys 300 pens and 20 caps. The 20 friends get them. How many things are there?"
-    row = variant(question, "There are 300+20 = <<300+20=320>>320 things.\n#### 320", 0)
-    assert "20 caps. The 20 friends" in row["question"], "it stands there twice, so it stays"
-
-
-def test_commas_stay_and_differences_keep_their_sign():
-    question = "A car is $12,000 and a bike $700. How much more is the car?"
-    row = variant(question, "It is $12,000 - $700 = $<<12000-700=11300>>11,300 more.\n#### 11,300", 0)
-    car, bike = values_of(row["question"])
-    assert car > bike > 700_000 - 1 and f"${car:,} and a bike ${bike}." in row["question"]
-    assert (
-        row["answer"]
-        == f"It is ${car:,} - ${bike} = $<<{car}-{bike}={car - bike}>>{car - bike:,} more.\n#### {car - bike}"
-    )
-
-
 def test_a_division_of_two_numbers_of_the_question_stays_whole():
     row = variant(
         "Bo has 720 grams. A bag holds 60 grams. How many bags?", "He has 720/60 = <<720/60=12>>12.\n#### 12", 0
@@ -110,27 +93,6 @@ def test_a_division_of_two_numbers_of_the_question_stays_whole():
 def test_what_is_not_certain_is_rejected(question, answer, reason):
     with pytest.raises(Rejected, match=reason):
         variant(question, answer, 0)
-
-
-def test_a_number_that_a_word_may_mean_as_well_stays():
-    question = "Bo has 300 pens and 2 caps. Half of his pens are red. How many things are not?"
-    answer = "Red are 300/2 = <<300/2=150>>150.\nThat leaves <<300-150+2=152>>152.\n#### 152"
-    row = variant(question, answer, 0)
-    assert values_of(row["question"])[1] == 2 and "/2 = " in row["answer"]
-
-
-def test_a_constant_is_a_step_only_where_that_step_would_be_in_vain():
-    question = "Bo has 36 pens in 3 rows for half of a year. How many a month of the year in all?"
-    answer = "A row has <<36/3=12>>12 pens.\nThat is <<12*7=84>>84 pens.\n#### 84"
-    row = variant(f"{question} 7 days a week.", answer, 0)
-    first, second = parse(row["answer"]).steps
-    assert second.expression == f"{first.stated}*7" and first.stated != 12
-    both = "A row has <<36/3=12>>12 pens.\nThat is <<12*12=144>>144 pens.\n#### 144"
-    with pytest.raises(Rejected, match="two sources"):
-        variant(question, both, 0)
-    later = "A row has <<36/3=12>>12 pens.\nThat is <<36*7=252>>252.\nAnd <<252*12=3024>>3024 pens.\n#### 3024"
-    with pytest.raises(Rejected, match="two sources"):
-        variant(f"{question} 7 days a week.", later, 0)
 
 
 def test_new_numbers_are_within_bounds_and_so_is_every_part_of_a_calculation():

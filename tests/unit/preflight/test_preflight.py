@@ -21,7 +21,7 @@ from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.check import Machine, _findings, require
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _node_facts
 from retool_mcore.preflight.findings import Finding, ok
-from retool_mcore.run.environment import differing, file_hash, fingerprint
+from retool_mcore.run.environment import differing, fingerprint
 from tests.plain_chatml import PLAIN_CHATML
 
 ROOT = Path(__file__).parents[3]
@@ -79,29 +79,11 @@ def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.Mo
     assert "pip install 'tenacity" in found.text
 
 
-def test_from_source_the_versions_cannot_be_compared(monkeypatch: pytest.MonkeyPatch):
-    def absent(_: str) -> None:
-        raise importlib.metadata.PackageNotFoundError
-
-    monkeypatch.setattr(importlib.metadata, "requires", absent)
-    assert levels(list(machine.versions(get_platform("cpu"), extras=True))) == ["warning"]
-
-
-def test_ascends_matrix_is_its_own():
-    names = [finding.text for finding in machine.versions(get_platform("ascend"), extras=True)]
-    assert any("mindspeed" in text and "not installed" in text for text in names)
-    assert any("vllm-ascend" in text for text in names)
-
-
 @pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "warning"), (2000, "warning"), (3600, "ok")])
 def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str):
     """32B on 8 H200: the pass over old log-probabilities is planned to take 1,541 s."""
     run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_32b_h200x8.toml", [f"train.stall_s={stall_s}"])
     assert levels(list(inputs.stall(run))) == [level]
-
-
-def test_what_cannot_be_planned_has_no_finding_of_it(task: Path):
-    assert list(inputs.stall(good(task, "train.stall_s=1"))) == []
 
 
 def test_too_few_devices(task: Path):
@@ -130,12 +112,6 @@ def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.Monke
     assert levels(list(machine.settings(config, get_platform("cpu")))) == ["ok"]
 
 
-@pytest.mark.parametrize(("settings_", "level"), [((), None), (("memory.offload_idle=true",), "ok")])
-def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str, ...], level: str | None):
-    found = list(machine.host_memory(good(task, *settings_)))
-    assert levels(found) == ([level] if level else [])
-
-
 def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine, "of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
     found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
@@ -159,15 +135,6 @@ def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
     assert levels(found) == ["error"] and "tool" in found[0].text, found
 
 
-def test_a_truncated_shard(task: Path, tmp_path: Path):
-    folder = tmp_path / "model"
-    shutil.copytree(task / "model", folder)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    found = judged("model", lambda: inputs.model(good(task, f"model.path={folder}"), fetch=True))
-    assert levels(found) == ["error"] and "missing or corrupt" in found[0].text
-
-
 def test_validation_on_the_training_file(task: Path):
     run = good(task, f'validation.files=["{task}/rl_train.parquet"]')
     found = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
@@ -185,14 +152,6 @@ def test_checks_go_on_after_an_error():
     assert told == ["ok      first           fine", "error   first           a value, a rule"]
     with pytest.raises(ConfigError, match=r"^a value, a rule\nerror: a value, a rule$"):
         require([*judged("first", wrong), *judged("second", wrong)])
-
-
-def test_a_node_with_other_code_or_data_is_named(task: Path):
-    here = fingerprint(good(task))
-    assert differing([here, {**here, "host": "b"}]) == []
-    other = {**here, "host": "b", "code": "0", f"validation.files = {task}/rl_val.parquet": "missing"}
-    sentences = differing([here, other])
-    assert len(sentences) == 2 and all(" on b" in sentence for sentence in sentences)
 
 
 def test_one_of_a_folders_files_that_differs_on_a_node_is_named(task: Path, tmp_path: Path):
@@ -225,14 +184,6 @@ def test_a_ray_node_is_asked_for_the_settings_of_its_own_script(task: Path, monk
     assert _node_facts(run)[0] == fingerprint(run)
     monkeypatch.setenv(NODE_SETTINGS, "\n".join([str(RL), *settings(task, "optim.lr=3e-6")]))
     assert any("optim.lr" in sentence for sentence in differing([fingerprint(run), _node_facts(run)[0]]))
-
-
-def test_a_files_hash_sees_its_size_and_both_ends(tmp_path: Path):
-    path = tmp_path / "data"
-    path.write_bytes(b"a" * 10)
-    first = file_hash(path)
-    path.write_bytes(b"a" * 9 + b"b")
-    assert file_hash(path) != first and file_hash(tmp_path / "absent") == "missing"
 
 
 def test_each_sandbox_is_called(task: Path, monkeypatch):
