@@ -7,7 +7,7 @@ import pytest
 from retool_mcore.data.sources import read_source
 
 from retool_mcore.data.chat import render, render_prompt
-from retool_mcore.data.files import read_jsonl, read_rows
+from retool_mcore.data.files import read_jsonl, read_rows, read_source
 from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import lint_file
 from retool_mcore.data.prompt_format import hermes_prompt
@@ -179,7 +179,7 @@ def test_large_py_writes_what_the_other_commands_read(tmp_path):
     truths = [problem.truth for problem in read_problems([out])]
     assert truths == [row["answer"].rpartition("#### ")[2] for row in rows]
     assert "100.00% survived" in script("traces.py", out, "--part", "sft", "--out", x)
-    assert "0 answers that nothing can be compared with" in succeed("rl", out, "--part", "rl", "--out", x)
+    assert "after answer (0 rejected)" in succeed("rl", out, "--part", "rl", "--out", x)
     script("large.py", SAMPLE, "--out", again, "--draws", "2")
     both = [row for _, row in read_jsonl(again)]
     assert both[: len(rows)] == rows and len(both) >= 2 * len(rows) - 3
