@@ -18,7 +18,6 @@ from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import truth_problem
 
 STAGES = ("source", "split", "answer", "length", "repeat")
-MAX_PROBLEM_CHARS = 100_000  # anything longer is a stray book or a broken export
 SHOWN_CHARS = 2000  # recorded characters per text of a reject
 SHOWN_CONFLICTS = 3
 
@@ -97,8 +96,6 @@ def _usable_row(
     problem: str, truth: str, place: tuple[str, str, int], prompt_format: PromptFormat | None
 ) -> dict[str, Any]:
     """A row in verl's schema. Raises Rejected for a problem or truth that training cannot use."""
-    if len(problem) > MAX_PROBLEM_CHARS:
-        raise Rejected("length", f"the problem has more than {MAX_PROBLEM_CHARS} characters")
     if why := truth_problem(truth):
         raise Rejected("answer", why)
     return rl_row(problem, truth, *place, asked_in=prompt_format)

@@ -132,16 +132,6 @@ def test_the_command_writes_what_training_reads(tmp_path, tokenizer, protocol):
     assert len(list(read_rows(out, ("messages", "ground_truth")))) == 1
 
 
-async def test_a_truth_that_is_no_text_or_number_is_a_reject():
-    answers = (["4", "5"], None, 4, ["4"])  # a list of one is its answer
-    report = await convert([RAW, *({**RAW, "answer": answer} for answer in answers)])
-    assert len(report.rows) == 3
-    assert [reject["reason"] for reject in report.rejects] == [
-        "column answer: the answer is ['4', '5'], not a text or number",
-        "column answer: the answer is None, not a text or number",
-    ]
-
-
 def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     lines = [json.dumps(RAW).encode(), b'{"dialogue": []}', b'{"messages": "\xff"}']
@@ -190,10 +180,6 @@ def test_format_and_answer_problems_have_their_reasons():
         ([user, calling, tool, answer], "2 calls before it have 1 results"),
         ([user, calling, tool, tool], "does not end in an assistant turn without calls"),
         ([user, answer, answer], "message 2 is a second assistant turn in a row"),
-        ([user, tool, answer], "a result without a call before it"),
-        ([user, {"role": "critic", "content": ""}, answer], "message 1 has role 'critic'"),
-        ([user, {"role": "assistant", "content": "1"}], "gives no answer"),
-        ([user, {"role": "assistant", "content": "\\boxed{1} \\boxed{2}"}], "boxes different answers: 1, 2"),
     ]:
         assert problem in (format_problem(messages) or "none"), messages
     assert "no answer" in (answer_problem([user, {"role": "assistant", "content": "x"}], "1") or "")

@@ -149,15 +149,6 @@ def test_rl_does_not_start_on_its_own_validation_set(tmp_path):
     assert "permits training on validation problems" in found.text
 
 
-def test_files_of_no_known_schema_are_errors(tmp_path):
-    write_parquet(tmp_path / "a.parquet", [{"text": "x"}])
-    with pytest.raises(DataError, match="row 0: columns text; known are prompt/reward_model, problem/answer"):
-        list(read_problem_rows(str(tmp_path / "a.parquet")))
-    write_parquet(tmp_path / "c.parquet", [{"messages": "x"}])
-    with pytest.raises(DataError, match="row 0, column messages: str, not a list of messages"):
-        list(read_problem_rows(str(tmp_path / "c.parquet")))
-
-
 def test_a_row_without_an_answer_is_one_finding_beside_the_others(tmp_path: Path):
     rows = [{"problem": "Add 2 and 2 please.", "answer": "4"}, {"problem": "And now?", "answer": None}]
     rows.append({"problem": "Name the next prime after 7.", "answer": "11"})

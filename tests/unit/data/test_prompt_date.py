@@ -1,6 +1,5 @@
 """Templates with today's date write one day in a run, when it is resumed, and for its export."""
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from retool_mcore.data.chat import render, render_prompt, tool_turn_ids
 from retool_mcore.data.prompt_format import PromptFormat, date_of, pin_date, recorded_format
 from retool_mcore.data.tokenizer import load_tokenizer, tokenizer_of
 from retool_mcore.data.tool import tool_call
-from retool_mcore.errors import DataError
 
 TURNS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ MARK }}"
@@ -135,10 +133,3 @@ def test_commands_evaluations_and_runs_take_the_day_of_an_export(tmp_path: Path,
     assert texts(tokenizer_of(taken, str(export), day=date_of(tmp_path / "evaluation"))) == trained
     pin_date(tmp_path / "rl", str(export))
     assert date_of(tmp_path / "rl") == date_of(tmp_path / "run")
-
-
-@pytest.mark.parametrize("day", ["29.11.2026", 20261129, ""])
-def test_a_day_that_is_none_is_one_error(tmp_path: Path, day: object):
-    (tmp_path / FORMAT_FILE).write_text(json.dumps({"date": day}))
-    with pytest.raises(DataError, match="is no day as 2026-11-29"):
-        date_of(tmp_path)

@@ -15,7 +15,6 @@ from retool_mcore.data.prompt_format import (
     format_of_prompts,
     recorded_format,
     retool_prompt,
-    shown_prompt,
 )
 from retool_mcore.data.rl import convert_rl
 from retool_mcore.data.tasks import SYSTEM_PROMPT, problems, rl_row, tool_trace
@@ -85,11 +84,6 @@ def test_a_model_without_a_record_is_asked_as_it_comes_and_a_broken_record_is_an
         (tmp_path / FORMAT_FILE).write_text(broken)
         with pytest.raises(DataError, match=FORMAT_FILE):
             recorded_format(tmp_path)
-
-
-def test_a_long_prompt_is_shown_with_its_ends():
-    shown = shown_prompt("a" * 5000 + "b" * 5000)
-    assert len(shown) < 3100 and shown.startswith("a") and shown.endswith("b") and "[...]" in shown
 
 
 def test_rollout_puts_a_bare_problem_as_the_model_was_asked(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import json
 from collections import Counter
 
@@ -34,14 +33,6 @@ def run(code: str) -> str:
     with contextlib.redirect_stdout(out):
         exec(code, {})  # our own generated one-liners
     return out.getvalue().rstrip("\n")
-
-
-def test_codes_print_the_answers_they_stand_for():
-    for problem in itertools.islice(problems(seed=11), 60):
-        assert run(problem.right_code) == problem.answer
-        assert run(problem.wrong_code) == problem.wrong_answer
-        assert problem.answer != problem.wrong_answer
-        assert len(problem.answer) == len(problem.wrong_answer) == 6
 
 
 def test_a_tool_trace_tells_what_its_code_prints():

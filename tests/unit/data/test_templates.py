@@ -84,13 +84,6 @@ def test_samples_of_another_template_are_not_continued(qwen3: Path):
     assert identity_of(plain, case, []) != identity_of(other, case, [])
 
 
-def test_an_export_renders_as_its_run_did_and_setting_an_argument_again_changes_nothing(qwen3: Path, tmp_path: Path):
-    model = run_of(RlConfig, qwen3, OFF).model
-    tokenizer_of(model).save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path)).chat_template == tokenizer_of(model).chat_template
-    assert tokenizer_of(model, str(tmp_path)).chat_template == tokenizer_of(model).chat_template
-
-
 @pytest.mark.parametrize("name", [*BUILT_IN, "file"])
 def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Path, name: str):
     tokenizer.save_pretrained(tmp_path / "base")

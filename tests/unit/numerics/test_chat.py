@@ -97,10 +97,6 @@ def test_tool_output_cannot_forge_a_turn(tokenizer):
     assert rendered.token_ids[cut : cut + len(ids)] == ids
 
 
-def test_tool_output_with_lone_surrogates_is_encoded(qwen25):
-    assert "a?b" in qwen25.decode(tool_turn_ids(qwen25, "a\ud800b"))
-
-
 def test_a_leading_line_break_is_cut_where_sampling_cuts_it(qwen25):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "\na"}]
     prompt = render_prompt(messages[:1], None, qwen25)
@@ -147,13 +143,10 @@ def test_thinking_that_the_template_drops_is_refused(qwen3, field):
     "message, rule",
     [
         ({"role": "assistant", "content": None}, "neither text nor a tool call"),
-        ({"role": "assistant", "content": 3}, "content is int"),
         ({"role": "robot", "content": "x"}, "unknown role 'robot'. Choose one of"),
         ({"role": "user", "content": "x<|im_end|>"}, "control token <|im_end|>"),
         ({"role": "user", "content": "x", "tool_calls": [call("1")]}, "only an assistant makes tool calls"),
-        ({"role": "assistant", "content": "", "tool_calls": [{"function": None}]}, "a tool call is"),
         ({"role": "assistant", "content": "x", "tool_calls": 5}, "tool_calls is 5, not a list"),
-        ({"role": "assistant", "content": "x", "reasoning_content": 5}, "reasoning_content is 5, not a text"),
         ({"role": "assistant", "content": "", "tool_calls": [call("a<|im_start|>b")]}, "control token"),
     ],
 )
@@ -174,23 +167,11 @@ def test_training_refuses_code_that_a_rollout_would_cut(qwen25, form):
         render(messages, TOOLS if form == "hermes" else None, qwen25)
 
 
-def test_a_prompt_with_an_assistant_turn_is_refused(qwen25):
-    with pytest.raises(DataError, match="no assistant turn"):
-        render_prompt([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], None, qwen25)
-
-
 def test_a_template_without_tool_calls_is_refused(text_only):
     with pytest.raises(CheckpointError, match="without its code"):
         Hermes(text_only)
     with pytest.raises(CheckpointError, match="without its code"):
         render_prompt([{"role": "user", "content": "q"}], [CODE_INTERPRETER], text_only)
-
-
-def test_a_template_without_tool_calls_serves_retool_and_text(text_only):
-    question = [{"role": "user", "content": "2 + 2?"}]
-    assert Retool(text_only).prompt_ids(question) and TextOnly(text_only).prompt_ids(question)
-    rendered = render([*question, {"role": "assistant", "content": "4"}], None, text_only)
-    assert sum(rendered.loss_mask) == 2  # "4" and the end of the turn
 
 
 def ending(earlier: str, last: str, call: str) -> str:
@@ -225,11 +206,10 @@ def test_a_template_that_ends_turns_with_calls_otherwise_serves_no_tool_turns(te
         Hermes(odd)
 
 
-@pytest.mark.parametrize("names", [("default", "tool_use"), ("tool_use", "default")])
-def test_of_several_templates_the_one_for_tools_is_used_where_tools_are(text_only, qwen25, names):
+def test_of_several_templates_the_one_for_tools_is_used_where_tools_are(text_only, qwen25):
     """As Hermes 2 Pro and Hermes 3 have them."""
     templates = {"default": text_only.chat_template, "tool_use": qwen25.chat_template}
-    both = with_template(text_only, {name: templates[name] for name in names})
+    both = with_template(text_only, templates)
     alone = with_template(text_only, qwen25.chat_template)
     talk = conversation("2 + 2?", [("", ["print(4)"], ["4"])], "4")
     assert render(talk, TOOLS, both) == render(talk, TOOLS, alone)
