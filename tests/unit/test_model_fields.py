@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.families import FAMILIES, check_fields
+from retool_mcore.model.families import FAMILIES, check_fields, check_window
 from retool_mcore.model.rope import check_engine_rope, rope_of_config
 from retool_mcore.model.tensors import trained_tensors, untrained_copies
 from retool_mcore.platforms import get_platform
@@ -126,6 +126,13 @@ def test_rl_takes_positions_whose_factor_of_attention_is_the_usual_one(scaling: 
     usual = LlamaRotaryEmbedding(config).attention_scaling == pytest.approx(0.1 * math.log(rope.factor) + 1)
     with nullcontext() if usual else pytest.raises(ConfigError, match="SGLang samples with"):
         check_engine_rope(values)
+
+
+def test_sequences_may_fill_the_sliding_window():
+    values = values_of("mistral", sliding_window=100)
+    check_window(values, 100, "model")
+    with pytest.raises(ConfigError, match="sliding_window of model is 100"):
+        check_window(values, 101, "model")
 
 
 def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):

@@ -49,3 +49,4 @@ def test_the_sglang_command_carries_every_engine_setting():
         assert (f'"--{name.replace("_", "-")}"' in options) == (value is not False)
     assert command[command.index("--attention-backend") + 1] == "torch_native"
     assert command[command.index("--port") + 1] == "31000"
+    assert "--sleep-on-idle" in command, "an idle server would use a whole core"
