@@ -212,9 +212,9 @@ class McpSession:
 
     def _disconnect(self, connection: _Connection) -> None:
         """Close a connection. Its pending calls fail."""
-        if self._connection is connection:
+        if self._connection is connection:  # once: a second cancellation would interrupt the closing
             self._connection = None
-        connection.task.cancel()
+            connection.task.cancel()
 
     async def _keep_open(self, client: asyncio.Future[Any]) -> None:
         """Enter and exit the session in one task, as the SDK's cancel scopes require."""
