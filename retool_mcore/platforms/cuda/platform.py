@@ -210,27 +210,32 @@ class Cuda(Platform):
 
 
 def _driver() -> str:
-    """The driver's version, and the number and name of the GPUs.
+    """The driver's version, and the number and name of the GPUs that CUDA_VISIBLE_DEVICES leaves.
 
-    Raises PlatformError if another process uses a GPU: the first step would run out of memory.
+    Raises PlatformError if another process uses one: the first step would run out of memory.
     """
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi is not on the path: not known"
     query = [
         "nvidia-smi",
-        "--query-gpu=index,name,driver_version,memory.used,memory.total",
+        "--query-gpu=index,uuid,name,driver_version,memory.used,memory.total",
         "--format=csv,noheader,nounits",
     ]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:
         raise PlatformError(f"nvidia-smi fails: {(done.stderr or done.stdout).strip()[:300]}. Look at the driver.")
     rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    busy = [f"{index} ({used} of {total} MiB)" for index, _, _, used, total in rows if int(used) > BUSY_MIB]
+    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    # UUIDs may be abbreviated. Parts of GPUs (MIG) are not among the rows, so then all rows count.
+    rows = [
+        row for row in rows if any(word and (word == row[0] or row[1].startswith(word)) for word in visible)
+    ] or rows
+    busy = [f"{index} ({used} of {total} MiB)" for index, *_, used, total in rows if int(used) > BUSY_MIB]
     if busy:
         raise PlatformError(
             f"another process holds memory of GPU {', '.join(busy)}. Stop it, or hide those by CUDA_VISIBLE_DEVICES."
         )
-    return f"{rows[0][2]}, {len(rows)} x {rows[0][1]}"
+    return f"{rows[0][3]}, {len(rows)} x {rows[0][2]}"
 
 
 def _python_path() -> str:

@@ -197,3 +197,19 @@ class TestOnGpu:
         expected = data.main + data.grad.float().t() @ data.input.float()
         module.wgrad_gemm_accum_fp32(data.input, data.grad, data.main)
         torch.testing.assert_close(data.main, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("visible", "busy"), [("", "1"), ("1", "1"), ("0,1", "1"), ("0", ""), ("GPU-0", ""), ("MIG-0", "1")]
+)
+def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: pytest.MonkeyPatch):
+    rows = ["0, GPU-0a, NVIDIA H200, 580.159.04, 500, 143771", "1, GPU-1b, NVIDIA H200, 580.159.04, 94606, 143771"]
+    listed = SimpleNamespace(returncode=0, stdout="\n".join(rows), stderr="")
+    monkeypatch.setattr(platform.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if busy:
+        with pytest.raises(PlatformError, match=rf"another process holds memory of GPU {busy} \(94606 of 143771 MiB\)"):
+            platform._driver()
+    else:
+        assert platform._driver() == "580.159.04, 1 x NVIDIA H200"
