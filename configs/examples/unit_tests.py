@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retool_mcore.reward.response import Response
-from retool_mcore.rollout.tools import ToolContext, Tool, ToolError, ToolResult
+from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult
 from retool_mcore.sandbox.base import Sandbox
 
 TIMEOUT_S = 5.0
