@@ -377,7 +377,7 @@ def end(groups: Sequence[Group], seconds: float) -> None:
         each.signal(signal.SIGKILL)
 
 
-# The sandbox of this node; read its /health and /metrics with `curl --unix-socket`
+# The sandbox of this node; read its /health with `curl --unix-socket`
 
 
 def sandbox_folder(node: Node) -> Path:

@@ -11,24 +11,12 @@ that the sandbox failed; ``ConfigError`` means that no sandbox would accept the 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from retool_mcore.errors import ConfigError, SandboxUnavailable
-    from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 
 __all__ = ["ConfigError", "ExecRequest", "ExecResult", "Level", "Sandbox", "SandboxUnavailable", "open_sandbox"]
-_ERRORS = ("ConfigError", "SandboxUnavailable")
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that the zygote does not load these modules."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("retool_mcore.errors" if name in _ERRORS else f"{__name__}.base"), name)
 
 
 def open_sandbox(
@@ -60,13 +48,10 @@ def open_sandbox(
     remote one. It also raises ConfigError when ``python`` cannot run the sandbox or cannot import a
     ``preload`` module. This function itself raises ConfigError for an invalid argument.
     """
-    from retool_mcore.errors import ConfigError
-    from retool_mcore.sandbox.base import Level
-
     if min_level not in list(Level):
-        raise ConfigError(f"min_level = {min_level!r} is not a level. Use one of {', '.join(Level)}.")
+        raise ConfigError(f"Unknown min_level {min_level!r}. Choose one of: {', '.join(Level)}.")
     if workers is not None and workers < 1:
-        raise ConfigError(f"workers = {workers}: at least one execution must be able to run.")
+        raise ConfigError(f"workers = {workers} must be at least 1.")
     urls = [spec] if isinstance(spec, str) else list(spec)
     if urls == ["local"]:
         from retool_mcore.sandbox.supervisor.interpreter import Interpreter
@@ -78,8 +63,8 @@ def open_sandbox(
         raise ConfigError(f"sandbox = {spec!r} is neither 'local' nor a list of http://, https:// or unix:// URLs.")
     if python or preload:
         raise ConfigError(
-            f"sandbox.python = {python!r} and sandbox.preload = {list(preload)!r}, but the code runs at {spec!r}: "
-            "these belong to that server. Give them to it (--python PATH, --preload MODULE) and not here."
+            f"sandbox.python = {python!r} and sandbox.preload = {list(preload)!r} do not apply to the server {spec!r}. "
+            "Start that server with --python PATH and --preload MODULE instead."
         )
     from retool_mcore.sandbox.client import RemoteSandbox
 

@@ -15,7 +15,7 @@ from tests.sandbox.ordinary import OrdinaryUser, make_ordinary_user
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
 # Only `make test-long` runs these modules, and the others at rlimits.
-LONG = ("test_frozen", "test_host_files", "test_interpreter", "test_service", "test_soak", "test_uids")
+LONG = ("test_host_files", "test_interpreter", "test_soak", "test_uids")
 SECRET = "a secret of the training process"
 
 

@@ -24,7 +24,7 @@ class OrdinaryUser:
     def run(
         self, code: str, *arguments: str, timeout_s: float = 300, as_root: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``code`` in the user's directory; skip the test where a level is not given."""
+        """Run ``code`` in the user's directory; skip the test if a level is not supported."""
         settings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.home), "PYTHONDONTWRITEBYTECODE": "1"}
         if as_root and os.geteuid() != 0:
             pytest.skip("the tests are not run by root")
@@ -34,7 +34,7 @@ class OrdinaryUser:
             cwd=self.home, timeout=timeout_s, capture_output=True, text=True, check=False,
             env={"PATH": "/usr/bin:/bin", **settings}, **as_user,
         )  # fmt: skip
-        if "does not give the sandbox level" in result.stderr:
+        if "does not support min_level" in result.stderr:
             pytest.skip(result.stderr[-600:])
         return result
 

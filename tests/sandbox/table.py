@@ -66,7 +66,7 @@ def attacks(host: Path, port: int) -> list[Attack]:
 
 
 def _using_up(host: Path) -> list[Attack]:
-    """Time, memory, processes and files, beyond what an execution is given."""
+    """Time, memory, processes and files, beyond the limits of an execution."""
 
     def nobody_left(_: ExecResult) -> bool:
         time.sleep(1.3)
@@ -248,7 +248,7 @@ _MODES = (("os.chmod", ", 0o640"), ("os.utime", ", (1, 1)"))
 _LIBC = """
 libc = ctypes.CDLL(None)
 calls = (("unshare", 0x10000000), ("mount", b"none", b"/", b"tmpfs", 0, None), ("ptrace", 0, 0, 0, 0))
-if os.fork() == 0: os._exit(0 if all(getattr(libc, name)(*given) < 0 for name, *given in calls) else 1)
+if os.fork() == 0: os._exit(0 if all(getattr(libc, name)(*arguments) < 0 for name, *arguments in calls) else 1)
 done += [1] if os.wait()[1] else []
 """
 _LOAD = """

@@ -1,11 +1,9 @@
 """Another Python runs the code, with packages of its own, and modules that are imported once."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +12,10 @@ import pytest
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.supervisor import interpreter as interpreters
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
-from tests.sandbox.sandbox_helpers import LEVELS, ROOT, children_of, open_at, start
+from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, start
 
 MODULES = {
     "only_there": "WHO = 'the other Python'\n",
@@ -30,7 +27,6 @@ MODULES = {
     "raises": "raise RuntimeError('no display')\n",
     "leaves": "raise SystemExit('not here')\n",
     "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
-    "short": "import threading, time\nthreading.Thread(target=time.sleep, args=(0.3,)).start()\n",
 }
 
 POOL = """
@@ -85,61 +81,16 @@ async def test_code_sees_the_packages_of_the_other_python_and_none_of_ours(level
         assert pools.stdout == "[1] [2]\n" or (level == Level.LANDLOCK and "Permission denied" in pools.stderr)
 
 
-async def test_nothing_beside_our_own_package_is_seen_either(
-    python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    """Installed, it lies among the trainer's packages."""
-    installed = tmp_path / "site-packages"
-    shutil.copytree(ROOT / "retool_mcore", installed / "retool_mcore")
-    (installed / "trainers.py").touch()
-    monkeypatch.setattr(interpreters, "PACKAGE_ROOT", installed)
-    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)) as sandbox:
-        assert await imports(sandbox, "only_there") == "only_there"
-        assert await imports(sandbox, "trainers") == "ModuleNotFoundError: No module named 'trainers'"
-
-
-@pytest.mark.parametrize("minor", [11, 12, 13, 14])
-async def test_other_versions(minor: int):
-    """What differs between them and could matter here: pools, tracebacks, files, sessions."""
-    name = f"python3.{minor}"
-    found = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}"))]
-    python = next((path for path in found if path and answers(path)), None)
-    if minor == sys.version_info[1] or python is None:
-        pytest.skip(f"no other {name} on this machine")
-    async with LocalSandbox(
-        min_level=Level.RLIMITS, workers=1, sessions=1, interpreter=Interpreter(python, ("decimal",))
-    ) as sandbox:
-        assert (await sandbox.execute("import sys\nsys.version_info[1]")).stdout == f"{minor}\n"
-        assert (await sandbox.execute(POOL, run_timeout_s=60)).stdout == "[1] [2]\n"
-        failing = (await sandbox.execute("def f():\n    1 / 0\nf()")).stderr
-        assert failing.count("File") == 2 and failing.endswith("ZeroDivisionError: division by zero\n")
-        assert (await sandbox.execute("async def f(): return 4\nawait f()")).stdout == "4\n"
-        await sandbox.execute("x = 5", session="one")
-        assert (await sandbox.execute("x", session="one")).stdout == "5\n"
-
-
-def answers(python: str) -> bool:
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
-
-
-async def test_packages_that_it_lacks_are_told_at_start(python: str, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level("INFO"):
-        async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)):
-            pass
-    assert f"{python} has not mpmath, numpy, scipy, sympy: code that imports them fails." in caplog.text
-    assert caplog.text.count(python) == 2  # there, and as the one that is used
-
-
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("other", [True, False])
 async def test_the_trainers_libraries_are_not_another_pythons(
-    given: bool, python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    other: bool, python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    executable = python if given else sys.executable
+    executable = python if other else sys.executable
     others = zygotes_of(executable)
-    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python if given else "")):
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python if other else "")):
         environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in zygotes_of(executable) - others]
-    assert environments and all((f"LD_LIBRARY_PATH={tmp_path}".encode() in found) != given for found in environments)
+    assert environments and all((f"LD_LIBRARY_PATH={tmp_path}".encode() in found) != other for found in environments)
 
 
 def zygotes_of(executable: str) -> set[int]:
@@ -150,35 +101,28 @@ def zygotes_of(executable: str) -> set[int]:
     ("script", "message"),
     [
         (None, "cannot be started: No such file or directory"),
-        ("#!/bin/sh\necho I am a shell\n", "is no CPython 3.11 or newer; asked for its version, it answered 'I am a"),
-        ("#!/bin/sh\necho retool-sandbox-python: False\n", "is no CPython 3.11 or newer"),
-        ("#!/bin/sh\nexec sleep 617\n", "did not tell its version within 1 s"),
+        ("#!/bin/sh\necho a shell\n", "cannot run the sandbox: 'a shell'"),
     ],
 )
-async def test_what_is_no_fitting_python_is_refused(
-    script: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(interpreters, "_ASK_TIMEOUT_S", 1.0)
+async def test_an_executable_that_is_not_a_python_is_refused(script: str | None, message: str, tmp_path: Path):
     path = tmp_path / "python"
     if script is not None:
         path.write_text(script)
         path.chmod(0o755)
-    started = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         await open_sandbox("local", python=str(path), min_level="rlimits").execute("1")
     assert f"sandbox.python = {str(path)!r} {message}" in str(caught.value)
     assert "python3 -m venv /opt/sandbox" in str(caught.value)
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"python": "bin/python"}, r"sandbox.python = 'bin/python' is not an absolute path"),
-        ({"preload": ["scikit-learn"]}, r"sandbox.preload: 'scikit-learn' is not a module's name"),
-        ({"preload": ["a..b"]}, r"sandbox.preload: 'a..b' is not a module's name"),
-        ({"preload": ["os;x"]}, r"is not a module's name"),
-        ({"preload": ["pandas\n"]}, r"is not a module's name"),
+        ({"preload": ["scikit-learn"]}, r"sandbox.preload: 'scikit-learn' is not a module name"),
+        ({"preload": ["a..b"]}, r"sandbox.preload: 'a..b' is not a module name"),
+        ({"preload": ["os;x"]}, r"is not a module name"),
+        ({"preload": ["pandas\n"]}, r"is not a module name"),
     ],
 )
 def test_bad_values_are_configuration_errors(options: dict[str, object], message: str):
@@ -187,8 +131,10 @@ def test_bad_values_are_configuration_errors(options: dict[str, object], message
 
 
 @pytest.mark.parametrize("options", [{"python": "/opt/sandbox/bin/python"}, {"preload": ["pandas"]}])
-def test_a_server_has_its_own(options: dict[str, object]):
-    with pytest.raises(ConfigError, match=r"these belong to that server. Give them to it \(--python PATH"):
+def test_a_remote_sandbox_takes_neither(options: dict[str, object]):
+    with pytest.raises(
+        ConfigError, match=r"do not apply to the server 'http://127.0.0.1:1'. Start that server with --python PATH"
+    ):
         open_sandbox("http://127.0.0.1:1", **options)  # type: ignore[arg-type]
 
 
@@ -199,7 +145,7 @@ def test_a_server_has_its_own(options: dict[str, object]):
 async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, python: str):
     """Code that names none of it runs in the small image. What an import writes harms nobody."""
     before = set(os.listdir("/")), set(os.listdir("/tmp"))
-    async with await at(level, python, "short", "warm.part") as sandbox:
+    async with await at(level, python, "warm.part") as sandbox:
         assert is_there(await sandbox.execute("import sys\nprint('warm.part' in sys.modules)\nimport warm.part"))
         assert not is_there(await sandbox.execute("import sys\nprint('wa' + 'rm' in sys.modules)"))
         files = (
@@ -221,24 +167,6 @@ def is_there(result: object) -> bool:
     return result.stdout == "True\n"  # type: ignore[attr-defined]
 
 
-async def test_pandas_with_pyarrow_beside_it_can_be_preloaded():
-    """Pyarrow's allocator starts a thread, unless it is told not to."""
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("pandas")
-    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter("", ("pandas",))) as sandbox:
-        code = "import sys\nprint({'pandas', 'pyarrow'} <= sys.modules.keys())\nimport pandas"
-        assert is_there(await sandbox.execute(code))
-        grouped = (
-            "import pandas as pd\nint(pd.DataFrame({'a': [1, 1, 2], 's': ['x', 'y', 'z']}).groupby('a').size()[1])"
-        )
-        assert (await sandbox.execute(grouped)).stdout == "2\n"
-
-
-async def test_without_it_nothing_is_preloaded(python: str):
-    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)) as sandbox:
-        assert not is_there(await sandbox.execute("import sys\nprint('warm' in sys.modules)\nimport warm"))
-
-
 NOT_PRELOADED = {
     "sklearn": ("env/bin/python -m pip install", "No module named 'sklearn'"),
     "warm.absent": ("No module named 'warm.absent'",),
@@ -255,7 +183,7 @@ REFUSALS = [
 @pytest.mark.parametrize(("level", "name"), REFUSALS, ids=str)
 async def test_what_cannot_be_preloaded_is_a_configuration_error(level: Level, name: str, python: str):
     """And no reason to take a weaker level."""
-    await (await open_at(level, workers=1)).close()  # skips where the level is not given
+    await (await open_at(level, workers=1)).close()  # skips where the level is not supported
     with pytest.raises(ConfigError) as caught:
         await LocalSandbox(
             min_level=level, max_level=level, workers=1, interpreter=Interpreter(python, ("only_there", name))
@@ -277,13 +205,6 @@ async def test_a_server_takes_both(options: tuple[str, ...], python: str):
     finally:
         server.terminate()
         server.communicate()
-
-
-def test_a_server_tells_a_mistake_once_and_without_a_traceback(python: str):
-    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", "--min-level", "rlimits"]
-    for wrong in (["--python", "/nowhere/python"], ["--python", python, "--preload", "pandas"]):
-        done = subprocess.run([*command, *wrong], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 2 and done.stderr.count("error: sandbox.") == 1 and "Traceback" not in done.stderr
 
 
 def test_as_an_ordinary_user(ordinary_user: OrdinaryUser):

@@ -10,8 +10,7 @@ import pytest
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
-from retool_mcore.sandbox.supervisor.slots import remove_stale
+from retool_mcore.sandbox.supervisor.removal import remove_directory
 from tests.sandbox.ordinary import OrdinaryUser
 from tests.sandbox.sandbox_helpers import still_works
 
@@ -48,14 +47,6 @@ def test_a_tree_deeper_than_any_stack_or_path_is_removed(tmp_path: Path):
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
-def test_a_missing_tree_is_gone_and_a_file_or_link_in_its_place_too(tmp_path: Path):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "kept")
-    assert all(remove_directory(tmp_path / name) for name in ("missing", "file", "link"))
-    assert os.listdir(tmp_path) == ["kept"]
-
-
 def test_nothing_behind_a_link_is_touched(tmp_path: Path):
     host = tmp_path / "host"
     host.mkdir()
@@ -70,16 +61,6 @@ def test_nothing_behind_a_link_is_touched(tmp_path: Path):
     assert remove_directory(tree)
     assert (host / "checkpoint").read_text() == "weights"
     assert host.stat().st_mode & 0o777 == 0o500
-
-
-def test_a_bound_on_entries_leaves_the_rest_for_later(tmp_path: Path):
-    tree = tmp_path / "tree"
-    for number in range(50):
-        (tree / f"{number}" / "below").mkdir(parents=True)
-    assert not remove_directory(tree, max_entries=10)
-    aside = move_aside(tree)
-    assert not tree.exists() and aside.exists()
-    assert remove_directory(aside)
 
 
 def test_what_withstands_is_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -99,14 +80,6 @@ def test_what_withstands_is_left_without_an_error(tmp_path: Path, monkeypatch: p
     assert os.listdir(tree) == ["stubborn"]
 
 
-def test_a_left_behind_sandbox_of_any_shape_is_swept(tmp_path: Path):
-    left = tmp_path / "retool-sandbox-left"
-    make_deep(left, 3000)
-    os.utime(left, (0, 0))
-    remove_stale(tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("code", LEFT_BEHIND)
 async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, code: str, tmp_path: Path):
     runs = tmp_path / "runs"
@@ -124,7 +97,7 @@ async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, c
         assert (await sandbox.execute("import os; os.listdir('.')")).stdout == "[]\n"
     slots = [slot.directory for slot in sandbox._slots if slot.directory is not None]  # pyright: ignore[reportPrivateUsage]
     assert [path for path in slots if path.exists()] == []
-    assert list(sandbox.state_dir.glob("left-*")) == []
+    assert list(sandbox._state.path.glob("left-*")) == []
 
 
 async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSandbox):
@@ -141,31 +114,31 @@ async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSan
     assert (await call).ok
     assert longest_s < 0.15
     assert await still_works(sandbox)
-    assert list(sandbox.state_dir.glob("left-*")) == []
+    assert list(sandbox._state.path.glob("left-*")) == []
 
 
 async def test_a_call_that_is_cancelled_while_much_is_deleted_gives_its_worker_back(monkeypatch: pytest.MonkeyPatch):
     deleted: list[Path] = []
     may_delete = threading.Event()
 
-    def remove_late(path: Path, *, max_entries: int | None = None) -> bool:
+    def remove_late(path: Path) -> bool:
         if path.name.startswith("left-"):
             may_delete.wait(60)
             deleted.append(path)
-        return remove_directory(path, max_entries=max_entries)
+        return remove_directory(path)
 
     monkeypatch.setattr("retool_mcore.sandbox.supervisor.slots.remove_directory", remove_late)
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
         flood = asyncio.ensure_future(sandbox.execute("import os\nfor i in range(300): os.symlink('x', str(i))"))
         async with asyncio.timeout(60):
-            while not list(sandbox.state_dir.glob("left-*")):
+            while not list(sandbox._state.path.glob("left-*")):
                 await asyncio.sleep(0.01)
         flood.cancel()
         after = await sandbox.execute("import os; os.listdir('.')")
         assert (after.stdout, deleted) == ("[]\n", [])
         may_delete.set()
         async with asyncio.timeout(60):
-            while list(sandbox.state_dir.glob("left-*")):
+            while list(sandbox._state.path.glob("left-*")):
                 await asyncio.sleep(0.01)
 
 
@@ -184,7 +157,7 @@ async def main():
                 if result.return_code and not any(word in result.stderr for word in ("not permitted", "No space left")):
                     print(result)
             print((await sandbox.execute("6 * 7")).text, (await sandbox.execute("__import__('os').listdir('.')")).text)
-        state = sandbox.state_dir
+        state = sandbox._state.path
     print(state.exists(), oct(os.stat("runs").st_mode), oct(os.stat("id_rsa").st_mode))
     os.rmdir("runs"), os.unlink("id_rsa")
 asyncio.run(main())

@@ -1,33 +1,54 @@
-"""The server speaks SandboxFusion's protocol to its own public client, and survives whatever else
-is sent to it.
+"""The server speaks SandboxFusion's protocol to third-party clients, refuses unauthorised requests,
+and survives whatever else it receives.
 """
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import sandbox_fusion
-from sandbox_fusion.models import CommandRunResult
+import uvicorn
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
+from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.client import RemoteSandbox
-from tests.sandbox.sandbox_helpers import ROOT, processes_named, start
+from retool_mcore.sandbox.server import app
+from retool_mcore.sandbox.server.wire import read_token
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.slots import CgroupTree, remove_stale
+from tests.sandbox.sandbox_helpers import ROOT, children_of, processes_named, start
+
+verl_client: Any = pytest.importorskip("verl.utils.reward_score.sandbox_fusion.utils")
+
+TOKEN = "a-token-of-thirty-two-characters"
+RUN = {"code": "print(6 * 7)", "language": "python"}
+HALF = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{"
 
 
 def stop(server: subprocess.Popen[str]) -> None:
     server.terminate()
     server.communicate(timeout=300)
+
+
+def until(condition: Callable[[], object], limit_s: float = 300) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -37,105 +58,131 @@ def url() -> Iterator[str]:
     stop(server)
 
 
-def result_of(answer: sandbox_fusion.RunCodeResponse) -> CommandRunResult:
-    assert answer.run_result is not None
-    return answer.run_result
-
-
 def post(url: str, **fields: object) -> httpx.Response:
     return httpx.post(f"{url}/run_code", json={"language": "python", **fields}, timeout=300)
 
 
-# ---------------------------------------------------- their client, unchanged
+@contextlib.asynccontextmanager
+async def served(sandbox: LocalSandbox, *, connections: int = 100, **options: object) -> AsyncIterator[str]:
+    """Run the server on a free port in this process."""
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        config = uvicorn.Config(
+            app.create_app(sandbox, **options),  # type: ignore[arg-type]
+            http="h11",
+            limit_concurrency=connections,
+            log_level="error",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.ensure_future(server._serve(sockets=[listener]))  # pyright: ignore[reportPrivateUsage]
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+# ------------------------------------------------------------- sandbox-fusion, unchanged
+
+
+def run(url: str, code: str, **fields: Any) -> sandbox_fusion.RunCodeResponse:
+    request = sandbox_fusion.RunCodeRequest(code=code, language="python", **fields)
+    return sandbox_fusion.run_code(request, endpoint=url, max_attempts=1)
 
 
 def test_the_public_client_runs_code(url: str):
-    request = sandbox_fusion.RunCodeRequest(
-        code="print(input()); open('out', 'w').write(open('in').read())",
-        language="python",
-        stdin="given",
-        files={"in": base64.b64encode(b"content").decode(), "absent": None},
-        fetch_files=["out"],
-    )
-    answer = sandbox_fusion.run_code(request, endpoint=url, max_attempts=1)
-    assert answer.status == sandbox_fusion.RunStatus.Success
-    result = result_of(answer)
-    assert result.status == sandbox_fusion.CommandRunStatus.Finished
-    assert (result.stdout, result.stderr, result.return_code) == ("given\n", "", 0)
+    code = "print(input()); open('out', 'w').write(open('in').read())"
+    files = {"in": base64.b64encode(b"content").decode(), "absent": None}
+    answer = run(url, code, stdin="line", files=files, fetch_files=["out"])
+    result = answer.run_result
+    assert answer.status == sandbox_fusion.RunStatus.Success and result is not None
+    assert result.status == sandbox_fusion.models.CommandRunStatus.Finished
+    assert (result.stdout, result.stderr, result.return_code) == ("line\n", "", 0)
     assert answer.files == {"out": base64.b64encode(b"content").decode()}
     assert result.execution_time is not None and 0 < result.execution_time < 5
 
 
 def test_the_public_client_sees_failure_and_time_limit(url: str):
-    failed = sandbox_fusion.run_code(
-        sandbox_fusion.RunCodeRequest(code="1/0", language="python"), endpoint=url, max_attempts=1
-    )
-    result = result_of(failed)
-    assert (failed.status, result.return_code) == (sandbox_fusion.RunStatus.Failed, 1)
-    assert result.stderr is not None and "ZeroDivisionError" in result.stderr
-    slow = sandbox_fusion.run_code(
-        sandbox_fusion.RunCodeRequest(code="print('a')\nwhile 1: pass", language="python", run_timeout=0.5),
-        endpoint=url,
-        max_attempts=1,
-    )
-    assert slow.status == sandbox_fusion.RunStatus.Failed
-    result = result_of(slow)
-    assert result.status == sandbox_fusion.CommandRunStatus.TimeLimitExceeded
-    assert (result.return_code, result.stdout) == (None, "a\n")
+    failed = run(url, "1/0")
+    assert failed.status == sandbox_fusion.RunStatus.Failed and failed.run_result is not None
+    assert failed.run_result.return_code == 1 and "ZeroDivisionError" in (failed.run_result.stderr or "")
+    slow = run(url, "print('a')\nwhile 1: pass", run_timeout=0.5)
+    assert slow.status == sandbox_fusion.RunStatus.Failed and slow.run_result is not None
+    assert slow.run_result.status == sandbox_fusion.models.CommandRunStatus.TimeLimitExceeded
+    assert (slow.run_result.return_code, slow.run_result.stdout) == (None, "a\n")
 
 
-async def test_the_public_async_client(url: str):
-    request = sandbox_fusion.RunCodeRequest(code="print(1 + 1)", language="python")
-    answers = await asyncio.gather(
-        *(sandbox_fusion.run_code_async(request, endpoint=url, max_attempts=1) for _ in range(8))
-    )
-    assert [result_of(answer).stdout for answer in answers] == ["2\n"] * 8
+@pytest.mark.parametrize(
+    "code, stdout",
+    [
+        ("print('a')\n[1, 2]", "a\n"),
+        ("import os\nprint(os.path.isabs(__file__), os.path.dirname(__file__) == os.getcwd())", "True True\n"),
+        ("# first line\nprint(open(__file__).readline(), end='')", "# first line\n"),
+        ("print('x' * 300_000)", "x" * 300_000 + "\n"),
+    ],
+    ids=["expression", "__file__", "source", "long"],
+)
+def test_a_program_is_a_plain_script(url: str, code: str, stdout: str):
+    answer = run(url, code)
+    assert answer.run_result is not None and answer.run_result.stdout == stdout
 
 
-# ------------------------------------------------------------------ the rest
+def test_a_forked_child_that_leaves_by_os_exit_sends_no_files(url: str):
+    code = "import os\nopen('f', 'w').write('early')\nif os.fork() == 0: os._exit(0)\nos.wait()\n"
+    answer = run(url, code + "open('f', 'w').write('late')", fetch_files=["f"])
+    assert answer.files == {"f": base64.b64encode(b"late").decode()}
 
 
-def test_ping_tells_the_level(url: str):
+# ------------------------------------------------------------------ verl's code reward
+
+
+@pytest.mark.parametrize("end", ["print(n + 1)", "print(n + 1)\n[n, n + 1]"])
+def test_verls_code_reward_reads_what_was_printed(url: str, end: str):
+    cases = {"inputs": ["1\n", "41\n", "5\n"], "outputs": ["2\n", "42\n", "7\n"]}
+    results, metadata = verl_client.check_correctness(f"{url}/run_code", cases, f"n = int(input())\n{end}", timeout=10)
+    assert results == [True, True, False]
+    assert [entry["status"] for entry in metadata] == ["success", "success", "wrong_answer"]
+
+
+def test_verls_code_reward_calls_a_named_function(url: str):
+    cases = {"inputs": ["3\n4"], "outputs": ["7"], "fn_name": "add"}
+    program = "def add(a, b):\n    return a + b\n"
+    assert verl_client.check_correctness(f"{url}/run_code", cases, program, timeout=10)[0] == [True]
+
+
+@pytest.mark.parametrize(
+    "program, result, status", [("def f(:", -2, "runtime_error"), ("while True: pass", -3, "timeout")]
+)
+def test_verls_code_reward_distinguishes_failures(url: str, program: str, result: int, status: str):
+    cases = {"inputs": [""], "outputs": ["x"]}
+    results, metadata = verl_client.check_correctness(f"{url}/run_code", cases, program, timeout=1)
+    assert (results, metadata[0]["status"]) == ([result], status)
+
+
+# ------------------------------------------------------------------------ the protocol
+
+
+def test_ping_reports_the_level(url: str):
     answer = httpx.get(f"{url}/v1/ping")
     assert (answer.status_code, answer.json()) == (200, "pong")
     assert answer.headers["x-sandbox-level"] in ("namespaces", "landlock", "rlimits")
     assert post(url, code="1").json()["retool"]["level"] == answer.headers["x-sandbox-level"]
 
 
-def test_metrics_count_executions_and_refusals(url: str):
-    def value(name: str) -> float:
-        lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(name)]
-        return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
-
-    finished, refused = (
-        'retool_sandbox_executions_total{status="finished"}',
-        'retool_sandbox_refused_total{code="422"}',
-    )
-    before = value(finished), value(refused)
-    post(url, code="1")
-    post(url, code=5)
-    assert (value(finished), value(refused)) == (before[0] + 1, before[1] + 1)
-
-
 @pytest.mark.parametrize(
     "fields, reason",
     [
         ({"code": 5}, "code: Input should be a valid string"),
-        ({"code": None}, "code: Input should be a valid string"),
         ({}, "code: Field required"),
-        ({"code": "1", "language": "cobol"}, "language: Input should be 'python'"),
         ({"code": "1", "language": "cpp"}, "language: Input should be 'python'"),
-        ({"code": "1", "run_timeout": "soon"}, "run_timeout: Input should be a valid number"),
         ({"code": "1", "run_timeout": -1}, "run_timeout_s = -1.0 is not a positive number"),
-        ({"code": "1", "run_timeout": 0}, "run_timeout_s = 0.0 is not a positive number"),
         ({"code": "1", "memory_limit_MB": -5}, "memory_limit_mb = -5 is not a positive number"),
         ({"code": "1", "files": {"../../x": "aGk="}}, "does not stay inside the working directory"),
         ({"code": "1", "files": {"x": "no base64!"}}, "files.x: Value error, Only base64 data is allowed"),
-        ({"code": "1", "fetch_files": ["/etc/passwd"]}, "does not stay inside the working directory"),
-        ({"code": "1", "files": ["x"]}, "files: Input should be a valid dictionary"),
     ],
 )
-def test_a_request_that_cannot_be_run_is_refused_in_their_form(url: str, fields: dict[str, object], reason: str):
+def test_an_invalid_request_is_refused_in_sandboxfusions_form(url: str, fields: dict[str, object], reason: str):
     answer = post(url, **fields)
     assert answer.status_code == 422
     body = answer.json()
@@ -143,44 +190,22 @@ def test_a_request_that_cannot_be_run_is_refused_in_their_form(url: str, fields:
     assert reason in body["message"]
 
 
-def test_empty_code_and_enormous_limits_run(url: str):
-    assert post(url, code="").json()["status"] == "Success"
-    answer = post(url, code="print(1 + 1)", run_timeout=1e12, memory_limit_MB=10**9).json()
-    assert answer["run_result"]["stdout"] == "2\n"
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 200_000, b'{"code": "\\ud800"', b"null"])
-def test_a_body_that_is_no_request_is_a_422(url: str, body: bytes):
+@pytest.mark.parametrize("body", [b"", b"[1]", b"\xff\xfe", b"[" * 200_000])
+def test_a_body_that_is_not_a_request_is_a_422(url: str, body: bytes):
     answer = httpx.post(f"{url}/run_code", content=body)
-    assert answer.status_code == 422
-    assert answer.json()["status"] == "SandboxError"
+    assert (answer.status_code, answer.json()["status"]) == (422, "SandboxError")
 
 
-def test_lone_surrogates_are_the_codes_mistake_and_no_500(url: str):
+def test_lone_surrogates_are_the_codes_mistake(url: str):
     answer = httpx.post(f"{url}/run_code", content=b'{"language": "python", "code": "x = \\"\\ud800\\""}')
     assert (answer.status_code, answer.json()["status"]) == (200, "Failed")
-    assert "UnicodeEncodeError" in answer.json()["run_result"]["stderr"]
     answer = post(url, code="print('\\udc80'); import os; os.write(1, b'\\xff')")
     assert answer.json()["run_result"]["stdout"] == "\\udc80\n\\xff"
 
 
 def test_a_huge_body_is_a_413(url: str):
     answer = httpx.post(f"{url}/run_code", content=b"x" * (49 << 20), timeout=300)
-    assert answer.status_code == 413
-    assert "larger than" in answer.json()["message"]
-
-
-def test_a_wrong_method_and_a_wrong_path(url: str):
-    assert httpx.get(f"{url}/run_code").status_code == 405
-    assert httpx.get(f"{url}/nothing").status_code == 404
-    assert httpx.get(f"{url}/health", headers={"host": "evil.example"}).status_code == 403
-
-
-def test_a_client_that_sends_slowly_does_not_hold_up_others(url: str):
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as slow:
-        slow.sendall(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-        assert post(url, code="print(1 + 1)").json()["run_result"]["stdout"] == "2\n"
+    assert answer.status_code == 413 and "larger than" in answer.json()["message"]
 
 
 def test_a_client_that_hangs_up_kills_its_execution(url: str):
@@ -188,13 +213,10 @@ def test_a_client_that_hangs_up_kills_its_execution(url: str):
     code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 60}, timeout=0.7)
-    deadline = time.monotonic() + 5
-    while processes_named(name) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_named(name) == []
+    until(lambda: not processes_named(name), limit_s=10)
 
 
-# ----------------------------------------------------------------- our client
+# ----------------------------------------------------------------------------- our client
 
 
 async def test_our_client_gives_the_same_result_as_the_local_sandbox(url: str):
@@ -223,37 +245,15 @@ async def test_sessions_over_http(url: str):
             await remote.execute("1", session="a")
 
 
-def test_an_answer_tells_that_its_session_was_restarted(url: str):
-    """A client that has not seen the session before learns it from the answer alone."""
+def test_an_answer_says_that_its_session_was_restarted(url: str):
     assert post(url, code="x = 1", session="r", run_timeout=20).json()["retool"]["session_restarted"] is False
     assert post(url, code="import os; os._exit(3)", session="r").json()["run_result"]["return_code"] == 3
-    told = [post(url, code="1", session="r").json()["retool"]["session_restarted"] for _ in range(2)]
-    assert told == [True, False]
+    restarted = [post(url, code="1", session="r").json()["retool"]["session_restarted"] for _ in range(2)]
+    assert restarted == [True, False]
     httpx.delete(f"{url}/v1/sessions/r")
 
 
-async def test_several_urls_share_the_load_and_survive_the_loss_of_one(url: str, tmp_path: Path):
-    other, other_url = start("--socket", str(tmp_path / "sandbox.sock"), "--workers", "2")
-    try:
-        assert other_url == f"unix://{tmp_path}/sandbox.sock"
-        async with open_sandbox([url, other_url], min_level="rlimits") as sandbox:
-            assert all(result.ok for result in await asyncio.gather(*(sandbox.execute("1") for _ in range(40))))
-            for endpoint in (url, other_url):
-                socket = endpoint.removeprefix("unix://") if endpoint.startswith("unix://") else None
-                with httpx.Client(transport=httpx.HTTPTransport(uds=socket)) as http:
-                    metrics = http.get("http://sandbox/metrics" if socket else f"{endpoint}/metrics")
-                    count = next(line for line in metrics.text.splitlines() if 'executions_total{status="fin' in line)
-                    assert float(count.split()[-1]) >= 10
-            calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(0.2); 7")) for _ in range(12)]
-            await asyncio.sleep(0.3)
-            other.send_signal(signal.SIGKILL)
-            assert [result.stdout for result in await asyncio.gather(*calls)] == ["7\n"] * 12
-    finally:
-        other.kill()
-        other.communicate()
-
-
-async def test_a_server_that_is_none_is_an_outage_not_a_result():
+async def test_an_answer_of_another_service_is_an_outage():
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = (await reader.readline()).decode()
         body = b'"pong"' if "ping" in request else json.dumps({"status": "Success"}).encode()
@@ -269,7 +269,266 @@ async def test_a_server_that_is_none_is_an_outage_not_a_result():
     server.close()
 
 
-# -------------------------------------------------------------------- command
+# ------------------------------------------------------------------------------ refusals
+
+
+async def test_only_requests_with_the_token_are_served(strongest: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
+    async with served(strongest, token=TOKEN) as url, httpx.AsyncClient(base_url=url) as http:
+        for headers in ({}, {"authorization": TOKEN}, {"authorization": "Bearer " + TOKEN[:-1]}):
+            for answer in (
+                await http.post("/run_code", json=RUN, headers=headers),
+                await http.get("/v1/ping", headers=headers),
+                await http.delete("/v1/sessions/a", headers=headers),
+            ):
+                assert (answer.status_code, answer.json()["status"]) == (401, "SandboxError")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(HALF)
+        async with asyncio.timeout(5):  # before the body has arrived
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        writer.close()
+        monkeypatch.setenv("RETOOL_SANDBOX_TOKEN", TOKEN)
+        async with open_sandbox(url, min_level="rlimits") as remote:
+            assert (await remote.execute("6 * 7")).stdout == "42\n"
+
+
+async def test_requests_of_web_pages_are_refused(strongest: LocalSandbox):
+    async with served(strongest, only_local=True) as url, httpx.AsyncClient(base_url=url) as http:
+        port = url.rsplit(":", 1)[1]
+
+        async def status(**headers: str) -> int:
+            return (await http.post("/run_code", json=RUN, headers=headers)).status_code
+
+        for origin in ("https://evil.example", "null", url):
+            assert await status(origin=origin) == 403
+        for content_type in ("text/plain", "application/x-www-form-urlencoded"):
+            assert await status(**{"content-type": content_type}) == 415
+        assert await status(**{"content-type": "application/json; charset=utf-8"}) == 200
+        for path in ("/v1/ping", "/health"):  # a web page can point its own name at this machine
+            assert (await http.get(path, headers={"host": f"localhost:{port}"})).status_code == 200
+            assert (await http.get(path, headers={"host": f"evil.example:{port}"})).status_code == 403
+        for path in ("/docs", "/redoc", "/openapi.json", "/metrics"):
+            assert (await http.get(path)).status_code == 404
+
+
+def test_a_token_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RETOOL_SANDBOX_TOKEN", raising=False)
+    assert read_token(None) is None
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    assert read_token(path) == TOKEN
+    for bad in ("short", "sixteen characters and spaces", "sixteen-charactérs"):
+        path.write_text(bad)
+        with pytest.raises(ConfigError, match="openssl rand"):
+            read_token(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(tmp_path / "missing")
+    monkeypatch.setenv("RETOOL_SANDBOX_TOKEN", TOKEN)
+    assert read_token(None) == TOKEN
+
+
+def test_an_open_address_without_a_token_gets_a_warning(tmp_path: Path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    for options, warned in ([], True), (["--token-file", str(path)], False):
+        server, _ = start("--port", "0", "--workers", "1", "--host", "0.0.0.0", *options)
+        server.terminate()
+        assert ("everyone who can reach this port can run code" in server.communicate(timeout=300)[1]) == warned
+
+
+# --------------------------------------------------------------------- slow and many clients
+
+
+async def test_half_sent_bodies_delay_nobody_and_are_given_up(strongest: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "BODY_TIMEOUT_S", 1.0)
+    async with served(strongest) as url, httpx.AsyncClient(base_url=url) as http:
+        port = int(url.rpartition(":")[2])
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        for _, writer in connections:
+            writer.write(HALF)
+        connections.pop()[1].transport.abort()
+        assert (await http.post("/run_code", json=RUN)).json()["run_result"]["stdout"] == "42\n"
+        async with asyncio.timeout(30):
+            assert [await reader.readline() for reader, _ in connections] == [b"HTTP/1.1 408 Request Timeout\r\n"] * 5
+        for _, writer in connections:
+            writer.close()
+
+
+async def test_a_client_waits_while_the_server_has_no_free_connection(strongest: LocalSandbox):
+    async with served(strongest, connections=4) as url, open_sandbox(url, min_level="rlimits") as remote:
+        results = await asyncio.gather(*(remote.execute("import time; time.sleep(0.3); 7") for _ in range(8)))
+    assert [result.stdout for result in results] == ["7\n"] * 8
+
+
+def test_a_server_bounds_its_connections_by_its_descriptors():
+    """160 open files leave 16 connections: the least."""
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", "--port", "0"]
+    server = subprocess.Popen(
+        [*command, "--workers", "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160)),  # noqa: PLW1509  one thread
+    )  # fmt: skip
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    try:
+        connections = [socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) for _ in range(20)]
+        assert httpx.get(f"{url}/v1/ping", timeout=60).status_code == 503
+        for connection in connections:
+            connection.close()
+        until(lambda: httpx.get(f"{url}/v1/ping", timeout=60).status_code == 200, limit_s=60)
+        assert post(url, code="1").json()["status"] == "Success"
+    finally:
+        stop(server)
+
+
+async def stalls_of(call: asyncio.Future[object]) -> float:
+    """Return the longest CPU time that the event loop spent without a pause during ``call``."""
+    longest_s = 0.0
+    while not call.done():
+        before = time.thread_time()
+        await asyncio.sleep(0.002)
+        longest_s = max(longest_s, time.thread_time() - before)
+    return longest_s
+
+
+@pytest.mark.parametrize("frame", ["'=cII', b'N', 4, 9", "'=cII', b'N', 4, 0", "'=cI', b'?', 0"])
+async def test_forged_frames_cost_others_nothing(strongest: LocalSandbox, frame: str):
+    """Files that nobody asked for, the same file again, unknown frames."""
+    code = f"import os, struct\nframes = struct.pack({frame}) * 100_000\n"
+    code += "try:\n  for _ in range(60): os.write(3, frames)\nexcept OSError: pass"
+    call = asyncio.ensure_future(strongest.execute(code, fetch_files=["a"], run_timeout_s=5))
+    stall_s = await stalls_of(call)  # type: ignore[arg-type]
+    assert len((await call).files) <= 1
+    assert stall_s < 0.2
+
+
+# ------------------------------------------------------------------------------- operation
+
+
+async def test_dead_zygotes_are_logged_and_counted(caplog: pytest.LogCaptureFixture):
+    others = children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")  # of sandboxes that tests share
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
+        transport = httpx.ASGITransport(app.create_app(sandbox))
+        async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
+            for pid in set(children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")).difference(others):
+                os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                while sandbox.num_zygote_deaths < 2:
+                    await asyncio.sleep(0.02)
+            assert (await sandbox.execute("6 * 7")).stdout == "42\n"
+            assert (await http.get("/health")).json()["zygote_deaths"] == 2
+    assert caplog.text.count("the zygote died, in") == 2  # closing is not a death
+
+
+async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytest.MonkeyPatch):
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1, attempts=1) as sandbox:
+        transport = httpx.ASGITransport(app.create_app(sandbox))
+        async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
+            assert (await http.get("/health")).status_code == 200
+
+            async def refuse(*_: object, **__: object) -> object:
+                raise SandboxUnavailable("no process can be had")
+
+            with monkeypatch.context() as broken:
+                broken.setattr(sandbox._light[0], "spawn", refuse)  # pyright: ignore[reportPrivateUsage]
+                for _ in range(3):
+                    answer = await http.post("/run_code", json={"code": "1", "language": "python"})
+                    assert (answer.status_code, answer.json()["status"]) == (200, "SandboxError")
+                answer = await http.get("/health")
+                body = answer.json()
+                assert (answer.status_code, body["status"], body["reason"]) == (503, "failing", "no process can be had")
+            assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.long
+def test_a_stopped_server_waits_for_calls_only_so_long():
+    name = f"rt-drain-{os.getpid() % 10_000}"
+    code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0); time.sleep(%s); print(7)"
+    server, url = start("--port", "0", "--workers", "2", "--drain-s", "2")
+    calls = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"import httpx; print(httpx.post('{url}/run_code', timeout=300, json={{'language': "
+             f"'python', 'run_timeout': 60, 'code': {code % seconds!r}}}).text)"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for seconds in (1.5, 50)
+    ]  # fmt: skip
+    until(lambda: len(processes_named(name)) == 2)
+    server.terminate()
+    stopped_at = time.monotonic()
+    server.communicate(timeout=300)
+    assert time.monotonic() - stopped_at < 8
+    short, long = (call.communicate(timeout=300)[0] for call in calls)
+    assert '"stdout":"7\\n"' in short
+    assert "Success" not in long
+
+
+async def test_executions_have_a_lower_priority_than_the_trainer():
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        result = await sandbox.execute("import os; print(os.getpriority(os.PRIO_PROCESS, 0))")
+        assert result.stdout == "5\n"
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote"):
+            assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
+            if (autogroup := Path(f"/proc/{pid}/autogroup")).exists():
+                assert autogroup.read_text().endswith("nice 5\n")
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_all_executions_together_have_a_small_cpu_weight(tmp_path: Path):
+    for name in ("cgroup.subtree_control", "cpu.weight"):
+        (tmp_path / name).write_text("100")
+    CgroupTree(tmp_path, 2)._usable()
+    assert (tmp_path / "cpu.weight").read_text() == "10"
+
+
+def stdout_of(url: str) -> str:
+    return str(post(url, code="print(6 * 7)").json()["run_result"]["stdout"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals):
+    server, url = start("--port", "0", "--workers", "2", "--processes", "2", "--drain-s", "1")
+    try:
+        assert {stdout_of(url) for _ in range(20)} == {"42\n"}
+        pids = children_of(server.pid, "spawn_main")
+        assert len(pids) == 2
+        os.kill(pids[0], blow)
+        until(lambda: stdout_of(url) == "42\n", limit_s=60)  # the other process serves
+        until(lambda: len(set(children_of(server.pid, "spawn_main")) - set(pids)) == 1, limit_s=120)
+        pids = children_of(server.pid, "spawn_main")
+    finally:
+        stop(server)
+    assert server.returncode == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_processes_end_with_their_parent_and_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server, url = start("--port", "0", "--workers", "2", "--processes", "2")
+    assert stdout_of(url) == "42\n"
+    assert not remove_stale(tmp_path, young_s=0)  # those in use stay
+    pids = children_of(server.pid, "spawn_main")
+    server.kill()
+    server.communicate()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/v1/ping")
+    assert remove_stale(tmp_path, young_s=0) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2", "--processes", "3"], "processes = 3 is too high for workers = 2"),
+        (["--workers", "2", "--processes", "2", "--sessions", "4"], "sessions need --processes 1"),
+        (["--workers", "2", "--processes", "2", "--python", "/nowhere/python"], "python' cannot be started"),
+    ],
+)
+def test_a_wrong_option_is_one_error(options: list[str], message: str):
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", "--min-level", "rlimits"]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2 and done.stderr.count(message) == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_serve_stops_cleanly_and_removes_its_socket(tmp_path: Path):
@@ -280,7 +539,7 @@ def test_serve_stops_cleanly_and_removes_its_socket(tmp_path: Path):
     assert not path.exists()
 
 
-def test_a_taken_port_is_one_line(url: str):
+def test_a_port_in_use_is_one_line(url: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", url.rsplit(":", 1)[1]]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 2
@@ -289,13 +548,13 @@ def test_a_taken_port_is_one_line(url: str):
 
 def test_the_launcher_prints_the_url_runs_the_command_and_stops(tmp_path: Path):
     launcher = ["bash", "launch/sandbox.sh", "--port", "0", "--min-level", "rlimits", "--"]
-    command = [*launcher, "bash", "-c", 'echo "given $SANDBOX_URL"; exit 7']
+    command = [*launcher, "bash", "-c", 'echo "URL $SANDBOX_URL"; exit 7']
     environment = dict(os.environ, PYTHON=sys.executable, TMPDIR=str(tmp_path))
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     first, second = result.stdout.splitlines()
-    assert (result.returncode, second) == (7, f"given {first}")
+    assert (result.returncode, second) == (7, f"URL {first}")
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{first}/v1/ping")
     assert list(tmp_path.iterdir()) == []

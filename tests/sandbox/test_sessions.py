@@ -1,17 +1,18 @@
-"""A trajectory at work keeps its session, newcomers wait, and what is lost is told."""
+"""Sessions: a trajectory keeps its interpreter, newcomers wait, and no code runs between cells."""
 
 import asyncio
+import os
 import time
+from pathlib import Path
 
-import httpx
 import pytest
 
-from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.supervisor import sessions
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, open_at, start
+from tests.sandbox.sandbox_helpers import LEVELS, open_at, processes_named, start
 
 
 async def _trajectory(sandbox: LocalSandbox, name: str, cells: int = 3) -> list[ExecResult]:
@@ -32,8 +33,8 @@ async def test_more_trajectories_than_sessions_wait_and_lose_nothing(level: Leve
             async with at_once:
                 return await _trajectory(sandbox, f"t{number}")
 
-        beside = [sandbox.execute("print(7)") for _ in range(20)]
-        found = await asyncio.gather(*(one(number) for number in range(24)), *beside)
+        stateless = [sandbox.execute("print(7)") for _ in range(20)]
+        found = await asyncio.gather(*(one(number) for number in range(24)), *stateless)
     for results in found[:24]:
         assert isinstance(results, list)
         assert [result.stdout for result in results] == ["", "1\n", "2\n"]
@@ -41,7 +42,7 @@ async def test_more_trajectories_than_sessions_wait_and_lose_nothing(level: Leve
     assert all(isinstance(result, ExecResult) and result.stdout == "7\n" for result in found[24:])
 
 
-async def test_a_newcomer_waits_for_a_bounded_time_while_those_at_work_go_on():
+async def test_a_newcomer_waits_for_a_bounded_time_while_others_continue():
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, sessions=1, session_wait_s=0.6) as sandbox:
         await sandbox.execute("x = 1", session="a")
         started = time.monotonic()
@@ -49,23 +50,23 @@ async def test_a_newcomer_waits_for_a_bounded_time_while_those_at_work_go_on():
         await asyncio.sleep(0.1)
         assert (await sandbox.execute("x", session="a")).stdout == "1\n", "a waiting newcomer takes no worker"
         assert (await sandbox.execute("print(3)")).stdout == "3\n"
-        with pytest.raises(SandboxUnavailable, match="all 1 are kept by trajectories at work"):
+        with pytest.raises(SandboxUnavailable, match="all 1 sessions are in use"):
             await newcomer
         assert 0.5 < time.monotonic() - started < 5
         await sandbox.end_session("a")
         assert (await sandbox.execute("2", session="b")).stdout == "2\n"
 
 
-async def test_an_idle_session_gives_its_place_to_a_newcomer_and_is_told(monkeypatch: pytest.MonkeyPatch):
+async def test_an_idle_session_loses_its_interpreter_to_a_newcomer_and_reports_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "IDLE_S", 0.3)
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, sessions=1, session_wait_s=20) as sandbox:
         await sandbox.execute("x = 1", session="a")
-        assert (await sandbox.execute("2", session="b")).stdout == "2\n", "nobody has ended the first"
+        assert (await sandbox.execute("2", session="b")).stdout == "2\n", "the first was not ended"
         again = await sandbox.execute("x", session="a")
         assert again.session_restarted and "NameError" in again.stderr
 
 
-async def test_a_session_that_is_ended_while_it_opens_gives_everything_back():
+async def test_a_session_that_is_ended_while_it_opens_releases_everything():
     async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2) as sandbox:
         for number in range(12):
             opening = [asyncio.ensure_future(sandbox.execute("1", session=f"s{number}")) for _ in range(2)]
@@ -78,28 +79,7 @@ async def test_a_session_that_is_ended_while_it_opens_gives_everything_back():
         assert (await sandbox.execute("x = 1", session="a")).ok and (await sandbox.execute("x = 1", session="b")).ok
 
 
-async def test_stateless_calls_over_http_work_beside_idle_sessions_and_opening_ones():
-    server, url = start("--port", "0", "--workers", "2", "--sessions", "2")
-    try:
-        async with httpx.AsyncClient(base_url=url, timeout=300) as http:
-
-            async def post(code: str, session: str | None) -> int:
-                body = {"code": code, "language": "python", "session": session}
-                return (await http.post("/run_code", json=body)).status_code
-
-            assert [await post("x = 1", "a"), await post("x = 1", "b")] == [200, 200]
-            waiting = [asyncio.ensure_future(post("1", name)) for name in "cd"]
-            await asyncio.sleep(0.2)
-            assert await asyncio.gather(*(post("print(1)", None) for _ in range(8))) == [200] * 8
-            deleted = await asyncio.gather(*(http.delete(f"/v1/sessions/{name}") for name in "ab"))
-            assert [answer.status_code for answer in deleted] == [200, 200]
-            assert await asyncio.gather(*waiting) == [200, 200]
-    finally:
-        server.kill()
-        server.communicate()
-
-
-async def test_a_session_that_a_restarted_server_lost_is_told():
+async def test_a_session_that_a_restarted_server_lost_is_reported():
     server, url = start("--port", "0", "--workers", "1", "--sessions", "2")
     port = url.rpartition(":")[2]
     try:
@@ -125,3 +105,148 @@ async def test_a_session_that_a_restarted_server_lost_is_told():
     finally:
         server.kill()
         server.communicate()
+
+
+async def test_definitions_survive_within_a_session_and_only_there(strongest: LocalSandbox):
+    assert (await strongest.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
+    assert (await strongest.execute("int(x.sum())", session="one")).stdout == "3\n"
+    assert "NameError" in (await strongest.execute("x", session="two")).stderr
+    assert "NameError" in (await strongest.execute("x")).stderr
+    await strongest.end_session("one")
+    assert "NameError" in (await strongest.execute("x", session="one")).stderr
+    await strongest.end_session("one")
+    await strongest.end_session("two")
+
+
+async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(strongest: LocalSandbox):
+    await strongest.execute("x = 1", session="slow")
+    assert (await strongest.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
+    result = await strongest.execute("'x' in globals()", session="slow")
+    assert result.session_restarted
+    assert result.text == "False\n[the interpreter was restarted before this code: earlier definitions are gone]"
+    assert not (await strongest.execute("1", session="slow")).session_restarted
+    await strongest.end_session("slow")
+
+
+async def test_sessions_are_off_by_default(sandbox: LocalSandbox):
+    with pytest.raises(ConfigError, match="without sessions"):
+        await sandbox.execute("1", session="a")
+
+
+# -------------------------------------------------------------- between the cells
+
+# A cell's end, as runner.py sends it, and then 60 s of work; `n` counts its rounds.
+FORGE = """
+import os, struct, threading, time
+n = 0
+def work():
+    global n
+    while n < 600:
+        n += 1
+        time.sleep(0.1)
+if {forked}:
+    if os.fork() == 0:
+        os.setsid()
+        with open("rounds", "w", buffering=1) as f:
+            for _ in range(600): f.write("x"); f.flush(); time.sleep(0.1)
+        os._exit(0)
+    time.sleep(0.3)
+else:
+    threading.Thread(target=work, daemon=True).start()
+"""
+DONE = "import os, struct, time\nos.write(3, struct.pack('=cIii', b'D', 8, 0, {cell}))\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+async def test_nothing_of_a_session_runs_between_its_cells(level: Level):
+    async with await open_at(level, workers=1, sessions=1) as sandbox:
+        assert (await sandbox.execute(FORGE.format(forked=False), session="t")).ok
+        before = int((await sandbox.execute("n", session="t")).stdout)
+        await asyncio.sleep(1.5)
+        assert int((await sandbox.execute("n", session="t")).stdout) - before <= 3, "15 rounds if it runs"
+        result = await sandbox.execute("time.sleep(0.5)\nn", session="t")
+        assert int(result.stdout) - before >= 4, "its threads run again with its cells"
+        await sandbox.end_session("t")
+        assert (await sandbox.execute(FORGE.format(forked=True), session="f")).ok
+        before = int((await sandbox.execute("len(open('rounds').read())", session="f")).stdout)
+        await asyncio.sleep(1.5)
+        assert int((await sandbox.execute("len(open('rounds').read())", session="f")).stdout) - before <= 3
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_forged_end_of_a_cell_gains_no_time(level: Level):
+    async with await open_at(level, workers=1, sessions=1) as sandbox:
+        work = "deadline = time.process_time() + 1.0\nwhile time.process_time() < deadline: pass\nprint('worked')"
+        forged = await sandbox.execute(DONE.format(cell=1) + work, session="t")
+        assert forged.run_s < 1.0 and "worked" not in forged.stdout, "the work alone takes a second"
+        await asyncio.sleep(1.0)
+        second = await sandbox.execute("print('second')", session="t")
+        assert second.stdout.endswith("second\n"), "the first cell's own end does not end the second"
+        assert second.run_s > 0.5 and second.cpu_s > 0.5, "the work is charged where it was done"
+        forged = await sandbox.execute(DONE.format(cell=3) + "while True: pass", session="t")
+        assert forged.run_s < 1.0
+        assert (await sandbox.execute("1", session="t", run_timeout_s=0.5)).status == "time_limit"
+
+
+WAKERS = """
+import os, signal
+for number in range(10):
+    if os.fork() == 0:
+        __import__("ctypes").CDLL(None).prctl(15, b"rt-waker", 0, 0, 0)
+        while True: os.killpg(0, signal.SIGCONT)
+"""
+# A handler, because Linux drops a timer's signal that the process ignores.
+WAKING_TIMER = """
+import ctypes, os, signal, struct
+for number in range(3):  # of some the stop itself drops the signal
+    if os.fork(): continue
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    libc.prctl(15, b"rt-waker", 0, 0, 0)
+    signal.signal(signal.SIGCONT, lambda *_: None)
+    libc.timer_create(1, struct.pack("qii48x", 0, signal.SIGCONT, 0), ctypes.byref(timer))
+    libc.timer_settime(timer, 0, struct.pack("4q", 0, 10**7, 0, 10**7), None)
+    open(f"ready {number}", "w").close()
+    while True: pass
+while not all(os.path.exists(f"ready {number}") for number in range(3)): __import__("time").sleep(0.02)
+"""
+
+
+def cpu_s_of(name: str) -> float:
+    """CPU seconds that the living processes of this name have used."""
+    return sum(sum(map(int, stat_of(pid)[11:13])) for pid in processes_named(name)) / os.sysconf("SC_CLK_TCK")
+
+
+def stat_of(pid: str) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_processes_that_wake_each_other_do_not_run_between_cells(level: Level):
+    async with await open_at(level, workers=1, sessions=1) as sandbox:
+        assert (await sandbox.execute(WAKERS, session="t")).ok
+        before = cpu_s_of("rt-waker")
+        await asyncio.sleep(1.5)
+        assert cpu_s_of("rt-waker") - before < 0.1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_session_that_a_timer_wakes_does_not_run_on(level: Level):
+    async with await open_at(level, workers=1, sessions=1) as sandbox:
+        assert (await sandbox.execute(WAKING_TIMER, session="t")).ok
+        await asyncio.sleep(4.0)
+        before = cpu_s_of("rt-waker")
+        await asyncio.sleep(1.0)
+        assert cpu_s_of("rt-waker") - before < 0.1
+        await sandbox.execute("1", session="t")
+        assert (await sandbox.execute("2", session="t")).stdout == "2\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_session_reports_the_cpu_time_of_each_cell(level: Level):
+    work = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass"
+    async with await open_at(level, workers=1, sessions=1) as sandbox:
+        found = [(await sandbox.execute(work.format(s=s), session="t")).cpu_s for s in (0.4, 0.0, 0.2)]
+    assert found[0] >= 0.3 and found[1] < 0.15 and found[2] >= 0.15

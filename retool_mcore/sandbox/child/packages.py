@@ -6,7 +6,6 @@ and the modules in ``sandbox.preload``. Runs in the zygote, in the interpreter t
 
 import importlib
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ numpy numpy.linalg numpy.random mpmath sympy sympy.core.random sympy.ntheory sym
 scipy.special scipy.optimize scipy.integrate scipy.interpolate scipy.linalg
 """
 _HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
-_SHORT_LIVED_S = 1.0  # an import may use threads that end within this time
 
 
 class PreloadError(Exception):
@@ -57,16 +55,13 @@ def import_preload(names: Sequence[str], count_threads: Callable[[], int]) -> No
         except (Exception, SystemExit) as error:
             raise PreloadError(
                 f"sandbox.preload: {sys.executable} cannot import {name!r}: {type(error).__name__}: {error}. "
-                f"Install what brings it ({sys.executable} -m pip install ...) or leave it out."
+                f"Install its package ({sys.executable} -m pip install ...), or remove it from the list."
             ) from error
-        give_up_at = time.monotonic() + _SHORT_LIVED_S
-        while (threads := count_threads()) > 1:
-            if time.monotonic() > give_up_at:
-                raise PreloadError(
-                    f"sandbox.preload: importing {name!r} leaves {threads - 1} threads running, which a fork does not "
-                    "copy: executions would wait for them for ever. Leave it out; code can import it all the same."
-                )
-            time.sleep(0.01)
+        if (threads := count_threads()) > 1:
+            raise PreloadError(
+                f"sandbox.preload: importing {name!r} leaves {threads - 1} threads running, which a fork does not "
+                "copy: executions would wait for them forever. Remove it from the list; code can still import it."
+            )
     if tempfile := sys.modules.get("tempfile"):
         tempfile.__dict__["tempdir"] = None  # drop a cached value: each execution has its own directory
 

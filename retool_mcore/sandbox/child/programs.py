@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 NOT_RUN = "programs cannot be run here; use Python"
 
 
-def say_that_none_run() -> None:
+def explain_refusal() -> None:
     """Make os.system and subprocess fail with NOT_RUN, and multiprocessing use fork.
 
     Runs in the zygote.

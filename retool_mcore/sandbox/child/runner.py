@@ -37,7 +37,7 @@ _REPORT_BYTES = 64 << 20
 
 READY, SETUP_ERROR, FILE, DONE = b"R", b"E", b"N", b"D"
 _MAX_FETCHED_BYTES = 64 << 20
-_MAX_CORES = 8
+_MAX_CORES = 8  # pools start one worker per core, and processes are limited
 _CO_COROUTINE = 0x80  # as in inspect, which is slow to import
 _leave = os._exit  # a copy, because model code may replace os._exit
 CELL_END = struct.Struct("=ii")  # payload of DONE: return code, number of the cell
@@ -87,10 +87,11 @@ class CellRunner:
         for number in itertools.count(1):
             request = read_request(self._control)
             session: bool = request["session"]
-            self._limit(request["memory_limit_mb"], request["run_timeout_s"])
+            if number == 1:
+                self._limit_memory(request["memory_limit_mb"])
             self._open_stdin(request["stdin"])
             filename = f"cell_{self._cells + 1}.py" if session else "main.py"
-            return_code = self._lay_files(request["files"])
+            return_code = self._write_files(request["files"])
             if not return_code and not request["notebook"]:
                 self._become_script(request["code"], filename)
             return_code = return_code or self.run_cell(request["code"], filename, echo=request["notebook"])
@@ -110,22 +111,19 @@ class CellRunner:
         sys.stdout = sys.__stdout__ = _text_writer(1)
         sys.stderr = sys.__stderr__ = _text_writer(2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        num_cores = cores_told()
+        num_cores = min(_MAX_CORES, os.cpu_count() or 1)
         os.cpu_count = lambda: num_cores
         gc.enable()
         reseed()
 
-    def _limit(self, memory_limit_mb: int, run_timeout_s: float) -> None:
-        """Set RLIMIT_AS (bytes mapped by the warm image plus the limit) and RLIMIT_CPU.
-
-        RLIMIT_CPU is a backstop: the supervisor enforces the wall-clock limit.
-        """
-        if self._cells == 0:
-            soft = self._mapped_bytes + (memory_limit_mb << 20)
-            _set_limit(resource.RLIMIT_AS, soft, soft + _REPORT_BYTES)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s = int(usage.ru_utime + usage.ru_stime + 4 * run_timeout_s) + 2
-        _set_limit(resource.RLIMIT_CPU, cpu_s, resource.RLIM_INFINITY)
+    def _limit_memory(self, memory_limit_mb: int) -> None:
+        """Set RLIMIT_AS to the bytes mapped by the warm image plus the limit."""
+        soft = self._mapped_bytes + (memory_limit_mb << 20)
+        hard = soft + _REPORT_BYTES
+        _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+        if ceiling != resource.RLIM_INFINITY:
+            soft, hard = min(soft, ceiling), min(hard, ceiling)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def _open_stdin(self, stdin: bytes | None) -> None:
         fd = os.open("/dev/null", os.O_RDONLY)
@@ -144,7 +142,7 @@ class CellRunner:
         sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
 
     @staticmethod
-    def _lay_files(files: dict[str, bytes]) -> int:
+    def _write_files(files: dict[str, bytes]) -> int:
         """Write the request's files. Returns an exit code.
 
         0, or 1 with a line on stderr when a file cannot be written (``a`` next to ``a/b``, or no
@@ -156,7 +154,7 @@ class CellRunner:
                 with open(name, "wb") as file:
                     file.write(content)
             except OSError as error:
-                sys.stderr.write(f"the file {name!r} could not be laid out: {error.strerror}\n")
+                sys.stderr.write(f"the file {name!r} could not be written: {error.strerror}\n")
                 return 1
         return 0
 
@@ -242,24 +240,6 @@ class CellRunner:
 def _show_lines(filename: str, text: str) -> None:
     """Register the code's lines with ``linecache``, so that tracebacks can quote them."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-
-
-def cores_told() -> int:
-    """Return the value of ``os.cpu_count()`` inside the sandbox: at most 8.
-
-    Pools start one worker per core by default. On a large node that would exceed the limit on
-    processes.
-    """
-    return min(_MAX_CORES, os.cpu_count() or 1)
-
-
-def _set_limit(name: int, soft: int, hard: int) -> None:
-    """Set a resource limit, capped at the hard limit already in force."""
-    _, ceiling = resource.getrlimit(name)
-    if ceiling != resource.RLIM_INFINITY:
-        hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
-        soft = min(soft, hard)
-    resource.setrlimit(name, (soft, hard))
 
 
 class _WholeWrites(io.FileIO):

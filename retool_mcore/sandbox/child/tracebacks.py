@@ -45,21 +45,18 @@ def _is_hidden(filename: str) -> bool:
 def _thread_failed(failed: Any) -> None:
     if failed.exc_type is not SystemExit:
         name = threading.get_ident() if failed.thread is None else failed.thread.name
-        _write(f"Exception in thread {name}:\n", failed.exc_type, failed.exc_value, failed.exc_traceback)
+        _write(f"Exception in thread {name}:\n", failed.exc_value)
 
 
 def _unraisable(failed: Any) -> None:
     with contextlib.suppress(Exception):  # its repr is model code
-        head = f"{failed.err_msg or 'Exception ignored in'}: {failed.object!r}\n"
-        _write(head, failed.exc_type, failed.exc_value, failed.exc_traceback)
+        _write(f"{failed.err_msg or 'Exception ignored in'}: {failed.object!r}\n", failed.exc_value)
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    _write("", kind, error, trace)
+def _uncaught(_: type[BaseException], error: BaseException, __: types.TracebackType | None) -> None:
+    _write("", error)
 
 
-def _write(
-    head: str, kind: type[BaseException], error: BaseException | None, trace: types.TracebackType | None
-) -> None:
+def _write(head: str, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # model code may have closed its streams
-        sys.stderr.write(head + "".join(traceback.format_exception(kind, error, trace)))
+        sys.stderr.write(head + "".join(traceback.format_exception(error)))

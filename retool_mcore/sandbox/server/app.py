@@ -1,10 +1,9 @@
 """FastAPI application that serves a local sandbox in SandboxFusion's HTTP protocol.
 
-Routes: POST /run_code, DELETE /v1/sessions/NAME, GET /v1/ping, GET /health, and GET /metrics for
-Prometheus. Failing code gets status 200. Rejected requests get a SandboxFusion response body and
-one of: 401 (token missing or wrong), 403 (request from a web page), 408 (body too slow), 413 (body
-too large), 415 (not JSON), 422 (invalid request). uvicorn answers 503 when it has too many
-connections.
+Routes: POST /run_code, DELETE /v1/sessions/NAME, GET /v1/ping and GET /health. Failing code gets
+status 200. Rejected requests get a SandboxFusion response body and one of: 401 (token missing or
+wrong), 403 (request from a web page), 408 (body too slow), 413 (body too large), 415 (not JSON),
+422 (invalid request). uvicorn answers 503 when it has too many connections.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import asyncio
 import contextlib
 import hmac
 import json
-import os
 import signal
 from collections.abc import AsyncGenerator, Callable
 from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest, multiprocess
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
@@ -41,44 +38,9 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 
 MAX_BODY_BYTES = 48 << 20
 BODY_TIMEOUT_S = 30.0
-METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"  # set when several processes share an address
 _FAILURES_IN_A_ROW = 3  # from this number on, /health reports failure
 _PROBE_TIMEOUT_S = 5.0
 _HANG_UP_LOOK_S = 0.5
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class Metrics:
-    """Prometheus metrics. Each server has its own registry, so that tests can open several."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.executions = self._counter("executions", "Executions by outcome.", "status")
-        self.refused = self._counter("refused", "Requests not run, by HTTP status.", "code")
-        self.cpu_s = self._counter("cpu_seconds", "CPU time of executions.")
-        self.run_s = self._histogram("run_seconds", "Wall time of executions.")
-        self.queue_s = self._histogram("queue_seconds", "Wait before execution.")
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"retool_sandbox_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"retool_sandbox_{name}", text, buckets=_SECONDS, registry=self.registry)
-
-    def text(self) -> bytes:
-        """Render the metrics of this process, or of all processes that share the address."""
-        if METRICS_ENV not in os.environ:
-            return generate_latest(self.registry)
-        together = CollectorRegistry()
-        multiprocess.MultiProcessCollector(together)
-        return generate_latest(together)
-
-    def observe(self, result: ExecResult) -> None:
-        """Record one execution."""
-        self.executions.labels(status=result.status).inc()
-        self.run_s.observe(result.run_s)
-        self.queue_s.observe(result.queue_s)
-        self.cpu_s.inc(result.cpu_s)
 
 
 def create_app(
@@ -91,7 +53,6 @@ def create_app(
     localhost (protection against DNS rebinding).
     ``opens``: the application opens and closes the sandbox; otherwise the caller does.
     """
-    metrics = Metrics()
     failures: list[str] = []  # errors of the sandbox since the last successful execution
 
     @contextlib.asynccontextmanager
@@ -107,7 +68,6 @@ def create_app(
 
     async def refuse(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, AnyHTTPException), "registered for this type only"
-        metrics.refused.labels(code=str(error.status_code)).inc()
         answer = RunCodeResponse(status="SandboxError", message=error.detail).model_dump() | {"detail": error.detail}
         return JSONResponse(answer, status_code=error.status_code, headers=error.headers)
 
@@ -117,10 +77,8 @@ def create_app(
         except ConfigError as error:
             raise HTTPException(422, str(error)) from error
         except SandboxUnavailable as error:
-            metrics.executions.labels(status="sandbox_error").inc()
             failures.append(str(error))
             return JSONResponse(RunCodeResponse(status="SandboxError", message=str(error)).model_dump())
-        metrics.observe(result)
         failures.clear()
         return JSONResponse(RunCodeResponse.of(result).model_dump(mode="json"))
 
@@ -146,15 +104,11 @@ def create_app(
         body |= {"zygote_deaths": sandbox.num_zygote_deaths} | ({} if healthy else {"reason": failures[-1][:500]})
         return JSONResponse(body, status_code=200 if healthy else 503)
 
-    async def prometheus() -> Response:
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
     app.exception_handler(AnyHTTPException)(refuse)
     app.post("/run_code")(run_code)
     app.delete("/v1/sessions/{name:path}")(end_session)
     app.get("/v1/ping")(ping)
     app.get("/health")(health)
-    app.get("/metrics")(prometheus)
     return app
 
 
@@ -172,13 +126,15 @@ def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPEx
     """
     host = request.headers.get("host", "localhost")
     if only_local and not is_loopback(urlsplit(f"//{host}").hostname or ""):
-        return HTTPException(403, f"the Host {host!r} is not localhost: a web page may have made its name lead here.")
+        return HTTPException(
+            403, f"Host {host!r} is not localhost. A web page may have pointed its name at this machine."
+        )
     if (origin := request.headers.get("origin")) is not None:
-        return HTTPException(403, f"the Origin is {origin!r}, and no web page may ask this server.")
+        return HTTPException(403, f"Requests of web pages are refused (Origin {origin!r}).")
     if token is not None and request.url.path != "/health":
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
-            reason = f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(sent.encode(), token.encode()):
+            reason = f"The bearer token is missing or wrong. Clients of retool read it from {TOKEN_VARIABLE}."
             return HTTPException(401, reason, headers={"www-authenticate": "Bearer"})
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json":  # browsers may send others without a preflight

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from retool_mcore.sandbox.server.wire import is_loopback, read_token
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.sessions import SERVER_WAIT_S
-from retool_mcore.sandbox.supervisor.slots import PREFIX, lock_directory
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,10 @@ _MAX_CONNECTIONS = 4096
 @app.command()
 def serve(
     *,
-    host: Annotated[str, typer.Option(help="address to listen on; others than loopback want a token")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port, told on the first line")] = 8080,
+    host: Annotated[str, typer.Option(help="address to listen on; use a token unless it is loopback")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="0: any free port; the first line of output shows it")
+    ] = 8080,
     socket_path: Annotated[Path | None, typer.Option("--socket", help="Unix socket, instead of host and port")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="executions at the same time [default: the CPUs]")] = None,
     min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
@@ -45,19 +45,19 @@ def serve(
     sessions: Annotated[
         int, typer.Option(min=0, help="interpreters kept alive between calls; 0 turns sessions off")
     ] = 0,
-    drain_s: Annotated[
-        int, typer.Option(min=0, help="seconds that calls in flight get to end when it is stopped")
-    ] = 10,
+    drain_s: Annotated[int, typer.Option(min=0, help="seconds to wait for calls in flight at shutdown")] = 10,
     python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
-    preload: Annotated[list[str] | None, typer.Option(help="module of the warm image; may be given repeatedly")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="share the workers; each is replaced when it is lost")] = 1,
+    preload: Annotated[list[str] | None, typer.Option(help="module to import in advance; may be repeated")] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="server processes that share the workers; a dead one is replaced")
+    ] = 1,
 ) -> None:
-    """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health, /metrics, until stopped."""
+    """Answer SandboxFusion's POST /run_code and GET /v1/ping, and GET /health, until stopped."""
     # Imported here because every `retool` command imports this file, and these import FastAPI.
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    from retool_mcore.sandbox.server.app import METRICS_ENV, create_app, worker_app
+    from retool_mcore.sandbox.server.app import create_app, worker_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -65,14 +65,14 @@ def serve(
         token = read_token(token_file)
         if socket_path is None and token is None and not is_loopback(host):
             logger.warning(
-                "listening on %s without a token: whoever reaches this port runs code here. "
-                "Give --token-file, or listen on 127.0.0.1 or a --socket.", host,
+                "Listening on %s without a token: everyone who can reach this port can run code here. "
+                "Add --token-file, or listen on 127.0.0.1 or a --socket.", host,
             )  # fmt: skip
         workers = workers or len(os.sched_getaffinity(0))
         if processes > 1 and (sessions or processes > workers):
             raise ConfigError(
-                f"processes = {processes} with workers = {workers} and sessions = {sessions}: each process needs a "
-                "worker, and a session lives in one process while a connection may reach any. Lower --processes."
+                f"processes = {processes} is too high for workers = {workers} and sessions = {sessions}: each process "
+                "needs a worker, and sessions need --processes 1. Lower --processes."
             )
         sandbox_of = partial(
             LocalSandbox, min_level=min_level, workers=-(-workers // processes), sessions=sessions,
@@ -93,11 +93,8 @@ def serve(
         if processes == 1:
             server = uvicorn.Server(config_of(create_app(sandbox, token=token, only_local=only_local)))
             asyncio.run(_run(sandbox, url, lambda: server.serve(sockets=[listener])))
-            return
-        asyncio.run(_run(sandbox, url))  # open once here, so that an error is reported once
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as metrics:
-            lock_directory(Path(metrics))  # otherwise the next sandbox removes it as stale
-            os.environ[METRICS_ENV] = metrics
+        else:
+            asyncio.run(_run(sandbox, url))  # open once here, so that an error is reported once
             config = config_of(partial(worker_app, sandbox_of, token, only_local), factory=True, workers=processes)
             Multiprocess(config, [listener]).run()
     except ReToolError as error:

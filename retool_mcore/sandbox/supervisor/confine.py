@@ -201,7 +201,7 @@ def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
     kernel.unshare(kernel.CLONE_NEWUSER)
     set_limits(MAX_PROCESSES, counted_alone=True)
     kernel.drop_all_capabilities()
-    kernel.set_dumpable(True)
+    kernel.make_dumpable()
     kernel.forbid_new_privileges()
     kernel.install_seccomp(seccomp_program)
 
@@ -228,12 +228,27 @@ class SharedPaths:
         return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES), landlock_abi=landlock_abi)
 
 
-def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
-    """Confine a child at level landlock: limits, its own uid (if root), Landlock, seccomp.
+def confine_in_place(seccomp_program: bytes, paths: SharedPaths | None, *, uid: int | None, processes: int) -> None:
+    """Confine a child without namespaces: limits, its own uid (if root), Landlock, seccomp.
 
-    The working directory must already be private to this execution.
+    At level rlimits, ``paths`` is None, and there is no Landlock. The working directory must
+    already be private to this execution.
     """
-    _drop_to(uid, processes)
+    set_limits(processes, counted_alone=uid is not None)
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    kernel.die_with_parent(signal.SIGKILL)  # after setresuid, which clears this setting
+    kernel.drop_all_capabilities()
+    kernel.make_dumpable()
+    kernel.forbid_new_privileges()
+    if paths is not None:
+        _apply_landlock(paths)
+    kernel.install_seccomp(for_process(seccomp_program, os.getpid()))
+
+
+def _apply_landlock(paths: SharedPaths) -> None:
     abi = paths.landlock_abi
     cwd = os.open(".", os.O_PATH)
     reading = kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_READ_DIR
@@ -244,7 +259,6 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
     rules += [(fd, kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_WRITE_FILE) for fd in paths.devices]
     kernel.landlock(abi, rules)
     os.close(cwd)
-    kernel.install_seccomp(for_process(seccomp_program, os.getpid()))
 
 
 def copy_contents_only() -> None:
@@ -253,24 +267,6 @@ def copy_contents_only() -> None:
     def keep(src: object, dst: object, *, follow_symlinks: bool = True) -> None: ...
 
     shutil.copymode = shutil.copystat = keep
-
-
-def confine_by_limits(seccomp_program: bytes, *, uid: int | None, processes: int) -> None:
-    """Confine a child at level rlimits: resource limits, its own uid (if root), seccomp."""
-    _drop_to(uid, processes)
-    kernel.install_seccomp(seccomp_program)
-
-
-def _drop_to(uid: int | None, processes: int) -> None:
-    set_limits(processes, counted_alone=uid is not None)
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    kernel.die_with_parent(signal.SIGKILL)  # after setresuid, which clears this setting
-    kernel.drop_all_capabilities()
-    kernel.set_dumpable(True)
-    kernel.forbid_new_privileges()
 
 
 def set_limits(processes: int, *, counted_alone: bool) -> None:

@@ -25,7 +25,7 @@ async def stop(root: int, *, with_root: bool) -> bool:
     at most 1 s.
     """
     give_up_at, pause_s = time.monotonic() + _STOP_TIMEOUT_S, _PAUSE_S[0]
-    while found := awake(root, with_root=with_root):
+    while found := running(root, with_root=with_root):
         if time.monotonic() > give_up_at:
             return False
         for pid in found:
@@ -35,12 +35,12 @@ async def stop(root: int, *, with_root: bool) -> bool:
     return True
 
 
-def awake(root: int, *, with_root: bool) -> list[int]:
+def running(root: int, *, with_root: bool) -> list[int]:
     """Return the pids in the tree that have a thread which is not stopped."""
-    return [pid for pid in _tree(root, with_root=with_root) if _is_awake(pid)]
+    return [pid for pid in _tree(root, with_root=with_root) if _is_running(pid)]
 
 
-def go_on(root: int, *, with_root: bool) -> None:
+def resume(root: int, *, with_root: bool) -> None:
     """Resume a stopped tree."""
     for pid in _tree(root, with_root=with_root):
         _send(pid, signal.SIGCONT)
@@ -68,7 +68,7 @@ def _tree(root: int, *, with_root: bool) -> list[int]:
     return [*([root] if with_root else []), *guardian.descendants(root)]
 
 
-def _is_awake(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):

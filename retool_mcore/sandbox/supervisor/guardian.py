@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import NoReturn
 
 _WAITED = {signal.SIGTERM, signal.SIGCHLD}
@@ -79,7 +79,7 @@ def end_strays(guardians: Container[int]) -> list[tuple[int, int, float]]:
     that was killed. Returns (pid, wait status, CPU seconds) of every child reaped meanwhile.
     """
     ended: list[tuple[int, int, float]] = []
-    while strays := [pid for pid in _children_of()(os.getpid()) if pid not in guardians]:
+    while strays := [pid for pid in children(os.getpid()) if pid not in guardians]:
         end([pid for stray in strays for pid in (stray, *descendants(stray))])
         with contextlib.suppress(ChildProcessError):
             while (found := os.wait4(-1, os.WNOHANG))[0]:
@@ -100,39 +100,20 @@ def end(pids: Sequence[int]) -> None:
 
 def descendants(root: int) -> list[int]:
     """Return the pids of all descendants of ``root``."""
-    children_of = _children_of()
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        children = children_of(waiting.pop())
-        found += children
-        waiting += children
+    found = children(root)
+    for pid in found:  # the list grows meanwhile
+        found += children(pid)
     return found
 
 
-def _children_of() -> Callable[[int], list[int]]:
-    # This file exists only in kernels built with CONFIG_PROC_CHILDREN.
-    return children_listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else children_scanned
-
-
-def children_listed(pid: int) -> list[int]:
-    children: list[int] = []
+def children(pid: int) -> list[int]:
+    """Return the pids of the children of all threads of ``pid``."""
+    found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += map(int, file.read().split())
-    return children
-
-
-def children_scanned(pid: int) -> list[int]:
-    """Find the children of ``pid`` by scanning all of /proc: slow, but works on any kernel."""
-    children: list[int] = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as stat:
-                if int(stat.read().rpartition(b")")[2].split()[1]) == pid:
-                    children.append(int(entry))
-    return children
+                found += map(int, file.read().split())
+    return found
 
 
 def count_tasks(uid: int) -> int:

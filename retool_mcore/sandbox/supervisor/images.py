@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +71,10 @@ class WarmImage:
         light: bool,
         state_dir: Path,
         interpreter: Interpreter,
-        on_death: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_death`` is called whenever the zygote dies unexpectedly."""
-        self._on_death = on_death
+        """``state_dir`` will hold the zygote's log and mount point."""
         self.level = level
+        self.num_deaths = 0  # how often the zygote has died unexpectedly
         self._light = light
         self._state_dir = state_dir
         self._interpreter = interpreter
@@ -120,18 +118,20 @@ class WarmImage:
             environment["LD_LIBRARY_PATH"] = library_path
         try:
             config = marshal.dumps(self._config(root))
-        except SandboxUnavailable:
-            raise
         except (ImportError, OSError, RuntimeError) as error:
             raise SandboxUnavailable(f"no seccomp filter or no Landlock: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         boot = _BOOT.format(root=str(self._interpreter.package_root(self._state_dir / "code")), fd=theirs.fileno())
         with log_path.open("wb") as log, theirs:
-            process = subprocess.Popen(
-                [self._interpreter.executable, "-s", "-P", "-B", "-c", boot],
-                env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+            try:
+                process = subprocess.Popen(
+                    [self._interpreter.executable, "-s", "-P", "-B", "-c", boot],
+                    env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                raise self._interpreter.error(f"cannot be started: {error.strerror}") from error
         _lower_priority(process.pid)
         ours.setblocking(False)
         try:
@@ -144,50 +144,49 @@ class WarmImage:
             ours.close()
             process.kill()
             await asyncio.to_thread(process.wait)
-            reason = answer[1:].decode(errors="replace") or log_path.read_text(errors="replace")[-2000:]
+            reason = answer[1:].decode(errors="replace") or log_path.read_text(errors="replace")[-2000:].strip()
             if answer[:1] == zygote.MISCONFIGURED:
                 raise ConfigError(reason)
-            raise SandboxUnavailable(reason.strip() or f"the zygote ended with {process.returncode}")
+            if not answer and self._interpreter.python:
+                raise self._interpreter.error(f"cannot run the sandbox: {reason!r}")
+            raise SandboxUnavailable(reason or f"the zygote ended with {process.returncode}")
         self.facts = json.loads(answer[1:])
         self._channel, self._process = ours, process
         asyncio.get_running_loop().add_reader(ours, self._on_message)
 
     def _config(self, root: Path) -> dict[str, object]:
-        seccomp, runs_programs = self._filter()
         return {
             "level": str(self.level),
             "light": self._light,
             "preload": list(self._interpreter.preload),
             "root": str(root),
-            "seccomp": seccomp,
-            "runs_programs": runs_programs,
+            "seccomp": self._filter(),
             "landlock_abi": kernel.landlock_abi() if self.level == Level.LANDLOCK else 0,
         }
 
-    def _filter(self) -> tuple[bytes, bool]:
-        """Return the seccomp program, and whether it allows execve.
+    def _filter(self) -> bytes:
+        """Return the seccomp program.
 
         At level namespaces, the namespaces already confine signals and hide host files. Landlock
         confines signals from ABI 6 on and protects file lengths from ABI 3 on; below those versions
         the filter does. No Landlock version protects modes and times. When the sandbox runs as
         root, executions have other uids than the files' owners, so file permissions protect them;
         otherwise the filter must. At level rlimits without libseccomp, fall back to
-        ``without_sockets``, which allows execve.
+        ``without_sockets``.
         """
         if self.level == Level.LANDLOCK:
             abi = kernel.landlock_abi()
-            program = compile_filter(
+            return compile_filter(
                 only_own_signals=abi < kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE,
                 keep_modes=os.geteuid() != 0,
                 keep_lengths=abi < kernel.LANDLOCK_ABI_WITH_TRUNCATE,
             )
-            return program, False
         try:
-            return compile_filter(only_own_signals=False), False
+            return compile_filter(only_own_signals=False)
         except (ImportError, OSError, RuntimeError):
             if self.level != Level.RLIMITS:
                 raise
-            return without_sockets(), True
+            return without_sockets()
 
     async def spawn(self, fds: list[int], *, uid: int | None, has_cgroup: bool) -> Child:
         """Fork a child that receives ``fds`` (see ``zygote.SPAWN``). Raises SandboxUnavailable."""
@@ -241,16 +240,12 @@ class WarmImage:
             self._died("the zygote died")
 
     def _died(self, reason: str) -> None:
-        logger.error(
-            "%s, in %s; %d executions were lost%s", reason, self._state_dir, len(self._exits), self._last_words()
-        )
-        self._lost(reason)
-        self._on_death()
-
-    def _last_words(self) -> str:
+        log = ""
         with contextlib.suppress(OSError):
-            return ". Its log: " + (self._state_dir / "zygote.log").read_text(errors="replace")[-500:].strip()
-        return ""
+            log = (self._state_dir / "zygote.log").read_text(errors="replace")[-500:].strip()
+        logger.error("%s, in %s; %d executions were lost. Its log: %s", reason, self._state_dir, len(self._exits), log)
+        self._lost(reason)
+        self.num_deaths += 1
 
     def _lost(self, reason: str) -> None:
         """Fail all waiting calls: the zygote is gone, and with it every child.
@@ -280,8 +275,7 @@ class WarmImage:
         the other levels, SIGTERM makes the guardian kill the tree before it exits.
         """
         with contextlib.suppress(ProcessLookupError):
-            is_init = self.level == Level.NAMESPACES
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL if is_init else signal.SIGTERM)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL if self.child_is_init else signal.SIGTERM)
 
     def _kill_unwanted(self, started: asyncio.Future[int]) -> None:
         if not started.cancelled() and started.exception() is None:

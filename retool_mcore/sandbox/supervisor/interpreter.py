@@ -1,10 +1,8 @@
 """The Python interpreter that runs model code: the trainer's, or one with separate packages."""
 
-import asyncio
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +10,11 @@ from pathlib import Path
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.child.packages import heavy_packages
 
-_MARK = "retool-sandbox-python:"
-# The zygote is started with -P, which requires Python 3.11.
-_ASK = f"import sys; print('{_MARK}', sys.implementation.name == 'cpython' and sys.version_info >= (3, 11))"
-_ASK_TIMEOUT_S = 30.0
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-# Modules of ours that a zygote imports. They may use only the standard library, because another
-# interpreter does not have the trainer's packages.
-_MODULES = (
-    "__init__", "errors",
-    *(f"sandbox/{name}" for name in (
-        "__init__", "child/__init__", "child/habits", "child/packages", "child/paths", "child/programs",
-        "child/runner", "child/tracebacks", "supervisor/__init__", "supervisor/confine", "supervisor/guardian",
-        "supervisor/kernel", "supervisor/reach", "supervisor/seccomp", "supervisor/zygote",
-    )),
-)  # fmt: skip
+# Our files that a zygote imports, and their folders. They may import only the standard library at
+# their top level, because another interpreter does not have the trainer's packages.
+_SOURCES = ("__init__.py", "errors.py", "sandbox/__init__.py", "sandbox/base.py", "sandbox/child", "sandbox/supervisor")
 
 
 @dataclass(frozen=True)
@@ -42,12 +29,12 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         if self.python and not os.path.isabs(self.python):
-            raise self._error("is not an absolute path")
+            raise self.error("is not an absolute path")
         for name in self.preload:
             if not _MODULE_NAME.fullmatch(name):
                 raise ConfigError(
-                    f"sandbox.preload: {name!r} is not a module's name, as in `import scipy.stats`. It names modules, "
-                    "not packages of pip (sklearn, not scikit-learn)."
+                    f"sandbox.preload: {name!r} is not a module name. Use the name from `import NAME`, not the name of "
+                    "the pip package (sklearn, not scikit-learn)."
                 )
 
     @property
@@ -65,30 +52,11 @@ class Interpreter:
         """LD_LIBRARY_PATH for our own Python; None for another: our libraries may not fit it."""
         return None if self.python else os.environ.get("LD_LIBRARY_PATH")
 
-    async def check(self) -> None:
-        """Query the version of a configured interpreter. Raises ConfigError if it is unsuitable."""
-        if self.python:
-            await asyncio.to_thread(self._check)
-
-    def _check(self) -> None:
-        try:
-            done = subprocess.run(
-                [self.python, "-E", "-s", "-B", "-c", _ASK], capture_output=True, text=True, errors="replace",
-                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}, cwd="/", timeout=_ASK_TIMEOUT_S, check=False,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        except OSError as error:
-            raise self._error(f"cannot be started: {error.strerror}") from error
-        except subprocess.TimeoutExpired:
-            raise self._error(f"did not tell its version within {_ASK_TIMEOUT_S:.0f} s") from None
-        if done.stdout.split()[-2:] != [_MARK, "True"]:
-            said = (done.stdout + done.stderr).strip()[-300:]
-            raise self._error(f"is no CPython 3.11 or newer; asked for its version, it answered {said!r}")
-
-    def _error(self, what: str) -> ConfigError:
+    def error(self, what: str) -> ConfigError:
+        """Build the error for an interpreter that cannot run the sandbox."""
         return ConfigError(
-            f"sandbox.python = {self.python!r} {what}. Give the absolute path of a CPython 3.11 or newer, for example "
-            "of an environment made by `python3 -m venv /opt/sandbox`: /opt/sandbox/bin/python."
+            f"sandbox.python = {self.python!r} {what}. Set it to the absolute path of a CPython 3.11 or newer. For "
+            "example, `python3 -m venv /opt/sandbox` creates /opt/sandbox/bin/python."
         )
 
     def package_root(self, directory: Path) -> Path:
@@ -100,8 +68,11 @@ class Interpreter:
         """
         if not self.python:
             return PACKAGE_ROOT
-        for name in _MODULES:
-            target = directory / "retool_mcore" / f"{name}.py"
+        for name in _SOURCES:
+            source, target = PACKAGE_ROOT / "retool_mcore" / name, directory / "retool_mcore" / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(PACKAGE_ROOT / "retool_mcore" / f"{name}.py", target)
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, target)
         return directory

@@ -99,9 +99,9 @@ def die_with_parent(signal: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal, "prctl(PR_SET_PDEATHSIG)")
 
 
-def set_dumpable(value: bool) -> None:
-    """Set whether processes of the same user may inspect this one (/proc, ptrace)."""
-    _prctl(_PR_SET_DUMPABLE, int(value), "prctl(PR_SET_DUMPABLE)")
+def make_dumpable() -> None:
+    """Let this process open its own files in /proc again, which a change of uid denies."""
+    _prctl(_PR_SET_DUMPABLE, 1, "prctl(PR_SET_DUMPABLE)")
 
 
 def keep_capabilities_over_setuid() -> None:

@@ -72,7 +72,7 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
         await image.start()
         slot.prepare(memory_limit_mb=256)
         await _probe(image, level, slot)
-    except SandboxUnavailable:
+    except (SandboxUnavailable, OSError):
         await image.close()
         raise
     finally:
@@ -90,25 +90,25 @@ async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
         raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
 
 
-def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str]:
+def warnings(level: Level, path_under_tmp: str | None, reachable: str) -> list[str]:
     """Return the warnings for running at ``level``.
 
-    ``path_under_tmp``: a Python directory under /tmp, or None. ``led_out``: a Python directory
+    ``path_under_tmp``: a Python directory under /tmp, or None. ``reachable``: a Python directory
     through whose fd model code can reach a closed directory (see ``reach.py``), or "".
     """
     found: list[str] = []
-    if level == Level.RLIMITS and led_out:
+    if level == Level.RLIMITS and reachable:
         found.append(
-            f"Python's {led_out} lies in a directory closed to others, and this process has not CAP_SYS_ADMIN: model "
-            "code can read what lies around it and is open to all by its mode. Install Python elsewhere."
+            f"Python's {reachable} is in a closed directory, and this process lacks CAP_SYS_ADMIN: model code can read "
+            "the files around it that every user may read. Install Python elsewhere."
         )
     if level == Level.RLIMITS:
         others = "" if os.geteuid() == 0 else " and signal every process of this user"
         found.append(f"sandbox level is rlimits: model code can read files{others}. Only for code that you trust.")
     elif level == Level.LANDLOCK:
         found.append(
-            "sandbox level is landlock, below namespaces: model code learns which files exist and what machine this "
-            f"is. For more, {_HINTS[Level.NAMESPACES]}."
+            "sandbox level is landlock, below namespaces: model code can find out which files exist and the host's "
+            f"name. To get namespaces: {_HINTS[Level.NAMESPACES]}."
         )
     if level == Level.NAMESPACES and path_under_tmp:
         found.append("Note: model code cannot write to /tmp, because Python itself is installed under /tmp.")
@@ -117,9 +117,11 @@ def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str
 
 def refusal(min_level: Level, reasons: dict[Level, str]) -> SandboxUnavailable:
     """Build the error for a ``min_level`` that this machine does not support."""
-    lines = [f"this machine does not give the sandbox level {str(min_level)!r} that was asked for (min_level)."]
+    lines = [f"This machine does not support min_level = {str(min_level)!r} of the sandbox."]
     for level, reason in reasons.items():
         lines.append(f"  {level}: {reason}")
         lines.append(f"    to allow it: {_HINTS[level]}")
-    lines.append("Or accept less: set min_level to a weaker level, knowing what it does not protect.")
+    lines.append(
+        "Or set min_level to a weaker level. The README of the sandbox lists what that level does not protect."
+    )
     return SandboxUnavailable("\n".join(lines))

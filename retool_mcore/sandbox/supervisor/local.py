@@ -10,7 +10,6 @@ import re
 import time
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import tenacity
 
@@ -71,21 +70,18 @@ class LocalSandbox(Sandbox):
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._closed = False
-        self.num_zygote_deaths = 0
 
     @property
     def level(self) -> Level:
         """The level in force. Raises SandboxUnavailable before the sandbox is open."""
         if self._level is None:
-            raise SandboxUnavailable("the sandbox is not open yet: enter it with `async with`, or execute something.")
+            raise SandboxUnavailable("The sandbox is not open yet. Enter it with `async with`, or execute something.")
         return self._level
 
     @property
-    def state_dir(self) -> Path:
-        """Directory of the slots' and images' files. Raises SandboxUnavailable before ``open``."""
-        if self._state is None:
-            raise SandboxUnavailable("the sandbox is not open, so it has no files.")
-        return self._state.path
+    def num_zygote_deaths(self) -> int:
+        """How many zygotes have died unexpectedly."""
+        return sum(image.num_deaths for image in (*self._light, *self._full))
 
     @property
     def memory_is_bounded_per_execution(self) -> bool:
@@ -111,7 +107,6 @@ class LocalSandbox(Sandbox):
                     raise
 
     async def _open(self) -> None:
-        await self._interpreter.check()
         self._state = StateDirectory.create()
         first_light, level = await self._strongest_image()
         num_zygotes = -(-self.workers // _WORKERS_PER_ZYGOTE)
@@ -153,11 +148,7 @@ class LocalSandbox(Sandbox):
             light=light,
             state_dir=directory,
             interpreter=self._interpreter,
-            on_death=self._zygote_died,
         )
-
-    def _zygote_died(self) -> None:
-        self.num_zygote_deaths += 1
 
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
@@ -167,10 +158,10 @@ class LocalSandbox(Sandbox):
         )  # fmt: skip
         if missing := self._full[0].facts["missing"]:
             logger.warning(
-                "%s has not %s: code that imports them fails. Install them there.",
+                "%s lacks %s: code that imports them fails. Install them there.",
                 self._interpreter.executable, ", ".join(missing),
             )  # fmt: skip
-        for warning in levels.warnings(level, self._full[0].facts["path_under_tmp"], self._full[0].facts["led_out"]):
+        for warning in levels.warnings(level, self._full[0].facts["path_under_tmp"], self._full[0].facts["reachable"]):
             logger.warning("%s", warning)
 
     # ------------------------------------------------------------ executing
@@ -194,7 +185,7 @@ class LocalSandbox(Sandbox):
                 try:
                     return await self._execute_once(request, asked)
                 except OSError as error:  # temporarily out of descriptors, processes or disk space
-                    raise SandboxUnavailable(f"this machine refused what an execution takes: {error}") from error
+                    raise SandboxUnavailable(f"this machine lacks a resource for an execution: {error}") from error
         raise AssertionError("tenacity neither returned nor raised")
 
     async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:

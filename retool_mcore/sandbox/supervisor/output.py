@@ -1,5 +1,8 @@
 """Captures an output stream in bounded memory: its head, its tail and the size of the gap."""
 
+import codecs
+import re
+
 MAX_STREAM_BYTES = 64 << 10  # notebook cell: a model reads the output
 MAX_SCRIPT_STREAM_BYTES = 1 << 20  # plain script: a grader compares the output
 
@@ -32,12 +35,15 @@ class BoundedOutput:
 
         Bytes that are not UTF-8 are escaped (``\\xff``).
         """
-        tail = bytes(self._tail[-self._half :]) if self._half else b""
+        tail = bytes(self._tail[-self._half :])
         if not self.overflowed:
-            return _decode(bytes(self._head) + tail), 0
-        head, tail = _without_cut_end(bytes(self._head)), _without_cut_start(tail)
-        dropped_bytes = self._total_bytes - len(head) - len(tail)
-        return f"{_decode(head)}\n[... {dropped_bytes} bytes dropped ...]\n{_decode(tail)}", dropped_bytes
+            return (self._head + tail).decode(errors="backslashreplace"), 0
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        head = decoder.decode(bytes(self._head))  # keeps an incomplete character at the end back
+        tail = re.sub(rb"\A[\x80-\xbf]{1,3}", b"", tail)  # the rest of a character that was cut
+        dropped_bytes = self._total_bytes - len(self._head) + len(decoder.getstate()[0]) - len(tail)
+        shown = tail.decode(errors="backslashreplace")
+        return f"{head}\n[... {dropped_bytes} bytes dropped ...]\n{shown}", dropped_bytes
 
 
 def as_on_a_terminal(text: str) -> str:
@@ -46,24 +52,3 @@ def as_on_a_terminal(text: str) -> str:
     A carriage return at the end of a line (CRLF) is kept.
     """
     return "\n".join(line[:-1].rpartition("\r")[2] + line[-1:] for line in text.split("\n")) if "\r" in text else text
-
-
-def _decode(data: bytes) -> str:
-    return data.decode("utf-8", errors="backslashreplace")
-
-
-def _without_cut_end(data: bytes) -> bytes:
-    """Drop the bytes (at most 3) of an incomplete UTF-8 character at the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 != 0x80:
-            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return data[:-back] if back < length else data
-    return data
-
-
-def _without_cut_start(data: bytes) -> bytes:
-    start = 0
-    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
-        start += 1
-    return data[start:]

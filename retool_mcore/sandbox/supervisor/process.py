@@ -176,7 +176,7 @@ class ChildProcess:
 
     def _look_again(self) -> None:
         """Kill the session if a process woke up: a timer can send SIGCONT to stopped processes."""
-        if freeze.awake(self._frozen, with_root=self.image.child_is_init):
+        if freeze.running(self._frozen, with_root=self.image.child_is_init):
             self.image.kill(self.child.pidfd)
         elif self.alive:
             self._look = self._loop.call_later(_LOOK_S, self._look_again)
@@ -187,7 +187,7 @@ class ChildProcess:
             self._look_again()
             self._look.cancel()
         if self._frozen and self.alive:
-            freeze.go_on(self._frozen, with_root=self.image.child_is_init)
+            freeze.resume(self._frozen, with_root=self.image.child_is_init)
         self._frozen, self._look = 0, None
 
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
@@ -213,7 +213,6 @@ class ChildProcess:
                 "files": dict(request.files),
                 "fetch_files": list(request.fetch_files),
                 "memory_limit_mb": request.memory_limit_mb,
-                "run_timeout_s": request.run_timeout_s,
                 "session": session,
                 "notebook": request.notebook,
             }

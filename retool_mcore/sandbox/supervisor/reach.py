@@ -19,7 +19,7 @@ def by_descriptors(first: int) -> tuple[int, str]:
     it is a plain O_PATH fd, and `..` leads into the closed directory. Returns how many fd numbers
     are reserved, and a directory whose fd leads out in this way (or "").
     """
-    taken, led_out = 0, ""
+    taken, reachable = 0, ""
     for index, library in enumerate(confine.visible_paths()):
         inside = [path for path in sys.path if f"{path}/".startswith(f"{library}/")]
         if not inside or all(os.stat(parent).st_mode & 0o001 for parent in _parents(library)):
@@ -27,7 +27,7 @@ def by_descriptors(first: int) -> tuple[int, str]:
         try:
             fd = kernel.open_tree(library)
         except OSError:
-            led_out = library
+            reachable = library
             fd = os.open(library, os.O_PATH)
         os.dup2(fd, first + index, inheritable=True)
         os.close(fd)
@@ -35,7 +35,7 @@ def by_descriptors(first: int) -> tuple[int, str]:
         for path in inside:
             _import_from(path, f"/proc/self/fd/{first + index}{path.removeprefix(library)}")
     sys.path_importer_cache.clear()
-    return taken, led_out
+    return taken, reachable
 
 
 def _import_from(path: str, other: str) -> None:

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,21 +20,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 512  # names read at a time, so that memory use does not depend on the directory's size
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def remove_directory(path: Path, *, max_entries: int | None = None) -> bool:
-    """Delete the tree at ``path``, if it exists. Returns whether it is gone.
-
-    With ``max_entries``, stop after about that many entries, to bound the time. Entries that cannot
-    be deleted for other reasons are logged and left in place.
-    """
-    try:
-        os.rmdir(path)  # most executions leave no files
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return _remove_full(path, max_entries)
-    return True
+_LIMIT_S = 600.0  # a process that survives at rlimits may keep adding files
 
 
 def move_aside(path: Path) -> Path:
@@ -47,32 +34,28 @@ def move_aside(path: Path) -> Path:
     return aside
 
 
-def _remove_full(path: Path, max_entries: int | None) -> bool:
+def remove_directory(path: Path) -> bool:
+    """Delete the tree at ``path``, if it exists. Returns whether it is gone.
+
+    Entries that cannot be deleted are logged and left in place.
+    """
+    if _unlink(str(path), None):  # most executions leave no files
+        return True
     try:
         parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        logger.warning("%s could not be removed: %s", path, error)
-        return False
-    budget = itertools.repeat(None) if max_entries is None else itertools.repeat(None, max_entries)
-    try:
-        top = _open_own(path.name, parent)
         try:
-            emptied = _empty(top, budget)
+            top = _open_own(path.name, parent)
+        finally:
+            os.close(parent)
+        try:
+            _empty(top, time.monotonic() + _LIMIT_S)
         finally:
             os.close(top)
-        if emptied:
-            os.rmdir(path.name, dir_fd=parent)
-        elif next(budget, False) is None:
-            logger.warning("%s could not be removed: part of it withstands", path)
-        return emptied
+        os.rmdir(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(path.name, dir_fd=parent)  # a file or link replaced the directory
-            return True
         logger.warning("%s could not be removed: %s", path, error)
         return False
-    finally:
-        os.close(parent)
+    return True
 
 
 def _open_own(name: str, parent: int) -> int:
@@ -90,57 +73,46 @@ def _open_own(name: str, parent: int) -> int:
         os.close(pinned)
 
 
-def _empty(top: int, budget: Iterator[None]) -> bool:
-    """Delete the contents of ``top``. Returns False when the budget is spent or nothing works."""
+def _empty(top: int, give_up_at: float) -> None:
+    """Delete what can be deleted in ``top``, until ``give_up_at``."""
     fresh_names = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
-    while names := _some_names(top):
-        num_gone = 0
-        for name in names:
-            if next(budget, False) is False:
-                return False
-            num_gone += _remove_entry(top, name, fresh_names, budget)
-        if not num_gone:
-            return False
-    return True
+    progress = True
+    while progress and time.monotonic() < give_up_at:
+        progress = False
+        for name in _some_names(top):
+            if _unlink(name, top):
+                progress = True
+                continue
+            with contextlib.suppress(OSError):
+                directory = _open_own(name, top)
+                try:
+                    while time.monotonic() < give_up_at and _lift(directory, top, fresh_names):
+                        progress = True
+                finally:
+                    os.close(directory)
+                progress |= _unlink(name, top)
 
 
-def _remove_entry(top: int, name: str, fresh_names: Iterator[str], budget: Iterator[None]) -> bool:
-    """Delete one entry of ``top``; move its subdirectories up into ``top``. Never raises OSError.
+def _lift(directory: int, top: int, fresh_names: Iterator[str]) -> bool:
+    """Delete some entries of ``directory``, and move its subdirectories up into ``top``.
 
-    Returns whether any progress was made.
+    Returns whether any entry is gone from ``directory``.
     """
-    if _unlink(name, top):
-        return True
-    try:
-        directory = _open_own(name, top)
-    except OSError:
-        return False
-    num_gone = 0
-    try:
-        while names := _some_names(directory):
-            num_before = num_gone
-            for child in names:
-                if next(budget, False) is False:
-                    return True
-                if _unlink(child, directory):
-                    num_gone += 1
-                    continue
-                with contextlib.suppress(OSError):
-                    os.close(_open_own(child, directory))  # moving a directory needs write access to it
-                    os.rename(child, next(fresh_names), src_dir_fd=directory, dst_dir_fd=top)
-                    num_gone += 1
-            if num_gone == num_before:
-                break
-    except OSError as error:
-        logger.warning("a directory that an execution left could not be read: %s", error)
-    finally:
-        os.close(directory)
-    return _unlink(name, top) or num_gone > 0
+    progress = False
+    for name in _some_names(directory):
+        if _unlink(name, directory):
+            progress = True
+            continue
+        with contextlib.suppress(OSError):
+            os.close(_open_own(name, directory))  # moving a directory needs write access to it
+            os.rename(name, next(fresh_names), src_dir_fd=directory, dst_dir_fd=top)
+            progress = True
+    return progress
 
 
-def _unlink(name: str, directory: int) -> bool:
+def _unlink(name: str, directory: int | None) -> bool:
     """Delete a file, link or empty directory. Returns whether it is gone."""
-    for delete in (os.unlink, os.rmdir):
+    for delete in (os.rmdir, os.unlink):
         try:
             delete(name, dir_fd=directory)
         except FileNotFoundError:

@@ -16,9 +16,6 @@ from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 IDLE_S = 600.0
 WAIT_S = 600.0  # longest wait for a place
 SERVER_WAIT_S = 90.0  # the same in a server (command.py): its clients wait for an HTTP response
-# Sessions without an interpreter that are remembered, so that their next call can report the
-# restart.
-_MAX_REMEMBERED = 16_384
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +35,14 @@ class Session:
 class Sessions:
     """At most ``limit`` live interpreters. A session is remembered by name until it is ended."""
 
-    def __init__(self, limit: int, give_back: Callable[[WorkerSlot], None], *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, limit: int, return_slot: Callable[[WorkerSlot], None], *, wait_s: float = WAIT_S) -> None:
         """``wait_s`` is the longest time in seconds that a new session waits for a place.
 
-        ``give_back`` receives the slot of an ended interpreter.
+        ``return_slot`` receives the slot of an ended interpreter.
         """
-        self._limit, self._wait_s, self._give_back = limit, wait_s, give_back
+        self._limit, self._wait_s, self._return_slot = limit, wait_s, return_slot
         self._places = asyncio.Semaphore(limit)
-        self._sessions: dict[str, Session] = {}  # in order of last use
+        self._sessions: dict[str, Session] = {}
         self._ending = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
@@ -59,8 +56,7 @@ class Sessions:
         async with session.busy:
             if session.expiry is not None:
                 session.expiry.cancel()
-            self._sessions.pop(name, None)
-            self._sessions[name] = session
+            self._sessions[name] = session  # an ``end`` may have forgotten it meanwhile
             try:
                 if not session.has_place:
                     await self._take_place(name)
@@ -70,14 +66,13 @@ class Sessions:
             finally:
                 if session.process is None or not session.process.alive:
                     await self._release(session)
-                    self._forget_oldest()
                 loop = asyncio.get_running_loop()
                 session.expiry = loop.call_later(IDLE_S, self._expire, session)
 
     async def _take_place(self, name: str) -> None:
         if self._places.locked():
             logger.warning(
-                "session %s waits for a place: %d sessions are at work, and a trajectory at work keeps its own. "
+                "session %s waits: all %d interpreters are in use. "
                 "Raise sessions to the number of trajectories in flight.", name, self._limit,
             )  # fmt: skip
         try:
@@ -85,19 +80,9 @@ class Sessions:
                 await self._places.acquire()
         except TimeoutError:
             raise SandboxUnavailable(
-                f"no session was free for {self._wait_s:g} s: all {self._limit} are kept by trajectories at work. "
+                f"no interpreter became free within {self._wait_s:g} s: all {self._limit} sessions are in use. "
                 "Raise sessions to the number of trajectories in flight."
             ) from None
-
-    def _forget_oldest(self) -> None:
-        """Forget the oldest session without an interpreter once too many are remembered."""
-        if len(self._sessions) <= _MAX_REMEMBERED + self._limit:
-            return
-        oldest = next((name for name, each in self._sessions.items() if not each.has_place), None)
-        if oldest is not None:
-            session = self._sessions.pop(oldest)
-            if session.expiry is not None:
-                session.expiry.cancel()
 
     def _expire(self, session: Session) -> None:
         self._ending.add(task := asyncio.ensure_future(self._end_idle(session)))
@@ -122,7 +107,7 @@ class Sessions:
         finally:
             if slot is not None:
                 await slot.clean()
-                self._give_back(slot)
+                self._return_slot(slot)
             if had_place:  # after the slot, so that the next holder of the place finds a free slot
                 self._places.release()
 

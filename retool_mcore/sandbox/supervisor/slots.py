@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 import stat
 import tempfile
@@ -134,18 +133,8 @@ def _candidates() -> list[tuple[Path, int]]:
         else:
             continue
         for mount in mounts:
-            for directory in (mount / path.lstrip("/"), mount):
-                if version == 1 or _has_memory(directory):
-                    found.append((directory, version))
+            found += [(mount / path.lstrip("/"), version), (mount, version)]
     return found
-
-
-def _has_memory(directory: Path) -> bool:
-    """Whether children of this v2 cgroup get the memory controller."""
-    try:
-        return "memory" in (directory / "cgroup.subtree_control").read_text().split()
-    except OSError:
-        return False
 
 
 # ---------------------------------------------------------------------------- uids
@@ -192,7 +181,7 @@ class Uids:
                 self._starts.append(start)
                 return
         raise SandboxUnavailable(
-            f"the sandboxes of this machine hold all {NUM_UIDS} uids of executions. End some, or lower workers or "
+            f"The sandboxes of this machine use all {NUM_UIDS} uids of executions. Stop some, or lower workers or "
             "sessions."
         )
 
@@ -205,16 +194,17 @@ class Uids:
 
 
 def _own_directory(name: str) -> str:
-    """Find or create a directory that only this user can enter. Raises SandboxUnavailable."""
-    for parent in ("/run", "/var/lib", tempfile.gettempdir()):
-        path = os.path.join(parent, name)
-        with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            status = os.lstat(path)
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-                return path
-    raise SandboxUnavailable(f"no directory {name} can be made in /run, /var/lib or {tempfile.gettempdir()}.")
+    """Create a directory in /run that only root can enter. Raises SandboxUnavailable."""
+    path = os.path.join("/run", name)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        status = os.lstat(path)
+    except OSError as error:
+        raise SandboxUnavailable(f"{path} cannot be created: {error.strerror}. Root's sandboxes need it.") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise SandboxUnavailable(f"{path} is not a directory that only root can enter. Remove it.")
+    return path
 
 
 # ------------------------------------------------------------- the state directory
@@ -299,13 +289,6 @@ def lock_directory(path: Path) -> int | None:
 
 # --------------------------------------------------------------------------- slots
 
-# The event loop deletes this many entries itself. A thread deletes larger trees, so that code that
-# leaves many files does not delay other executions.
-_MAX_ENTRIES_AT_ONCE = 100
-_MAX_ENTRIES = 10_000_000  # a bound, because a process that survives at rlimits may keep adding files
-
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class WorkerSlot:
@@ -333,36 +316,27 @@ class WorkerSlot:
         return cls(uid=uid, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
-        """Set the memory limit and create an empty working directory. Raises SandboxUnavailable."""
-        try:
-            if self.cgroup is not None:
-                self.cgroup.limit(memory_limit_mb)
-        except OSError as error:
-            raise SandboxUnavailable(f"the memory limit of a slot could not be set: {error}") from error
-        try:
-            if self.directory is not None:
-                if not remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
-                    move_aside(self.directory)  # left by a cancelled start, or cannot be removed
-                self.directory.mkdir(mode=0o700)
-                if self.uid is not None:
-                    os.chown(self.directory, self.uid, self.uid)
-        except OSError as error:
-            raise SandboxUnavailable(f"a slot could not be prepared: {error}") from error
+        """Set the memory limit and create an empty working directory. Raises OSError."""
+        if self.cgroup is not None:
+            self.cgroup.limit(memory_limit_mb)
+        if self.directory is not None:
+            move_aside(self.directory)  # left by a cancelled start
+            self.directory.mkdir(mode=0o700)
+            if self.uid is not None:
+                os.chown(self.directory, self.uid, self.uid)
 
     async def clean(self) -> None:
         """Delete the files the execution left in its directory, whatever they are.
 
-        A thread deletes large trees, after renaming them to an unguessable name. The slot can
-        therefore be reused at once, even if this call is cancelled meanwhile.
+        A thread deletes them, after the tree has got an unguessable name. The slot can therefore be
+        reused at once, even if this call is cancelled meanwhile.
         """
-        if self.directory is None or remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
+        if self.directory is None:
             return
-        try:
-            aside = move_aside(self.directory)
-        except OSError as error:  # the next ``prepare`` finds out whether the slot is usable
-            logger.warning("what an execution left in %s stays there: %s", self.directory, error)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()  # most executions leave no files
             return
-        await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
+        await asyncio.shield(asyncio.to_thread(remove_directory, move_aside(self.directory)))
 
     def oom_kills(self) -> int:
         """Return how many processes the OOM killer killed in this slot; 0 without a cgroup."""

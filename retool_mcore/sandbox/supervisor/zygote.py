@@ -50,7 +50,6 @@ class Zygote:
         self._level: str = config["level"]
         self._light: bool = config["light"]
         self._seccomp: bytes = config["seccomp"]
-        self._runs_programs: bool = config["runs_programs"]
         self._root: str = config["root"]
         self._landlock_abi: int = config["landlock_abi"]
         self._preload: list[str] = config["preload"]
@@ -58,10 +57,10 @@ class Zygote:
         self._pid_namespace = -1
         self._own_uids = False  # whether the user namespace maps a uid for each execution
         self._num_library_fds = 0
-        self._led_out = ""  # a Python directory whose fd leads into a closed directory; see reach.py
+        self._reachable = ""  # a Python directory whose fd leads into a closed directory; see reach.py
         self._shared: confine.SharedPaths | None = None
         self._tasks = (0.0, 0)
-        self._task_fd = self._statm_fd = self._maps_fd = -1
+        self._proc_fd = -1
         self._mapped_bytes = 0
         room = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
         self.hidden = (os.path.join(room, ""), *confine.library_prefixes())
@@ -76,20 +75,20 @@ class Zygote:
         # An editable install may add a finder for its source tree: keep only Python's three
         # finders.
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
-        self._path_under_tmp = confine.path_under_tmp()
+        path_under_tmp = confine.path_under_tmp()
         if self._level == "namespaces":
             self._become_init()
         else:
             kernel.adopt_orphans()
+            os.stat(f"/proc/self/task/{os.getpid()}/children")  # guardian.py needs CONFIG_PROC_CHILDREN
             self._open_own_proc()
             if self._level == "landlock":
                 self._shared = confine.SharedPaths.open(self._landlock_abi)
                 if os.geteuid() != 0:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
-                self._num_library_fds, self._led_out = reach.by_descriptors(_LIBRARY_FD_BASE)
-        if not self._runs_programs:
-            programs.say_that_none_run()
+                self._num_library_fds, self._reachable = reach.by_descriptors(_LIBRARY_FD_BASE)
+        programs.explain_refusal()
         if self._level == "landlock":
             paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
@@ -102,17 +101,12 @@ class Zygote:
                 packages.import_preload(self._preload, self._count_threads)
         os.environ.clear()
         os.environ.update(confine.ENVIRONMENT, HOME=confine.BOX, TMPDIR=confine.BOX)
-        self._mapped_bytes = int(os.pread(self._statm_fd, 100, 0).split()[0]) * resource.getpagesize()
+        self._mapped_bytes = int(self._read_own_proc("statm").split()[0]) * resource.getpagesize()
         gc.collect()
         gc.disable()
         gc.freeze()
-        with os.fdopen(self._maps_fd, encoding="ascii") as maps:
-            kernel.collapse_into_huge_pages(maps.read())
-        facts = {
-            "missing": missing,
-            "path_under_tmp": self._path_under_tmp,
-            "led_out": self._led_out,
-        }
+        kernel.collapse_into_huge_pages(self._read_own_proc("maps"))
+        facts = {"missing": missing, "path_under_tmp": path_under_tmp, "reachable": self._reachable}
         self._channel.send(READY + json.dumps(facts).encode())
 
     def _become_init(self) -> None:
@@ -149,14 +143,16 @@ class Zygote:
             if self._level == "namespaces":
                 kernel.unmount(folder)
 
-    def _count_threads(self) -> int:
-        return len(os.listdir(self._task_fd))
-
     def _open_own_proc(self) -> None:
-        """Open the /proc files of this process now; /proc may not be mounted later."""
-        self._task_fd = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)
-        self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY)
-        self._maps_fd = os.open("/proc/self/maps", os.O_RDONLY)
+        """Open this process's directory in /proc now; /proc may not be mounted later."""
+        self._proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+
+    def _read_own_proc(self, name: str) -> str:
+        with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=self._proc_fd)) as file:
+            return file.read()
+
+    def _count_threads(self) -> int:
+        return int(self._read_own_proc("stat").rpartition(")")[2].split()[17])
 
     def serve(self) -> NoReturn:
         """Fork children on request and report exits until the supervisor closes the channel."""
@@ -239,10 +235,7 @@ class Zygote:
         control = _take_fds(fds)
 
         def confine_self() -> None:
-            if self._shared is not None:
-                confine.confine_by_landlock(self._seccomp, self._shared, uid=uid, processes=processes)
-            else:
-                confine.confine_by_limits(self._seccomp, uid=uid, processes=processes)
+            confine.confine_in_place(self._seccomp, self._shared, uid=uid, processes=processes)
             os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
             os.closerange(_LIBRARY_FD_BASE + self._num_library_fds, 4096)
 

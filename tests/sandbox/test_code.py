@@ -1,0 +1,426 @@
+"""What the model sees of its code: values, output, tracebacks, notebook habits, files, programs."""
+
+import ast
+import asyncio
+import contextlib
+import os
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retool_mcore.sandbox.base import ExecResult, Level
+from retool_mcore.sandbox.child import habits
+from retool_mcore.sandbox.supervisor.local import LocalSandbox
+from retool_mcore.sandbox.supervisor.output import MAX_STREAM_BYTES, BoundedOutput
+from tests.sandbox.sandbox_helpers import NOT_REDIRECTED, last_line, still_works
+
+MAIN = "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
+
+# ------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    "code, stdout",
+    [
+        ("x = 3\nx * 2", "6\n"),
+        ("None", ""),
+        ("for i in range(2):\n    i", ""),
+        ("1; 2", "2\n"),
+        ("(1,\n 2,\n)", "(1, 2)\n"),
+        ('"""only a docstring"""', "'only a docstring'\n"),
+        ("from __future__ import annotations\ndef f(x: nonsense): return 4\nf(0)", "4\n"),
+        ("# nothing", ""),
+        ("if __name__ == '__main__':\n    print('main', end='')", "main"),
+        ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'\n"),
+        ("exit()", ""),
+        ("import os, \\\n    numpy\nint(numpy.int64(5))", "5\n"),  # however a package is imported
+        ("import importlib\nimportlib.import_module('num' + 'py').int64(5).item()", "5\n"),
+        ("import atexit, threading, time\natexit.register(print, 3)\n"
+         "threading.Thread(target=lambda: (time.sleep(0.1), print(2))).start()\nprint(1)", "1\n2\n3\n"),
+    ],
+)  # fmt: skip
+async def test_the_last_expression_is_echoed(strongest: LocalSandbox, code: str, stdout: str):
+    result = await strongest.execute(code)
+    assert (result.stdout, result.stderr, result.return_code) == (stdout, "", 0)
+
+
+@pytest.mark.parametrize(
+    "code, return_code, text",
+    [
+        ("import sys; sys.exit(3)", 3, "[exit code 3]"),
+        ("import sys; sys.exit('bad input')", 1, "bad input"),
+        ("import ctypes; ctypes.string_at(0)", -11, "[killed by signal 11]"),
+    ],
+)
+async def test_exits(strongest: LocalSandbox, code: str, return_code: int, text: str):
+    result = await strongest.execute(code)
+    assert (result.status, result.return_code, result.text) == ("finished", return_code, text)
+
+
+async def test_code_that_names_no_package_does_not_pay_for_one(strongest: LocalSandbox):
+    code = "import sys\nprint([name for name in sys.modules if name in ('nu' + 'mpy', 'sym' + 'py')])"
+    assert (await strongest.execute(code)).stdout == "[]\n"
+    assert (await strongest.execute("import numpy\n" + code)).stdout.startswith("['numpy'")
+
+
+async def test_a_changed_library_is_invisible_to_the_next_run(strongest: LocalSandbox):
+    assert (await strongest.execute("import sympy; sympy.factorint = lambda n: 'hacked'; sympy.factorint(6)")).ok
+    assert (await strongest.execute("import sympy; sympy.factorint(6)")).stdout == "{2: 1, 3: 1}\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import random; random.random()",
+        "import numpy as np; np.random.rand()",
+        "import numpy, sympy.core.random as r; r.rng.random()",
+    ],
+)
+async def test_two_runs_draw_different_random_numbers(strongest: LocalSandbox, code: str):
+    first, second = await asyncio.gather(strongest.execute(code), strongest.execute(code))
+    assert first.ok and second.ok and first.stdout != second.stdout
+
+
+# -------------------------------------------------------------------------------- tracebacks
+
+
+@pytest.mark.parametrize(
+    "code, stderr",
+    [
+        (
+            "x = 0\ndef f(y):\n    return 1 / y\nf(x)",
+            'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n    f(x)\n'
+            '  File "main.py", line 3, in f\n    return 1 / y\n           ~~^~~\n'
+            "ZeroDivisionError: division by zero\n",
+        ),
+        ("x = (1,\n", "  File \"main.py\", line 1\n    x = (1,\n        ^\nSyntaxError: '(' was never closed\n"),
+        (
+            "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
+            'Traceback (most recent call last):\n  File "main.py", line 2, in <module>\n    1/0\n    ~^~\n'
+            "ZeroDivisionError: division by zero\n\n"
+            "The above exception was the direct cause of the following exception:\n\n"
+            'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n'
+            "    raise ValueError('second') from e\nValueError: second\n",
+        ),
+        (
+            "import sympy\nsympy.Matrix([[1, 2]]).inv()",
+            'Traceback (most recent call last):\n  File "main.py", line 2, in <module>\n'
+            "    sympy.Matrix([[1, 2]]).inv()\n"
+            "sympy.matrices.exceptions.NonSquareMatrixError: A Matrix must be square to invert.\n",
+        ),
+    ],
+)
+async def test_a_traceback_names_the_models_lines_only(strongest: LocalSandbox, code: str, stderr: str):
+    result = await strongest.execute(code)
+    assert (result.stderr, result.return_code) == (stderr, 1)
+
+
+FAILS = {
+    "thread": "import threading\nt = threading.Thread(target=fail); t.start(); t.join()",
+    "destructor": "class A:\n  def __del__(self): fail()\nA()\nNone",
+    "process": "import multiprocessing as m\np = m.get_context('fork').Process(target=fail); p.start(); p.join()",
+    "task": "import asyncio\nasync def f(): fail()\nasync def g():\n  t = asyncio.create_task(f())\n"
+    "  await asyncio.sleep(0.01)\nasyncio.run(g())",
+    "printed": "import traceback\ntry: fail()\nexcept ValueError: traceback.print_exc()",
+    "hook": "import sys\ntry: fail()\nexcept ValueError: sys.excepthook(*sys.exc_info())",
+    "group": "try: fail()\nexcept ValueError as e: raise ExceptionGroup('several', [e])",
+}
+
+
+@pytest.mark.parametrize("code", FAILS.values(), ids=FAILS)
+async def test_no_traceback_has_a_path_of_the_host(strongest: LocalSandbox, code: str):
+    result = await strongest.execute(f"import json\ndef fail(): json.loads('x')\n{code}")
+    assert 'File "main.py", line 2, in fail' in result.stderr
+    assert "JSONDecodeError: Expecting value" in result.stderr
+    for path in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), "/proc/self/fd", "retool"):
+        assert path not in result.stderr
+    assert ".py" not in result.stderr.replace("main.py", "")
+
+
+async def test_deep_recursion_and_nested_parentheses_are_errors(strongest: LocalSandbox):
+    result = await strongest.execute("def f(n): return f(n + 1)\nf(0)")
+    assert last_line(result.stderr) == "RecursionError: maximum recursion depth exceeded"
+    assert "[Previous line repeated" in result.stderr and len(result.stderr) < 600
+    for code in ("(" * 5_000 + ")" * 5_000, "-" * 100_000 + "1", "[" * 90 + "]" * 90 + "\n" + "x" + ".a" * 50_000):
+        result = await strongest.execute(code)
+        assert (result.status, result.return_code) == ("finished", 1)
+    assert await still_works(strongest)
+
+
+# ---------------------------------------------------------------------------- text in and out
+
+
+async def test_stdin_with_text_and_without(strongest: LocalSandbox):
+    assert (await strongest.execute("input() + '|' + input()", stdin="é 1\nb\n")).stdout == "'é 1|b'\n"
+    result = await strongest.execute("input()")
+    assert last_line(result.stderr) == "EOFError: EOF when reading a line"
+
+
+async def test_bytes_and_surrogates_in_output_and_code(strongest: LocalSandbox):
+    code = "import os; os.write(1, b'ok \\xff\\xfe end\\n'); print('\\udc80')"
+    assert (await strongest.execute(code)).stdout == "ok \\xff\\xfe end\n\\udc80\n"
+    assert last_line((await strongest.execute("x = '\ud800'")).stderr).startswith("UnicodeEncodeError")
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+async def test_a_byte_order_mark_is_skipped(strongest: LocalSandbox, notebook: bool):
+    assert (await strongest.execute("\ufeffprint(6 * 7)", notebook=notebook)).stdout == "42\n"
+    twice = await strongest.execute("\ufeff\ufeffprint(6 * 7)", notebook=notebook)
+    assert "SyntaxError" in twice.stderr
+
+
+async def test_5_mb_of_output_is_capped_and_the_dropped_bytes_are_counted(strongest: LocalSandbox):
+    result = await strongest.execute("print('head'); print('x' * 5_000_000); print('tail')")
+    assert (result.status, result.return_code) == ("finished", 0)
+    assert result.stdout_dropped_bytes == 5 + 5_000_001 + 5 - MAX_STREAM_BYTES
+    assert result.stdout.startswith("head\nxxx") and result.stdout.endswith("xxx\ntail\n")
+    assert f"[... {result.stdout_dropped_bytes} bytes dropped ...]" in result.text
+
+
+async def test_files_are_written_and_fetched(strongest: LocalSandbox):
+    code = "data = open('in/a.bin', 'rb').read()\nopen('out.bin', 'wb').write(data[::-1])"
+    files = {"in/a.bin": bytes(range(256)), "module.py": b"y = 7"}
+    result = await strongest.execute(code, files=files, fetch_files=["out.bin", "absent", "in"])
+    assert dict(result.files) == {"out.bin": bytes(range(255, -1, -1))}
+    assert (await strongest.execute("import module; module.y", files=files)).stdout == "7\n"
+    result = await strongest.execute("print('ran')", files={"a": b"", "a/b": b""})
+    assert (result.return_code, result.stdout) == (1, "")
+    assert result.stderr == "the file 'a/b' could not be written: File exists\n"
+
+
+async def test_a_large_input_and_a_large_file_arrive_whole(strongest: LocalSandbox):
+    result = await strongest.execute("import sys\nlen(sys.stdin.read())", stdin="é" * 3_000_000)
+    assert result.stdout == "3000000\n"
+    result = await strongest.execute("open('f', 'wb').write(bytes(20 << 20))", fetch_files=["f"])
+    assert len(result.files["f"]) == 20 << 20
+    code = f"x = {'1' * 500!r}\n" * 4_000 + "len(x)"  # 2 MB of source
+    assert (await strongest.execute(code)).stdout == "500\n"
+
+
+@given(st.lists(st.binary(max_size=50)), st.integers(8, 64))
+def test_head_tail_and_count_for_any_bytes_in_any_chunks(chunks: list[bytes], limit_bytes: int):
+    whole, output = b"".join(chunks), BoundedOutput(limit_bytes)
+    for chunk in chunks:
+        output.write(chunk)
+    text, dropped_bytes = output.text()
+    if len(whole) <= limit_bytes // 2 * 2:
+        assert (text, dropped_bytes) == (whole.decode(errors="backslashreplace"), 0)
+    else:
+        head, _, rest = text.partition(f"\n[... {dropped_bytes} bytes dropped ...]\n")
+        assert len(whole) - limit_bytes - 1 <= dropped_bytes < len(whole) - limit_bytes + 8
+        assert whole.decode(errors="backslashreplace").startswith(head)
+        assert len(rest) <= limit_bytes * 4
+
+
+@given(st.text(alphabet="aé€🎉", min_size=40), st.integers(8, 32))
+def test_a_cut_never_breaks_a_character(text: str, limit_bytes: int):
+    output = BoundedOutput(limit_bytes)
+    output.write(text.encode())
+    shown, dropped_bytes = output.text()
+    assert "\\x" not in shown
+    note = f"\n[... {dropped_bytes} bytes dropped ...]\n"
+    assert len(shown.replace(note, "").encode()) + dropped_bytes == len(text.encode())
+
+
+def test_the_text_for_the_model():
+    def text(**fields: object) -> str:
+        return ExecResult(**{"status": "finished", "return_code": 0, "stdout": "", "stderr": "", **fields}).text
+
+    assert text(stdout="a\n", stderr="Traceback\n", return_code=1) == "a\nTraceback"
+    assert text(status="time_limit", return_code=None, run_s=10.04) == "[stopped at the time limit, after 10.0 s]"
+    assert text(stdout="x", return_code=2) == "x\n[exit code 2]"
+
+
+# -------------------------------------------------------------------------- notebook habits
+
+
+@pytest.mark.parametrize(
+    "code, stdout, note",
+    [
+        (">>> x = 3\n>>> for i in [1, 2]:\n...     print(i)\n... \n1\n2\n>>> x * 2", "1\n2\n6\n", "not run: 2]"),
+        (" import math\nround(math.pi)", "3\n", ""),
+        ("    x = 1\nif x:\n    print(x)", "1\n", ""),
+        ("# given\n    x = 2\n    if x:\n        print(x)", "2\n", ""),
+        ("%matplotlib inline\n%%time\n5", "5\n", ""),
+        ("!pip install nowhere\n5", "5\n", "packages cannot be installed here; these are there: numpy, scipy"),
+        ("if True:\n    !ls 'a\n5", "5\n", "[!ls 'a was not run: programs cannot be run here"),
+        ("%nonsense\ns = '''\n%time\n'''\nt = ('%d'\n% 5)\nprint(s, t)", "\n%time\n 5\n", "[%nonsense was not run"),
+        (MAIN + "print(await f(3))\nawait f(4)", "3\n4\n", ""),
+        (MAIN + "%foo\n[await f(n) async for n in g()]", "", "NameError: name 'g' is not defined"),
+        ("x\u00a0= 3\nprint(\u201cit\u2019s\u201d, x)\u200b\ny = 'a\u00a0b'\nprint(ascii(y))",
+         "it's 3\n'a\\xa0b'\n", "special spaces were read as"),
+        ("display(1, 'a')", "1\n'a'\n", ""),
+        ("import sys\nfor i in range(3_000):\n    sys.stdout.write(f'\\r{i:4} of 3000')\nprint('\\nx\\r\\ny')",
+         "2999 of 3000\nx\r\ny\n", ""),
+    ],
+)  # fmt: skip
+async def test_a_habit_is_understood(strongest: LocalSandbox, code: str, stdout: str, note: str):
+    result = await strongest.execute(code)
+    assert result.stdout == stdout
+    assert note in result.stderr if note else not result.stderr
+    assert result.return_code == ("Error" in note)
+
+
+@pytest.mark.parametrize("code, line", [("%foo\nx = (1,", "%foo"), ("x = !ls", "x = !ls")])
+async def test_what_stays_wrong_shows_the_error_of_the_original_code(strongest: LocalSandbox, code: str, line: str):
+    result = await strongest.execute(code)
+    assert (result.return_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f'  File "main.py", line 1\n    {line}\n')
+    assert result.stderr.rstrip().endswith("Error: invalid syntax")
+
+
+async def test_a_traceback_has_the_line_numbers_of_the_original_code(strongest: LocalSandbox):
+    result = await strongest.execute("\n>>> def f():\n...     return 1 / 0\n>>> f()")
+    assert 'line 4, in <module>\n    f()\n  File "main.py", line 3, in f\n    return 1 / 0\n' in result.stderr
+
+
+@pytest.mark.parametrize("code", ["%foo\n1", " x = 1\nx", MAIN + "await f(1)", ">>> 1"])
+async def test_a_script_is_not_repaired(strongest: LocalSandbox, code: str):
+    result = await strongest.execute(code, notebook=False)
+    assert (result.return_code, result.stdout) == (1, "")
+    assert "SyntaxError" in result.stderr or "IndentationError" in result.stderr
+
+
+async def test_a_script_has_no_display_and_keeps_carriage_returns(strongest: LocalSandbox):
+    raw = await strongest.execute("import sys\nsys.stdout.write('a\\rb\\n')\ndisplay", notebook=False)
+    assert raw.stdout == "a\rb\n"
+    assert "name 'display' is not defined" in raw.stderr
+
+
+async def test_tasks_live_on_in_a_session(strongest: LocalSandbox):
+    start = "import asyncio\nseen = []\nasync def g():\n    await asyncio.sleep(0.01)\n    seen.append(1)\n"
+    first = await strongest.execute(start + "t = asyncio.create_task(g())\nawait asyncio.sleep(0)", session="s")
+    second = await strongest.execute("await t\nseen", session="s")
+    await strongest.end_session("s")
+    assert (first.stdout, first.stderr, second.stdout, second.stderr) == ("", "", "[1]\n", "")
+
+
+PIECES = st.sampled_from(
+    ["x = 1", "%time x", "!ls 'a", "%", ">>> y", "... z", "'''", '"""', "(", ")", "%d", "  ", "    pass", "\\", "#"]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(PIECES, max_size=12), st.sampled_from(["", "    ", " "]))
+def test_the_number_of_lines_is_kept_and_valid_python_is_never_changed(lines: list[str], indent: str):
+    source = "\n".join(indent + line for line in lines)
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        with contextlib.suppress(SyntaxError):
+            assert habits.parse_cell(source, "main.py", notebook=True).text.count("\n") == source.count("\n")
+    else:
+        assert habits.parse_cell(source, "main.py", notebook=True)[1:] == (source, "")
+
+
+@pytest.mark.parametrize("piece", ["%a\n", "(", "\\\n", ">>> a\n", "!'\n", "\u201c\n"])
+def test_the_work_on_a_source_is_bounded(piece: str):
+    started = time.process_time()
+    with contextlib.suppress(SyntaxError):
+        habits.parse_cell("%x\n" + piece * (400_000 // len(piece)) + "\\", "main.py", notebook=True)
+    assert time.process_time() - started < 10
+
+
+# ------------------------------------------------------------------------ threads and programs
+
+REFUSED = "programs cannot be run here; use Python"
+# Code, its output where it works, and the error where it does not.
+PROGRAMS = {
+    "a process": (
+        "import multiprocessing as m\na, b = m.Pipe()\np = m.Process(target=lambda: b.send(5)); p.start()\n"
+        "print(a.recv()); p.join()",
+        "5\n",
+        "",
+    ),
+    "a pool of 32": (
+        "import multiprocessing as m\nwith m.Pool(32) as p: print(sum(p.map(abs, range(99))))",
+        "4851\n",
+        "Permission denied",
+    ),
+    "an executor": (
+        "from concurrent.futures import ProcessPoolExecutor as Pool\nwith Pool() as p: print(list(p.map(abs, [-1])))",
+        "[1]\n",
+        "Permission denied",
+    ),
+    "subprocess": ("import subprocess\nprint(subprocess.run(['true']).returncode)", "", REFUSED),
+    "popen": ("import os\nprint(os.popen('echo 1').read())", "", REFUSED),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_a_program_works_or_fails_with_one_clear_line(program: str, sandbox: LocalSandbox):
+    code, expected, error = PROGRAMS[program]
+    works = program == "a process" or (sandbox.level != Level.LANDLOCK and expected)
+    result = await sandbox.execute(code, run_timeout_s=60)
+    if works:
+        assert (result.stdout, result.stderr) == (expected, "")
+    else:
+        assert last_line(result.stderr).startswith("PermissionError: [Errno 1") and error in last_line(result.stderr)
+        assert result.stderr.count("Error") == 1 and result.stdout == ""
+
+
+async def test_os_system_prints_a_note_and_the_code_continues(strongest: LocalSandbox):
+    result = await strongest.execute("import os\nprint(os.system('exit 3'), os.cpu_count() <= 8)")
+    assert result.stdout == "32512 True\n"
+    assert result.stderr == f"[os.system('exit 3') was not run: {REFUSED}]\n"
+
+
+async def test_sixteen_threads_at_the_default_memory_limit(sandbox: LocalSandbox):
+    code = """
+import threading
+barrier = threading.Barrier(17)
+def work():
+    x = [0] * 100_000
+    barrier.wait()
+threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
+for t in threads: t.start()
+barrier.wait()
+for t in threads: t.join()
+print("all")
+"""
+    result = await sandbox.execute(code)
+    assert (result.stdout, result.stderr) == ("all\n", "")
+
+
+# ------------------------------------------------------- /tmp and /dev/shm at level landlock
+
+PATHS = {
+    "write and read": ("open('/tmp/x', 'w').write('1'); print(open('/tmp/x').read(), open('x').read())", "1 1\n"),
+    "pathlib": (
+        "from pathlib import Path\np = Path('/tmp/a/b'); p.mkdir(parents=True); (p / 'c').write_text('é')\n"
+        "print((p / 'c').read_text(), p.exists(), sorted(Path('/tmp/a').rglob('*')) != [])",
+        "é True True\n",
+    ),
+    "moving": (
+        "import os, shutil\nopen('/tmp/x', 'w').close(); os.rename('/tmp/x', '/tmp/y'); shutil.copy('/tmp/y', 'z')\n"
+        "os.replace(src='/tmp/y', dst='/dev/shm/q'); print(sorted(os.listdir('/tmp')))",
+        "['q', 'z']\n",
+    ),
+    "tempfile": (
+        "import tempfile, os\nf = tempfile.NamedTemporaryFile(dir='/tmp'); print(f.name[:5], os.path.exists(f.name))\n"
+        "with tempfile.NamedTemporaryFile() as f: print(os.path.dirname(f.name) == os.getcwd())",
+        "/tmp/ True\nTrue\n",
+    ),
+    "a missing file": (
+        "try: open('/tmp/none')\nexcept FileNotFoundError as error: print(error)",
+        "[Errno 2] No such file or directory: '/tmp/none'\n",
+    ),
+    "a similar name": (
+        "try: open('/tmpx', 'w')\nexcept OSError as error: print(error.errno, error.filename)",
+        "13 /tmpx\n",
+    ),
+    "without the redirection": (
+        NOT_REDIRECTED + "try: open('/tmp/x', 'w')\nexcept PermissionError as error: print(error)",
+        "[Errno 13] Permission denied: '/tmp/x'\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PATHS)
+async def test_shared_directories_lead_to_the_working_directory(program: str, landlock: LocalSandbox):
+    code, expected = PATHS[program]
+    result = await landlock.execute(code)
+    assert (result.stdout, result.stderr) == (expected, "")
