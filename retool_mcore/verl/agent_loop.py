@@ -17,6 +17,10 @@ The worker processes start while the training workers build the model. verl crea
 then imports verl and SGLang and opens the sandbox before its first prompt, which took 22 s of a
 first validation of 40 s on an H100 node. Here they get verl's settings later, when verl creates its
 agent-loop manager.
+
+The router starts then, too. verl creates it last, with the engines' handles. Ray imports the class
+of a handle, and SGLang with it, in the process that gets the handle, so the first requests waited
+13 s for the router on an H200 node.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from retool_mcore.config import Algorithm, RlConfig
 from retool_mcore.data.chat import set_date
@@ -338,10 +343,8 @@ class LoopWorker(_Worker):
         """Do nothing; ``construct`` calls verl's constructor later."""
 
     async def warm_up(self, run_config: str) -> None:
-        """Open the sandbox and import sglang_server, which unpickling an engine's handle needs."""
-        config = settings_of_run(run_config)
-        if get_platform(config.run.platform).rollout.engine.own_server:
-            importlib.import_module("retool_mcore.verl.sglang_server")
+        """Open the sandbox, and import what unpickling an engine's handle needs."""
+        import_server(self, run_config)
         if sandbox := sandbox_of(run_config):
             try:
                 await sandbox.open()
@@ -359,6 +362,12 @@ class LoopWorker(_Worker):
         return taken
 
 
+def import_server(_: Any, run_config: str) -> None:
+    """Import sglang_server, which unpickling an engine's handle needs, in an actor's process."""
+    if get_platform(settings_of_run(run_config).run.platform).rollout.engine.own_server:
+        importlib.import_module("retool_mcore.verl.sglang_server")
+
+
 _created: list[tuple[Any, Any]] = []  # each worker, and the Ray reference of its warm-up call
 
 
@@ -369,6 +378,13 @@ def create_workers(config: RlConfig) -> None:
         node = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=True)
         worker: Any = ray.remote(LoopWorker).options(scheduling_strategy=node).remote()
         _created.append((worker, worker.warm_up.remote(str(config.run.config_file))))
+
+
+def create_router(config: RlConfig, *, full_determinism: bool) -> Any:
+    """Create verl's router without engines. Give it the engines with ``add_servers``."""
+    router: Any = ray.remote(GlobalRequestLoadBalancer).remote({}, full_determinism=full_determinism)
+    router.__ray_call__.remote(import_server, str(config.run.config_file))
+    return router
 
 
 class LoopManager(AgentLoopManagerTQ):

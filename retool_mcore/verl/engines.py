@@ -101,6 +101,7 @@ class EngineRestarts(PPOTrainer):
     engine_version = 0  # step of the last weight sync
     _restarts = 0  # since this process started
     _restarts_reported = 0  # restarts already in rows of metrics
+    _router: Any = None  # the router that started before the engines; None if a user's router is configured
     _polls: Sequence[tuple[int, int]] = ()  # (running, queued) requests of a server, since the last row of metrics
 
     def _managers(self) -> tuple[Any, Any]:
@@ -122,9 +123,17 @@ class EngineRestarts(PPOTrainer):
 
     def on_init_end(self) -> None:
         super().on_init_end()
+        self.use_early_router()
         self.engine_version = self.global_steps
         self._watch, self._lost = Watch(), list[Any]()
         self.compare_weights()
+
+    def use_early_router(self) -> None:
+        """Replace verl's router by ours, with the same engines. Ray then ends verl's router."""
+        if self._router is not None:
+            manager, _ = self._managers()
+            self._router.add_servers.remote(dict(zip(manager.server_addresses, manager.server_handles, strict=True)))
+            manager.global_load_balancer = self._router
 
     def fetch_engine_load(self) -> list[tuple[int, int]]:
         """The servers' polls of their (running, queued) requests since the last call.

@@ -32,7 +32,7 @@ from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, token_rates
-from retool_mcore.verl.agent_loop import create_workers
+from retool_mcore.verl.agent_loop import create_router, create_workers
 from retool_mcore.verl.checkpoint import WorkersSave, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
 from retool_mcore.verl.keys.rollout import settings_of_run
@@ -77,7 +77,7 @@ class RlRun(EngineRestarts):
     # ---------------------------------------------------------------- set-up
 
     def _init_resource_pool_mgr(self) -> None:
-        """Replace verl's training workers by ours, and start the agent-loop workers.
+        """Replace verl's training workers by ours; start the agent-loop workers and the router.
 
         verl calls this after it has loaded the data sets and before it builds any worker.
         """
@@ -89,6 +89,9 @@ class RlRun(EngineRestarts):
             self.role_worker_mapping[role] = ray.remote(worker_class(verls, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         create_workers(self._run)
+        rollout = self.config.actor_rollout_ref.rollout
+        if not rollout.router_config_path:  # a router of the user's own
+            self._router = create_router(self._run, full_determinism=rollout.full_determinism)
 
     def on_init_end(self) -> None:
         """Restore our state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""

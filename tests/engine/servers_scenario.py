@@ -118,11 +118,19 @@ def loops(folder: str) -> dict[str, Any]:
     write_settings(config)
     agent_loop.LoopWorker = Reporting
     agent_loop.create_workers(config)
+    router = agent_loop.create_router(config, full_determinism=False)
     [(early, _)] = agent_loop._created
     tree = OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}})
     manager = agent_loop.LoopManager.create(tree, "client", None, [])
     [worker] = manager.agent_loop_workers
-    return {"same": worker._actor_id == early._actor_id, "report": ray.get(worker.report.remote())}
+    imported = ray.get(router.__ray_call__.remote(lambda _: "retool_mcore.verl.sglang_server" in sys.modules))
+    ray.get(router.add_servers.remote({"address": early}))
+    address, server = ray.get(router.acquire_server.remote("a trajectory"))
+    return {
+        "same": worker._actor_id == early._actor_id,
+        "report": ray.get(worker.report.remote()),
+        "router": [imported, address, server._actor_id == early._actor_id],
+    }
 
 
 def main() -> dict[str, Any]:

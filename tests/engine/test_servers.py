@@ -31,6 +31,10 @@ def test_each_replica_has_its_own_seed_though_verl_gives_all_the_same_settings(f
     assert found["seeds"] == [7, 8, 9, 7]
 
 
+def test_the_router_has_imported_the_server_before_it_gets_engines(found: dict[str, Any]):
+    assert found["loops"]["router"] == [True, "address", True]
+
+
 def test_verl_gets_the_agent_loops_worker_that_has_opened_the_sandbox(found: dict[str, Any]):
     assert found["loops"]["same"]
     assert found["loops"]["report"] == [

@@ -196,3 +196,17 @@ def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatc
     ]
     assert [is_retryable(each) for each in died] == [True, False], "nothing restarts the router"
     assert EngineClient.max_retry_s == MAX_RETRY_S >= 3600, "an engine may come back after the update that it died in"
+
+
+def test_the_router_that_started_early_gets_the_engines_and_replaces_verls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = trainer_of(tmp_path, monkeypatch, [Replica(0), Replica(1)], restarts=1)
+    verls, early = trainer.llm_server_manager.global_load_balancer, SimpleNamespace()
+    trainer.use_early_router()
+    assert trainer.llm_server_manager.global_load_balancer is verls, "a user's router stays"
+    early.add_servers = Remote("add_servers", trainer.calls)
+    trainer._router = early
+    trainer.use_early_router()
+    assert trainer.llm_server_manager.global_load_balancer is early
+    assert trainer.calls == [("add_servers", {"address 0": "handle 0", "address 1": "handle 1"})]
