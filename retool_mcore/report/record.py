@@ -211,7 +211,7 @@ def state_of(run: RunRecord) -> State:
         return State(name="ended", stage="exported" if run.exported else "all steps made", next_command=_next(run))
     best = read_best(run.path)
     if best and best.given_up and run.step in best.values:
-        return State(name="ended", stage=f"early, after step {run.step}: {best.words()}", next_command=_next(run))
+        return State(name="ended", stage=f"early, after step {run.step}: {best.summary()}", next_command=_next(run))
     saved = f"checkpoint of step {run.checkpoints[-1]}" if run.checkpoints else "no checkpoint"
     if starting or run.rows:
         where = f"while {WORDS.get(starting, starting)}" if starting else f"after step {run.step}"

@@ -101,13 +101,13 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Le
 
 def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
-    for metric, words in (  # those not shown under "At a glance"
+    for metric, heading in (  # those not shown under "At a glance"
         ("perf/throughput", "tokens a second and device"),
         ("engine/cache_hit_rate", "prefix cache's hit rate"),
     ):
         values = [usual(run, metric) for _, run in runs]
         if any(value is not None for value in values):
-            rows.append((words, *("not recorded" if value is None else number(value) for value in values)))
+            rows.append((heading, *("not recorded" if value is None else number(value) for value in values)))
     blocks: list[Block] = []
     if rows:
         blocks.append(Table(head=("median over steps", *(label for label, _ in runs)), rows=rows))
@@ -224,12 +224,12 @@ DROPS = (  # metric, label, aggregation over steps
 )
 
 
-def _named(runs: Labelled, prefix: str, words: str, leave: Sequence[str] = ()) -> list[tuple[str, ...]]:
+def _named(runs: Labelled, prefix: str, heading: str, leave: Sequence[str] = ()) -> list[tuple[str, ...]]:
     """Return rows with the mean of each metric that starts with ``prefix``; missing counts as 0."""
     names = sorted({name for _, run in runs for row in run.rows for name in row if name.startswith(prefix)})
     means = {name: [fmean(row.get(name, 0.0) for row in run.rows) for _, run in runs] for name in names}
     return [
-        (f"{words}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(each) for each in found))
+        (f"{heading}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(each) for each in found))
         for name, found in means.items()
         if name not in leave
     ]
@@ -238,10 +238,10 @@ def _named(runs: Labelled, prefix: str, words: str, leave: Sequence[str] = ()) -
 def dropped(runs: Labelled) -> ReportSection:
     of_rl = [(label, run) for label, run in runs if run.kind == "rl"]
     rows: list[tuple[str, ...]] = []
-    for metric, words, put in DROPS:
+    for metric, heading, put in DROPS:
         values = [run.values(metric) for _, run in of_rl]
         if any(values):
-            rows.append((words, *(number(put(each)) if each else "not recorded" for each in values)))
+            rows.append((heading, *(number(put(each)) if each else "not recorded" for each in values)))
     rows += _named(of_rl, "behavior/malformed/", "malformed calls a trajectory")
     rows += _named(of_rl, "reward/", "reward part", leave=("reward/check_failed",))
     blocks: list[Block] = []

@@ -106,15 +106,15 @@ def frame(run: RunRecord, state: State, now_s: float) -> RenderableType:
 
 
 def _progress(run: RunRecord, state: State) -> RenderableType:
-    words = [f"step {run.step} of {run.steps}", state.stage]
+    parts = [f"step {run.step} of {run.steps}", state.stage]
     if state.seconds_left is not None:
-        words.append(f"{duration(state.seconds_left)} left")
+        parts.append(f"{duration(state.seconds_left)} left")
     if run.checkpoints:
-        words.append(f"checkpoint {run.checkpoints[-1]}")
+        parts.append(f"checkpoint {run.checkpoints[-1]}")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=SPARK_WIDTH)
     grid.add_column()
-    grid.add_row(ProgressBar(total=run.steps, completed=min(run.step, run.steps)), Text(", ".join(words)))
+    grid.add_row(ProgressBar(total=run.steps, completed=min(run.step, run.steps)), Text(", ".join(parts)))
     return grid
 
 
@@ -134,10 +134,10 @@ def _metrics(run: RunRecord) -> RenderableType:
     table.add_column()
     table.add_column(width=SPARK_WIDTH, no_wrap=True)
     table.add_column(justify="right")
-    for metric, word in SHOWN[run.kind].items():
+    for metric, label in SHOWN[run.kind].items():
         values = run.values(metric)
         if values:
-            table.add_row(word, Text(sparkline(values, SPARK_WIDTH), style="cyan"), number(values[-1]))
+            table.add_row(label, Text(sparkline(values, SPARK_WIDTH), style="cyan"), number(values[-1]))
     return table
 
 
@@ -167,10 +167,10 @@ def _warnings(found: Sequence[str]) -> list[Text]:
 def find_runs(root: Path) -> list[Path]:
     """Return the runs under ``root``. Raises DataError if there are none."""
     if not root.is_dir():
-        raise DataError(f"{root} is not a folder. Name the one that run.root says, or a run's own.")
+        raise DataError(f"{root} is not a folder. Name the folder in run.root, or a run's folder.")
     found = runs_below(root)
     if not found:
-        raise DataError(f"{root} holds no runs: no folder in it has a config.toml. Name the folder that run.root says.")
+        raise DataError(f"{root} holds no runs: no folder in it has a config.toml. Name the folder in run.root.")
     return found
 
 

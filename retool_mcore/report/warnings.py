@@ -41,9 +41,9 @@ def _stalled(run: RunRecord, now_s: float) -> str:
     starting = stage_of_start(run)
     if starting:
         waited_s = now_s - run.begun[-1][1]
-        words = WORDS.get(starting, starting)
+        stage = WORDS.get(starting, starting)
         late = waited_s > START_STAGE_S
-        return f"the start has been {words} for {duration(waited_s)}: look into {log}" if late else ""
+        return f"the start has been {stage} for {duration(waited_s)}: look into {log}" if late else ""
     usual_s = step_seconds(run.rows)
     if usual_s is None or not run.rows:
         return ""

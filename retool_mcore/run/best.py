@@ -72,7 +72,7 @@ class BestStep:
             return {}
         return {"best/step": float(step), "best/value": self.values[step], "best/waited": float(self.waited)}
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """Return a one-line summary for users."""
         step = self.step()
         if step is None:
@@ -80,7 +80,7 @@ class BestStep:
         found = f"best {self.metric} {self.values[step]:.6g} at step {step}"
         delta = f" by more than {self.min_delta:g}" if self.min_delta else ""
         since = f"{self.waited} validation{'s' if self.waited > 1 else ''}"
-        return f"{found}, not bettered{delta} in {since}" if self.waited else found
+        return f"{found}, no improvement{delta} in {since}" if self.waited else found
 
     def to_json(self) -> str:
         step = self.step()
@@ -109,8 +109,8 @@ def read_best(run_dir: Path) -> BestStep | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is not the record of a run's best checkpoint ({error}). Move it away: the run then knows no "
-            "better step than those that are still to come."
+            f"{path} is not the record of a run's best checkpoint ({error}). Move it away: the run then compares only "
+            "the steps that are still to come."
         ) from error
 
 
@@ -187,8 +187,8 @@ class BestKeeper:
     def metrics(self) -> dict[str, float]:
         return {} if self.best is None else self.best.metrics()
 
-    def words(self) -> str:
-        return "" if self.best is None else self.best.words()
+    def summary(self) -> str:
+        return "" if self.best is None else self.best.summary()
 
     @property
     def given_up(self) -> bool:

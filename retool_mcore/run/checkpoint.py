@@ -177,23 +177,23 @@ def require_whole(config: RunConfig) -> list[str]:
     """
     choice, folder = config.checkpoint.resume, config.run.dir / "checkpoints"
     if choice not in ("auto", "never"):
-        if (Path(choice) / STATE_FILE).is_file() and (said := _damage(Path(choice))):
-            raise CheckpointError(f"checkpoint.resume = {choice!r} is damaged: {said}. Name another one.")
+        if (Path(choice) / STATE_FILE).is_file() and (problem := _damage(Path(choice))):
+            raise CheckpointError(f"checkpoint.resume = {choice!r} is damaged: {problem}. Name another one.")
         return []
     named = step_folders(folder) if choice == "auto" else {}
     damaged: dict[Path, str] = {}
     for step, path in reversed(named.items()):
         if not (path / STATE_FILE).is_file():
             continue
-        if said := _damage(path):
-            damaged[path] = said
+        if problem := _damage(path):
+            damaged[path] = problem
         elif read_state(path).step == step:
-            return [f"note: {bad} is damaged: {said}. It is kept as {set_aside(bad, 'damaged').name}"
-                    for bad, said in damaged.items()]  # fmt: skip
+            return [f"note: {bad} is damaged: {problem}. It is kept as {set_aside(bad, 'damaged').name}"
+                    for bad, problem in damaged.items()]  # fmt: skip
     if damaged:
-        told = "; ".join(f"{path.name}: {said}" for path, said in damaged.items())
+        listed = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({told}). Restore one, or move them away to start from the beginning."
+            f"no checkpoint in {folder} is whole ({listed}). Restore one, or move all away to start from the beginning."
         )
     return []
 
@@ -371,12 +371,12 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     changed = {size for size in LAYOUT if saved.layout[size] != now[size]}
     if not changed:
         return
-    found = f"{saved.path} was saved on {_words(saved.layout)}, and the run's layout is {_words(now)}"
+    found = f"{saved.path} was saved on {_layout_text(saved.layout)}, and the run's layout is {_layout_text(now)}"
     if kept := changed & {"ep", "etp"}:
-        told = " and ".join(f"parallel.{size} = {saved.layout[size]}" for size in sorted(kept))
+        listed = " and ".join(f"parallel.{size} = {saved.layout[size]}" for size in sorted(kept))
         raise CheckpointError(
             f"{found}. Megatron keeps the optimizer of experts that are spread over ranks apart, so parallel.ep and "
-            f"parallel.etp may not change. Set {told}, or start another run from this one's export."
+            f"parallel.etp may not change. Set {listed}, or start another run from this one's export."
         )
     if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
         return
@@ -387,7 +387,7 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     )
 
 
-def _words(sizes: dict[str, int]) -> str:
+def _layout_text(sizes: dict[str, int]) -> str:
     return ", ".join(f"{size} {number}" for size, number in sizes.items() if size != "etp" or number)
 
 
@@ -482,7 +482,7 @@ def find_damage(folder: Path, files: Mapping[str, Any], under: str = "") -> str:
     ``under``: check only files whose relative path starts with this prefix.
     """
     wanted = {folder / name: Checksum(**row) for name, row in files.items() if name.startswith(under)}
-    wrong = [said for path, row in wanted.items() if (said := _wrong_size(path, row, folder))]
+    wrong = [problem for path, row in wanted.items() if (problem := _wrong_size(path, row, folder))]
     if not wrong:  # read the contents only if all sizes match
         read = zip(wanted.items(), checksums_of(wanted), strict=True)
         wrong = [f"{path.relative_to(folder)} has other bytes than were written" for (path, row), now in read

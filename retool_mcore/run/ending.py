@@ -33,11 +33,11 @@ def exit_code(number: int) -> int:
 
 
 class Ended(SystemExit):
-    """The run stops because of a signal; ``words`` say which checkpoint is kept."""
+    """The run stops because of a signal; ``message`` names the checkpoint that is kept."""
 
-    def __init__(self, number: int, words: str) -> None:
+    def __init__(self, number: int, kept: str) -> None:
         super().__init__(exit_code(number))
-        self.words = f"note: ended by {signal.Signals(number).name}: {words}"
+        self.message = f"note: ended by {signal.Signals(number).name}: {kept}"
 
 
 class Ending:
@@ -55,12 +55,12 @@ class Ending:
         self._woken = self._handled = 0
 
     def __enter__(self) -> Ending:
-        self._hears, tells = socket.socketpair()
-        tells.setblocking(False)
-        self._tells = tells
-        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._hear) for number in heeded}
-        self._fd_before = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+        self._receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        self._sender = sender
+        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._on_signal) for number in handled}
+        self._fd_before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         return self
@@ -69,11 +69,11 @@ class Ending:
         self._left.set()
         signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._hear:
+            if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
-        self._tells.close()
+        self._sender.close()
         self._thread.join()
-        self._hears.close()
+        self._receiver.close()
 
     def _leave_main_thread(self, _: int) -> None:
         """Raise SystemExit in the main thread; if that does not work within STUCK_S, exit hard."""
@@ -82,7 +82,7 @@ class Ending:
         if not self._left.wait(STUCK_S):
             os._exit(exit_code(self.asked))
 
-    def _hear(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         """Handle a signal: make sure that the listening thread learns of it.
 
         Normally Python has written the signal's number to the wake-up fd. An event loop in the main
@@ -91,8 +91,8 @@ class Ending:
         self._handled += 1
         if self._handled > self._woken:
             self._handled += 1  # for the byte sent here
-            self._tells.send(bytes([number]))
-            signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
+            self._sender.send(bytes([number]))
+            signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         if self._over:
             ignore_signals()  # cleanup must be able to finish
             raise SystemExit(exit_code(self.asked))
@@ -101,14 +101,14 @@ class Ending:
         asked_s = 0.0
         while True:
             left_s = max(0.0, asked_s + self._grace_s - time.monotonic()) if self.asked else None
-            if not select.select([self._hears], [], [], left_s)[0]:
+            if not select.select([self._receiver], [], [], left_s)[0]:
                 break
-            heard = [number for number in self._hears.recv(64) or [0] if number in (0, *SIGNALS)]
-            if 0 in heard:
+            received = [number for number in self._receiver.recv(64) or [0] if number in (0, *SIGNALS)]
+            if 0 in received:
                 return  # the run has ended
-            self._woken += len(heard)
-            if heard and not self.asked:
-                self.asked, asked_s = heard[0], time.monotonic()
-            elif heard and time.monotonic() - asked_s > SAME_S:
+            self._woken += len(received)
+            if received and not self.asked:
+                self.asked, asked_s = received[0], time.monotonic()
+            elif received and time.monotonic() - asked_s > SAME_S:
                 break
         self._at_once(self.asked)

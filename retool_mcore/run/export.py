@@ -55,7 +55,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
             else:
                 shutil.copytree(source, hidden)
             if not adapter:
-                _tell_dtype(hidden)
+                _write_dtype(hidden)
             if (run_dir / FORMAT_FILE).is_file():
                 shutil.copy(run_dir / FORMAT_FILE, hidden / FORMAT_FILE)
                 _end_turns(hidden)
@@ -69,13 +69,13 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
 
 def _require_whole(folder: Path) -> None:
     """Raise CheckpointError when the weights of a checkpoint fail their checksums."""
-    if said := find_damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
+    if problem := find_damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
         others = sorted(saved.step for saved in complete_checkpoints(folder.parent) if saved.path != folder)
         name = f"Name another one: --checkpoint {others[-1]}." if others else "There is no other one."
-        raise CheckpointError(f"{folder} is damaged: {said}. {name}")
+        raise CheckpointError(f"{folder} is damaged: {problem}. {name}")
 
 
-def _tell_dtype(folder: Path) -> None:
+def _write_dtype(folder: Path) -> None:
     """Write the dtype of the exported weights into config.json.
 
     The bridge copies config.json from the initial model, whose weights may have another dtype.
@@ -131,7 +131,7 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
     """Yield the summary of a finished run: outputs, last validation, suggested commands."""
     run = config.run.dir.absolute()  # so that the commands work in any directory
     best = read_best(run) if config.best.metric else None
-    which = f": {best.words()}" if best is not None else ""
+    which = f": {best.summary()}" if best is not None else ""
     saved = complete_checkpoints(run / "checkpoints")
     made = run / "export"
     if config.checkpoint.export and made.is_dir():
@@ -191,12 +191,12 @@ def _step_of(run_dir: Path, which: str) -> int:
     if which.isdecimal():
         return int(which)
     if which != "best":
-        raise CheckpointError(f'{which!r} names no checkpoint. Say "newest", "best", or the number of a step.')
+        raise CheckpointError(f'{which!r} is not a checkpoint. Choose "newest", "best" or the number of a step.')
     best = read_best(run_dir)
     step = best.step() if best else None
     if step is None:
         raise CheckpointError(
-            f"{run_dir} knows no best checkpoint: {run_dir / BEST_FILE} is written by a run with best.metric, when it "
-            'has validated. Name "newest", or a step.'
+            f"{run_dir} has no best checkpoint: {run_dir / BEST_FILE} is written by a run with best.metric, when it "
+            'has validated. Choose "newest" or a step.'
         )
     return step

@@ -103,7 +103,7 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except FileExistsError as error:  # mkdir: a file has the directory's name
-        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(target.parent)) from error
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(target.parent)) from error
     except FileNotFoundError as error:  # for example in /proc, where no file can be created
         raise PermissionError(errno.EACCES, "no file can be made there", str(target)) from error
     os.close(descriptor)
@@ -140,7 +140,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
-    """Convert errors of a full disk to CheckpointError; ``remedy`` tells the user what to do.
+    """Convert errors of a full disk to CheckpointError; ``remedy``: what the user can do.
 
     The full disk may also be that of the file in the error, or of the temporary directory.
     """

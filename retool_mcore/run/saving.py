@@ -132,7 +132,7 @@ class Saver:
         found = complete_checkpoints(self._config.run.dir / "checkpoints")
         if not found:
             return "no checkpoint is kept, and the same command starts from the beginning"
-        return f"step {found[-1].step} is saved, and the same command goes on after it"
+        return f"step {found[-1].step} is saved, and the same command resumes after it"
 
     def poll(self) -> None:
         """Publish the checkpoint in flight if all of its files are written."""

@@ -239,9 +239,9 @@ class Trackers:
             return call()
         except Exception as error:  # libraries may raise anything
             self._open.pop(library, None)
-            said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             logger.error("tracker %s", library, exc_info=error)
             notes.warning(
-                f"the tracker {library} failed and is switched off; the run goes on, and metrics.jsonl has all "
-                f"numbers. It said: {said}"
+                f"the tracker {library} failed and is switched off; the run continues, and metrics.jsonl has all "
+                f"numbers. Its error: {reason}"
             )

@@ -69,10 +69,10 @@ def train(config: RlConfig) -> None:
             with progress(config, console) as show_resumed:
                 _run(config, platform, console, notes, show_resumed)
         except Ended as ended:
-            print_text(console, ended.words)
+            print_text(console, ended.message)
             raise
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
-            print_text(console, f"note: {best.words()}")
+            print_text(console, f"note: {best.summary()}")
         export_at_end(config)
         print_commands(console, closing_lines(config))
 

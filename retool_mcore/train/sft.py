@@ -92,7 +92,7 @@ def train(config: SftConfig) -> None:
                 _run(config, platform, rank, Console(file=terminal))
             except Ended as ended:
                 if rank == 0:
-                    print_text(Console(file=terminal), ended.words)
+                    print_text(Console(file=terminal), ended.message)
                 raise
             finally:
                 dist.destroy_process_group()
@@ -217,7 +217,7 @@ def _loop(
     if asked:
         raise Ended(asked, saver.what_is_kept())
     if rank == 0 and best.given_up:
-        print_text(console, f"note: {best.words()}")
+        print_text(console, f"note: {best.summary()}")
 
 
 def _set_up(

@@ -35,7 +35,7 @@ try:
             time.sleep(0.02)
     raise Ended(ending.asked, "saved")
 except Ended as ended:
-    print(ended.words, flush=True)
+    print(ended.message, flush=True)
     raise
 finally:
     print("cleaned up", flush=True)

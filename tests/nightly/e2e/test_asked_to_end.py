@@ -40,7 +40,7 @@ def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_
     assert child.returncode == 143, said[-3000:]
     assert "Traceback" not in said and "SignalException" not in said
     step = last_step(folder)
-    assert f"note: ended by SIGUSR1: step {step} is saved, and the same command goes on after it" in said
+    assert f"note: ended by SIGUSR1: step {step} is saved, and the same command resumes after it" in said
     saved = [each.step for each in complete_checkpoints(folder / "checkpoints")]
     assert saved[-1] == step < 8 and len(saved) == 2, "the step that went on is finished and saved"
     assert_nothing_left(mark)
@@ -79,7 +79,7 @@ def test_rl_with_prompts_in_flight_goes_on_with_all_of_them(mode: str, tmp_path:
     assert child.returncode == 143 and "Traceback" not in said, said[-3000:]
     (saved,) = [each.step for each in complete_checkpoints(folder / "checkpoints")]
     assert saved == last_step(folder) in (2, 3)
-    assert f"note: ended by SIGTERM: step {saved} is saved, and the same command goes on after it" in said
+    assert f"note: ended by SIGTERM: step {saved} is saved, and the same command resumes after it" in said
     assert_nothing_left(mark)
     succeed(argv, mark, timeout_s=400)
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5]

@@ -95,7 +95,7 @@ def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_long
     common = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *often, *goal, *schedule)
     for steps in (2, 8, 8):
         done = succeed(argv_sft(*common, f"train.steps={steps}"), mark)
-        assert ("not bettered in 2 validations" in done.stderr) == (steps == 8)
+        assert ("no improvement in 2 validations" in done.stderr) == (steps == 8)
     run_dir = tmp_path / "sft"
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3], "the third start made no step"

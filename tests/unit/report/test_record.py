@@ -118,7 +118,7 @@ def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
     (run / "best.json").write_text(best.to_json())
     found = state(run)
     assert (found.name, found.next_command.split()[-2:]) == ("ended", ["--checkpoint", "best"])
-    assert found.stage == "early, after step 6: best val/accuracy 0.5 at step 2, not bettered in 2 validations"
+    assert found.stage == "early, after step 6: best val/accuracy 0.5 at step 2, no improvement in 2 validations"
     (run / "best.json").write_text(best.up_to(4).to_json())
     assert state(run).name == "killed"
 

@@ -147,14 +147,14 @@ def test_values_of_another_metric_are_refused(tmp_path: Path):
 def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
     config = run_in(tmp_path, "checkpoint.keep=2")
     keeper = BestKeeper(config, 0)
-    with pytest.raises(CheckpointError, match="knows no best checkpoint"):
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
         find_weights(config.run.dir, "best")
     for step, loss in ((10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)):
         keeper.validated(step, {"val_loss": loss})
         save(config, step)
     for which, step in (("best", 10), ("newest", 40), ("30", 30)):
         assert json.loads((find_weights(config.run.dir, which) / "config.json").read_text())["step"] == step
-    for which, message in (("20", r"step 20\. There are: 10, 30, 40"), ("worst", "'worst' names no checkpoint")):
+    for which, message in (("20", r"step 20\. There are: 10, 30, 40"), ("worst", "'worst' is not a checkpoint")):
         with pytest.raises(CheckpointError, match=message):
             export(config.run.dir, tmp_path / "out", which)
 

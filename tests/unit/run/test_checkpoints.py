@@ -317,7 +317,7 @@ def test_the_last_lines_of_a_run_name_its_model_its_validation_and_the_next_comm
     row = {"step": 24, "val/accuracy": 0.5, "val/accuracy/low": 0.4, "val/accuracy/high": 0.6}
     (run / "metrics.jsonl").write_text(f'{json.dumps(row)}\n{{"step": 25}}\n')
     assert list(closing_lines(config)) == [
-        f"exported {run}/export: best val/accuracy 0.75 at step 12, not bettered in 1 validation",
+        f"exported {run}/export: best val/accuracy 0.75 at step 12, no improvement in 1 validation",
         "validation at step 24: accuracy 0.500 (95 %: 0.400 to 0.600)",
         f"next: retool report '{run}' --out '{run}/report.html'",
         f"      retool view '{run}' --out '{run}/view.html'",

@@ -83,6 +83,8 @@ def test_a_log_gets_a_line_for_each_stage_and_each_new_step(config: RlConfig):
         time.sleep(0.2)
     stages = [start.STAGES[stage] for stage in ("checks", "ray", "engines")]
     assert [line.split(" s  ")[-1] for line in output.getvalue().splitlines()] == [*stages, "step 2/2  reward -0.500"]
+    seconds = [float(line.split(" s  ")[0]) for line in output.getvalue().splitlines()[:3]]
+    assert seconds[0] == 0.0 and 0.2 <= seconds[1] < seconds[2], "since the first stage"
 
 
 def test_a_start_that_fails_at_once_prints_no_line_for_its_newest_stage(config: RlConfig):

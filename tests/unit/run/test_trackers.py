@@ -83,8 +83,8 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, f
     notes.warning("after the run, to nobody")
     assert fake.logged == [1, 2, 3]
     assert said.getvalue() == (
-        "note: the tracker wandb failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It "
-        "said: the network is gone\n"
+        "note: the tracker wandb failed and is switched off; the run continues, and metrics.jsonl has all numbers. Its "
+        "error: the network is gone\n"
     )
     told = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert [each.getMessage() for each in told] == ["tracker wandb"]
@@ -103,7 +103,7 @@ def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: p
     writer.close()
     told = [(each.levelname, each.getMessage()) for each in caplog.records]
     assert [level for level, words in told if "tracker swanlab" in words] == ["ERROR", "WARNING"]
-    assert told[1][1].endswith("It said: no key"), "to the user"
+    assert told[1][1].endswith("Its error: no key"), "to the user"
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 

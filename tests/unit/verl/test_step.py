@@ -280,7 +280,7 @@ def test_a_step_without_an_update_is_stopped_and_another_is_finished(
     ended = run.signalled(part, 6)
     assert run.saved() == (kept, str(list(range(kept + 1))), kept), "prompts of the stopped step are given again"
     assert ended.code == 143
-    assert ended.words == f"note: ended by SIGTERM: step {kept} is saved, and the same command goes on after it"
+    assert ended.message == f"note: ended by SIGTERM: step {kept} is saved, and the same command resumes after it"
     before = ["abort_replicas", "sleep_replicas"] if part in ("begin", "sample") else []
     if kept == 5:
         assert run.calls[-1 - len(before) :] == [*before, "save 5"], "a save needs the devices that engines have"
@@ -364,7 +364,7 @@ def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkey
 def test_in_the_first_step_there_is_nothing_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = Run(tmp_path, monkeypatch)
     ended = run.signalled("sample", 1, signal.SIGINT)
-    assert ended.code == 130 and "no checkpoint is kept, and the same command starts from the" in ended.words
+    assert ended.code == 130 and "no checkpoint is kept, and the same command starts from the" in ended.message
     assert not any(call.startswith("save") for call in run.calls)
 
 
