@@ -68,18 +68,6 @@ def record(day: str) -> dict[str, object]:
     }
 
 
-def table_rows(page: Path) -> list[str]:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    heads = {i - 1 for i, line in enumerate(lines) if line.startswith("|---")}
-    return [line for i, line in enumerate(lines) if re.match(r"\| ", line) and i not in heads]
-
-
-def test_each_row_of_the_log_ends_with_its_date():
-    rows = table_rows(PERF / "LOG.md")
-    assert len(rows) >= 30
-    assert not [row for row in rows if not re.search(r"\| 2026-\d\d-\d\d[^|]*\|$", row)]
-
-
 def test_the_changelog_has_dated_versions_and_names_settings_that_exist():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]

@@ -367,6 +367,8 @@ def test_a_run_without_evaluations_shows_problems_that_its_validations_have_befo
         validation(0, "one and one?", False, "three of zero"),
         validation(0, "never mended?", False, "wrong of zero"),
         validation(0, "lost?", True, "right of zero"),
+        validation(0, "kept?", True, "right from the start"),
+        validation(4, "kept?", True, "right at the end"),
         validation(2, "one and one?", True, "two of step two"),
         validation(4, "one and one?", True, "two of step four", call=True),
         validation(4, "never mended?", False, "wrong of four"),
@@ -379,7 +381,7 @@ def test_a_run_without_evaluations_shows_problems_that_its_validations_have_befo
     text = made.text("trajectories-before-and-after")
     assert "run, example 1: validation of step 0, then of step 4." in text and "example 2" not in text
     assert text.index("three of zero") < text.index("two of step four") < text.index("shown two of step four")
-    assert "two of step two" not in text and "never mended?" not in text and "lost?" not in text
+    assert "two of step two" not in text and "never mended?" not in text and "lost?" not in text and "kept?" not in text
 
 
 def test_validations_of_several_runs_stand_side_by_side_with_intervals(tmp_path: Path):
