@@ -1,5 +1,6 @@
 """Templates with today's date write one day in a run, when it is resumed, and for its export."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -133,3 +134,11 @@ def test_commands_evaluations_and_runs_take_the_day_of_an_export(tmp_path: Path,
     assert texts(tokenizer_of(taken, str(export), day=date_of(tmp_path / "evaluation"))) == trained
     pin_date(tmp_path / "rl", str(export))
     assert date_of(tmp_path / "rl") == date_of(tmp_path / "run")
+
+
+def test_a_runs_own_day_comes_before_that_of_its_model(tmp_path: Path):
+    for folder, day in (("run", "2026-11-28"), ("export", "2026-11-27")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / FORMAT_FILE).write_text(json.dumps({"date": day}))
+    assert pin_date(tmp_path / "run", str(tmp_path / "export")) == date(2026, 11, 28)
+    assert pin_date(tmp_path / "new run", str(tmp_path / "export")) == date(2026, 11, 27)
