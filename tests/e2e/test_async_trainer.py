@@ -92,7 +92,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     from transformers import AutoModelForCausalLM
 
     folders = {0: tmp_path / "model"}
-    folders |= {step: find_weights(tmp_path / f"rl/checkpoints/global_step_{step}") for step in (1, 2)}
+    folders |= {step: find_weights(tmp_path / f"rl/checkpoints/global_step_{step}") for step in (1, 2, 3)}
     models = {
         step: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for step, folder in folders.items()
     }
@@ -113,7 +113,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
         engine, actor = torch.tensor(found or [(0.0, 0.0)]).unbind(-1)
         torch.testing.assert_close(engine, actor, atol=1e-4, rtol=0, msg=lambda text, v=version: f"version {v}: {text}")
     # The check can fail: one version's tokens are not what another version's weights would say.
-    others = [pair for row in sampled for pair in of_its_version(row, 0, models[2])]
+    others = [pair for row in sampled for pair in of_its_version(row, 0, models[3])]
     assert max(abs(engine - actor) for engine, actor in others) > 1e-3
 
 
