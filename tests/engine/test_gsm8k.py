@@ -4,7 +4,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from retool_mcore.data.sources import read_source
 
 from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.files import read_jsonl, read_rows, read_source
