@@ -403,6 +403,8 @@ def test_validations_of_several_runs_stand_side_by_side_with_intervals(tmp_path:
 def test_hours_are_told_over_the_whole_run_with_what_a_kill_lost(tmp_path: Path):
     rows = steps(4, seconds=10.0, **{"timing_s/step": 8.0, "timing_s/gen": 6.0, "timing_s/other": 2.0})
     for row in rows:
+        row["timing_s/tool_wait"] = 1.0  # a part of gen
+    for row in rows:
         row["timing_s/between_steps"] = 2.0
     rows[0] |= {"timing_s/start": 30.0, "timing_s/start/ray": 30.0}
     for row in rows[2:]:
@@ -411,7 +413,8 @@ def test_hours_are_told_over_the_whole_run_with_what_a_kill_lost(tmp_path: Path)
     run = write_run(tmp_path / "run", rows=rows)
     text = page(tmp_path, run, write_run(tmp_path / "other", kind="sft")).text("where-the-time-went")
     whole = 30 + 10 + 3 * 10 + 100  # the first start and step, three steps on, the gap
-    assert f"starts 1 min 10 s, {70 / whole:.0%} generation 24 s, {24 / whole:.0%}" in text
+    assert f"starts 1 min 10 s, {70 / whole:.0%} generation 20 s, {20 / whole:.0%}" in text
+    assert "tool wait 4 s" in text
     assert f"{LOST} 1 min 0 s, {60 / whole:.0%}" in text and "2 min 50 s in all" in text
     assert sum(time_spent(read_run(run)).values()) == pytest.approx(whole)
 

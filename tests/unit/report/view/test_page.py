@@ -169,6 +169,7 @@ def test_a_run_without_trajectories_names_the_reason(
     source = open_source(run)
     assert reason in source.why
     assert [row["loss"] for row in source.metrics] == [2.0]
+    assert source.models[:2] == ("models/start", str(run / "export")), "tokenizers, best first"
 
 
 def test_a_chart_has_the_reports_title_and_the_unit_of_the_table_of_metrics():
