@@ -143,7 +143,7 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
     assert len(source.skipped) == len(DAMAGE) + 7
     done = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
     assert done.exit_code == 0, done.output
-    assert f"file: {len(DAMAGE) + 7} damaged records are left out; the first is {file}, line 2: step" in " ".join(
+    assert f"file: {len(DAMAGE) + 7} damaged records are skipped; the first is {file}, line 2: step" in " ".join(
         done.stderr.split()
     )
     assert "2 trajectories" in done.stdout
