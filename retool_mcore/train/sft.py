@@ -72,14 +72,14 @@ def train(config: SftConfig) -> None:
     with ExitStack() as status, rank_loss_reported():
         if os.environ.get("RANK") == "0":
             status.enter_context(show_early_stage("sft"))
-        platform = get_platform(config.run.platform)
         _require_world(config)
+        platform = get_platform(config.run.platform)
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
         with (
             locked_by_rank_0(store, rank, config.run.dir),
-            redirect_output(log) as terminal,
             own_tmpdir(config.run.dir, f".{rank}"),
+            redirect_output(log) as terminal,
         ):
             platform.activate()
             assert_loaded()

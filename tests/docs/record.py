@@ -64,9 +64,9 @@ def memory() -> str:
         plan = planned(SFT_7B, f"{PACKED} {change}", "")
         parts = plan["train_gib"]
         names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
-        told = " | ".join(f"{parts[name]:.1f}" for name in names)
+        message = " | ".join(f"{parts[name]:.1f}" for name in names)
         fits = "" if plan["fits"] else ", does not fit"
-        rows.append(f"| {f'`{change}`' if change else 'none'} | {told}{fits} | {plan['step_s']:.2f} s |")
+        rows.append(f"| {f'`{change}`' if change else 'none'} | {message}{fits} | {plan['step_s']:.2f} s |")
     return "\n".join(rows)
 
 
@@ -99,7 +99,7 @@ WATCHED = (  # metric, what it should do
 def recorded() -> str:
     steps = read_metrics(ROOT / "tests/report/quickstart/tool_rl/metrics.jsonl")
     rows = ["| metric | first step | last step | it should |", "|---|---|---|---|"]
-    rows += [f"| `{name}` | {steps[0][name]:.2g} | {steps[-1][name]:.2g} | {told} |" for name, told in WATCHED]
+    rows += [f"| `{name}` | {steps[0][name]:.2g} | {steps[-1][name]:.2g} | {message} |" for name, message in WATCHED]
     return "\n".join(rows)
 
 

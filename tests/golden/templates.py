@@ -30,8 +30,8 @@ REFUSED = """
 
 
 def text() -> str:
-    taken = "".join(_row(style) for style in STYLES if not style.told)
-    refused = "".join(f"| {style.name} | {style.told} |\n" for style in STYLES if style.told)
+    taken = "".join(_row(style) for style in STYLES if not style.message)
+    refused = "".join(f"| {style.name} | {style.message} |\n" for style in STYLES if style.message)
     return f"{HEAD}{taken}{REFUSED}{refused}"
 
 

@@ -11,7 +11,7 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ("loss=gspo clip=[0.2,0.28,3]", 'algorithm.clip = [0.2, 0.28, 3.0] does nothing with algorithm.loss = "gspo"'),
         ("tau=[2,1.05]", 'algorithm.tau = [2.0, 1.05] does nothing with algorithm.loss = "ppo"'),
@@ -46,10 +46,10 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
         ("importance_sampling=token importance_bounds=[1.5,2]", "Give a number from 0 to 1 and a number of at least 1"),
     ],
 )
-def test_what_does_not_fit_together_is_one_clear_error(settings: str, said: str):
+def test_what_does_not_fit_together_is_one_clear_error(settings: str, message: str):
     with pytest.raises(ConfigError) as caught:
         load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings.split()])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(RL) in str(caught.value) or str(caught.value).endswith("(command line).")
     assert "\n" not in str(caught.value)
 
@@ -63,13 +63,13 @@ def test_what_compares_a_group_needs_one(name: str):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (("critic.warmup_steps=2",), 'critic.warmup_steps = 2 does nothing with algorithm.name = "grpo"'),
         (("algorithm.name=ppo", "train.steps=2", "critic.warmup_steps=2"), "leaves no step of train.steps = 2"),
     ],
 )
-def test_a_warm_up_without_a_critic_or_without_an_end_is_refused(settings: tuple[str, ...], said: str):
+def test_a_warm_up_without_a_critic_or_without_an_end_is_refused(settings: tuple[str, ...], message: str):
     with pytest.raises(ConfigError) as caught:
         load_config(RlConfig, RL, settings)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -28,11 +28,11 @@ def test_help_keeps_the_names_of_sections():
 
 def test_help_cuts_no_name_at_80_columns():
     for group in ((), ("data",), ("sandbox",), ("rollout",), ("eval", "run"), ("config", "from-verl")):
-        told = CliRunner(env={"COLUMNS": "80"}).invoke(all_commands(), [*group, "--help"]).output
-        assert "\N{HORIZONTAL ELLIPSIS}" not in told and not re.search(
-            r"\w\.\.\.$", told.partition("\n")[2], re.MULTILINE
+        message = CliRunner(env={"COLUMNS": "80"}).invoke(all_commands(), [*group, "--help"]).output
+        assert "\N{HORIZONTAL ELLIPSIS}" not in message and not re.search(
+            r"\w\.\.\.$", message.partition("\n")[2], re.MULTILINE
         )
-        assert "<bool>" not in told and max(map(len, told.splitlines())) <= 80
+        assert "<bool>" not in message and max(map(len, message.splitlines())) <= 80
     assert "--max-tool-output-tokens" in shown("rollout", "--help")
 
 

@@ -178,7 +178,7 @@ def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("[run]\nname = 'a'\n".encode("utf-16"), "is not TOML: it is UTF-16. Save it as UTF-8"),
         (b'{"run": {"name": "a"}}', "is not TOML: it is JSON. A run file has sections"),
@@ -186,15 +186,15 @@ def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path):
         (b"\x7fELF\0\0", "is not TOML: it is a binary file"),
     ],
 )
-def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, content: bytes, told: str):
+def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, content: bytes, message: str):
     file = tmp_path / "run"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_config(RlConfig, file)
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("optim.lr=200", "optim.lr = 200: give at most 1 (command line)."),
         ("train.steps='5'", 'train.steps = "5": a whole number is needed, without quotes (command line).'),
@@ -206,10 +206,10 @@ def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, cont
         ("checkpoint.resume=None", "checkpoint.resume=None: None is Python, not TOML. Leave the setting out instead."),
     ],
 )
-def test_an_error_begins_with_the_problem_and_says_what_to_write(override: str, told: str):
+def test_an_error_begins_with_the_problem_and_says_what_to_write(override: str, message: str):
     with pytest.raises(ConfigError) as caught:
         load_config(RlConfig, RL, [override, "run.seed=1"])
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 def test_the_origin_is_the_file_where_the_command_line_does_not_set_the_value(tmp_path: Path):

@@ -261,7 +261,7 @@ def test_losses_are_sorted_and_a_layout_of_megatron_is_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("run.txt", "actor_rollout_ref.rollout.n=$n\n", r"n=\$n uses a variable that the script does not set"),
         ("run.txt", "rm -rf x\n", "is not a key=value of verl"),
@@ -273,10 +273,10 @@ def test_losses_are_sorted_and_a_layout_of_megatron_is_kept(tmp_path: Path):
         ("run.yaml", "trainer: {experiment_name: '${nothing.here}'}\n", "cannot be resolved"),
     ],
 )
-def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, name: str, text: str, told: str):
+def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, name: str, text: str, message: str):
     from retool_mcore.cli.from_verl import convert
 
     (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         convert(tmp_path / name)
     assert "\n" not in str(error.value)

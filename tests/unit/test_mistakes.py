@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             f"get train.steps=2 {RL}",
@@ -112,19 +112,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
     ],
 )
-def test_a_mistake_is_one_line(words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_mistake_is_one_line(words: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
     spelt = [word.replace("&&&", "\n").replace("&", " ") for word in words.split()]
     done = CliRunner().invoke(all_commands(), spelt)
     assert done.exit_code == 2, done.exception or done.output
-    assert told in done.stderr
+    assert message in done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert "━" not in done.stdout, "a bar of nothing stands before it"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("sandbox serve --port 99999", "'--port'"),
         ("sandbox serve --workers 0", "'--workers'"),
@@ -132,23 +132,23 @@ def test_a_mistake_is_one_line(words: str, told: str, folder: Path, monkeypatch:
     ],
 )
 def test_a_number_out_of_range_is_told_with_its_option(
-    words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(all_commands(), words.split())
-    assert done.exit_code == 2 and f"Invalid value for {told}" in done.stderr, done.output
+    assert done.exit_code == 2 and f"Invalid value for {message}" in done.stderr, done.output
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (f"{RL} rl", f"The command comes first: retool rl {RL}"),
         (f"get {RL} --train.steps=3", "No such option: --train.steps. A setting has no dashes: train.steps=VALUE"),
     ],
 )
-def test_words_in_the_wrong_place_are_told_theirs(words: str, told: str):
+def test_words_in_the_wrong_place_are_told_theirs(words: str, message: str):
     done = CliRunner().invoke(all_commands(), words.split(), prog_name="retool")
-    assert done.exit_code == 2 and told in done.stderr, done.output
+    assert done.exit_code == 2 and message in done.stderr, done.output
 
 
 def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.MonkeyPatch):

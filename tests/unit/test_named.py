@@ -28,7 +28,7 @@ def test_a_module_of_the_working_folder_is_found(here: Path):
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("mine_named.score", "is not of the form"),
         ("absent_named.rewards:score", "no module absent_named"),
@@ -37,10 +37,10 @@ def test_a_module_of_the_working_folder_is_found(here: Path):
         ("needs_named:score", "imports no_such_package_named, which is not installed"),
     ],
 )
-def test_what_is_not_there_is_one_error(here: Path, path: str, told: str):
+def test_what_is_not_there_is_one_error(here: Path, path: str, message: str):
     with pytest.raises(ConfigError) as error:
         load_named("reward.function", path)
-    assert told in str(error.value) and f'reward.function = "{path}"' in str(error.value)
+    assert message in str(error.value) and f'reward.function = "{path}"' in str(error.value)
     sys.modules.pop("mine_named", None)
 
 

@@ -46,7 +46,7 @@ def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ('rollout.tools=["nothing"]', ['rollout.tools = "nothing" is not of the form "module:name"']),
         ('rollout.tools=["own_mistakes:Plain"]', ["call of Plain is not async. Write: async def call("]),
@@ -63,9 +63,9 @@ def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):
         ("reward.function=own_mistakes:of_extra_info", ["the function raised KeyError: 'level'"]),
     ],
 )
-def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, told: list[str]):
+def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, message: list[str]):
     found = wrong(good(task, override))
-    assert all(text in " ".join(found) for text in told), found
+    assert all(text in " ".join(found) for text in message), found
     assert all("\n" not in text for text in found)
 
 
@@ -76,5 +76,5 @@ def test_a_file_for_sft_is_no_file_for_rl(task: Path):
 
 def test_a_wrong_value_is_an_error_without_model_and_data():
     shared = load_config(RlConfig, RL, ["memory.offload_idle=true", "reward.function=math:sqrt"])
-    told = wrong(shared)
-    assert any("memory.offload_idle" in text for text in told) and any("math:sqrt" in text for text in told)
+    message = wrong(shared)
+    assert any("memory.offload_idle" in text for text in message) and any("math:sqrt" in text for text in message)

@@ -53,7 +53,7 @@ def test_a_node_that_joins_late_is_awaited(ray_sees: Any):
 
 def test_a_lost_node_that_ray_still_counts_is_none(ray_sees: Any):
     both = [node("a"), node("b")]
-    assert ray_sees(both, both, looks=[lost(), SAME])[0].startswith("ok: 2 joined"), "it was told by a look"
+    assert ray_sees(both, both, looks=[lost(), SAME])[0].startswith("ok: 2 joined"), "the query found the dead node"
     assert ray_sees([*both, node("lost")], both, looks=[SAME])[0].startswith("ok: 2 joined"), "the new one came first"
 
 

@@ -17,31 +17,33 @@ SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
 
 
 @pytest.mark.parametrize(
-    ("platform", "gib", "told"), [("cpu", 7, "map 8"), ("cpu", 9, ""), ("cuda", 9, "map 32"), ("ascend", 33, "")]
+    ("platform", "gib", "message"), [("cpu", 7, "map 8"), ("cpu", 9, ""), ("cuda", 9, "map 32"), ("ascend", 33, "")]
 )
 def test_addresses_are_what_the_platforms_libraries_map(
-    platform: str, gib: int, told: str, monkeypatch: pytest.MonkeyPatch
+    platform: str, gib: int, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
     said = address_space_problem(get_platform(platform))
-    assert told in said and bool(said) == bool(told)
+    assert message in said and bool(said) == bool(message)
 
 
 @pytest.mark.parametrize(
-    ("out", "told"),
+    ("out", "message"),
     [
         ("folder.html", "error: a file is needed, but this is a folder (folder.html). Choose another path."),
         ("file/x.html", "error: a folder is needed, but this is a file (file). Choose another path."),
         ("/proc/x.html", "error: permission denied (/proc/x.html). Choose another path"),
     ],
 )
-def test_a_place_that_takes_no_file_is_one_line(out: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_place_that_takes_no_file_is_one_line(
+    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     run = ROOT / "tests" / "report" / "quickstart" / "tool_rl"
     result = CliRunner().invoke(all_commands(), ["report", str(run), "--out", out])
-    assert result.exit_code == 2 and result.output.splitlines()[-1].startswith(told), result.output
+    assert result.exit_code == 2 and result.output.splitlines()[-1].startswith(message), result.output
 
 
 def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):
@@ -55,7 +57,7 @@ def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("user", "limit", "told"),
+    ("user", "limit", "message"),
     [
         (0, (100, 100), ""),
         (
@@ -68,12 +70,12 @@ def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):
     ],
 )
 def test_too_few_threads_are_told_to_whom_the_limit_holds(
-    user: int, limit: tuple[int, int], told: str, monkeypatch: pytest.MonkeyPatch
+    user: int, limit: tuple[int, int], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(limits.os, "geteuid", lambda: user)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda which: limit)
     monkeypatch.setattr(limits.resource, "setrlimit", lambda which, both: raised.append(both))
     said = limits.threads_problem()
-    assert said.startswith(told) and bool(said) == bool(told)
+    assert said.startswith(message) and bool(said) == bool(message)
     assert raised == ([(1024, 4096)] if limit == (100, 4096) else [])

@@ -148,8 +148,8 @@ def test_checks_go_on_after_an_error():
         yield ok("first", "fine")
         raise ConfigError("a value, a rule")
 
-    told = [str(finding) for finding in judged("first", wrong)]
-    assert told == ["ok      first           fine", "error   first           a value, a rule"]
+    message = [str(finding) for finding in judged("first", wrong)]
+    assert message == ["ok      first           fine", "error   first           a value, a rule"]
     with pytest.raises(ConfigError, match=r"^a value, a rule\nerror: a value, a rule$"):
         require([*judged("first", wrong), *judged("second", wrong)])
 

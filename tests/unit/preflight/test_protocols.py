@@ -63,9 +63,9 @@ def test_calls_for_a_model_that_does_not_serve_them_are_refused(task: Path):
     run = run_of(task, "plain")
     with pytest.raises(CheckpointError) as caught:
         check_protocols(run, load_tokenizer(run.model.path))
-    told = str(caught.value)
-    assert told.startswith(f"{task}/sft_train.parquet, row ") and "without its code" in told
-    assert f"It supports retool. Write the rows in that form: retool data sft {task}/sft_train.parquet" in told
+    message = str(caught.value)
+    assert message.startswith(f"{task}/sft_train.parquet, row ") and "without its code" in message
+    assert f"It supports retool. Write the rows in that form: retool data sft {task}/sft_train.parquet" in message
 
 
 def test_preflight_tells_it_and_says_no_more_than_is_true(task: Path):
