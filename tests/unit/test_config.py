@@ -19,6 +19,7 @@ def test_every_shipped_config_loads(path: Path):
 
 def test_resolved_config_reads_back_equal(tmp_path: Path):
     run = load_config(RlConfig, RL, ["verl_overrides.trainer.balance_batch=false"])
+    assert run.verl_overrides == {"trainer.balance_batch": False}
     copy = tmp_path / "config.toml"
     copy.write_text(run.to_toml())
     assert load_config(RlConfig, copy).model_dump() == run.model_dump()

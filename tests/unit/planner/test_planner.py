@@ -96,6 +96,8 @@ def test_states_of_32b_by_hand():
     assert (found.weights + found.gradients + found.optimizer) * GIB == pytest.approx(73.7e9, rel=0.01)
     two = train_memory(THIRTY_TWO, Parallel(tp=4), Memory(), dp=2, micro_batch_tokens=0)
     assert (two.weights + two.gradients + two.optimizer) * GIB == pytest.approx(98.3e9, rel=0.01)
+    context = train_memory(THIRTY_TWO, Parallel(tp=4, cp=2), Memory(), dp=1, micro_batch_tokens=0)
+    assert context.optimizer == two.optimizer, "context-parallel ranks shard the states, too"
 
 
 @pytest.mark.parametrize("layout", [Parallel(ep=8), Parallel(tp=2, ep=8, etp=1)], ids=str)

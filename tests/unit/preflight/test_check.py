@@ -1,12 +1,14 @@
 """One check finds every mistake that needs no device, in a dry run as at a start."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.check import Machine, _findings, check
+from retool_mcore.preflight.findings import missing
 from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
 
 ELSEWHERE = Machine(platform=get_platform("cpu"), is_target=False)
@@ -78,3 +80,11 @@ def test_a_wrong_value_is_an_error_without_model_and_data():
     shared = load_config(RlConfig, RL, ["memory.offload_idle=true", "reward.function=math:sqrt"])
     message = wrong(shared)
     assert any("memory.offload_idle" in text for text in message) and any("math:sqrt" in text for text in message)
+
+
+def test_a_missing_model_is_an_error_only_on_the_machine_of_the_run():
+    def severities(is_target: bool) -> list[str]:
+        found = _findings("model", lambda: [missing("model", "no model")], replace(ELSEWHERE, is_target=is_target))
+        return [each.severity for each in found]
+
+    assert (severities(is_target=True), severities(is_target=False)) == (["error"], ["note"])
