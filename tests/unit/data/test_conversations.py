@@ -223,6 +223,8 @@ def test_as_is_leaves_user_turns_and_no_box_takes_any_answer(tmp_path):
     assert made["messages"][1]["content"] == "A pen and two boxes?"
     assert [turn["content"] for turn in made["messages"][-2:]] == ["Thanks.", "Welcome."]
     assert "is added" not in result.output
+    _, (one,) = convert(tmp_path, {"messages": OPENAI}, options=("--as-is",))
+    assert one["messages"][1]["content"] == ASKED
 
 
 def test_an_interpreter_of_another_name_is_named_or_its_rows_are_rejects(tmp_path):
