@@ -127,8 +127,8 @@ async def test_a_call_that_is_cancelled_while_much_is_deleted_gives_its_worker_b
             deleted.append(path)
         return remove_directory(path)
 
-    monkeypatch.setattr("retool_mcore.sandbox.supervisor.slots.remove_directory", remove_late)
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
+        monkeypatch.setattr("retool_mcore.sandbox.supervisor.slots.remove_directory", remove_late)
         flood = asyncio.ensure_future(sandbox.execute("import os\nfor i in range(300): os.symlink('x', str(i))"))
         async with asyncio.timeout(60):
             while not list(sandbox._state.path.glob("left-*")):
