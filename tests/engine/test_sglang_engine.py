@@ -224,7 +224,11 @@ class Broken(type(get_platform("cpu"))):
 
 def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path):
     broken = SglangServer(
-        tmp_path, Broken(), dtype="float32", log_path=tmp_path / "server.log", max_running_requests=64
+        tmp_path,
+        Broken(),  # pyright: ignore[reportAbstractUsage]
+        dtype="float32",
+        log_path=tmp_path / "server.log",
+        max_running_requests=64,
     )
     with pytest.raises(RolloutError, match=r"ended with status 1 (?s:.*)no such model"), broken:
         pass

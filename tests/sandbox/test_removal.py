@@ -97,7 +97,12 @@ async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, c
         assert (await sandbox.execute("import os; os.listdir('.')")).stdout == "[]\n"
     slots = [slot.directory for slot in sandbox._slots if slot.directory is not None]  # pyright: ignore[reportPrivateUsage]
     assert [path for path in slots if path.exists()] == []
-    assert list(sandbox._state.path.glob("left-*")) == []
+    assert list(state_of(sandbox).glob("left-*")) == []
+
+
+def state_of(sandbox: LocalSandbox) -> Path:
+    assert sandbox._state is not None
+    return sandbox._state.path
 
 
 async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSandbox):
@@ -114,7 +119,7 @@ async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSan
     assert (await call).ok
     assert longest_s < 0.15
     assert await still_works(sandbox)
-    assert list(sandbox._state.path.glob("left-*")) == []
+    assert list(state_of(sandbox).glob("left-*")) == []
 
 
 async def test_a_call_that_is_cancelled_while_much_is_deleted_gives_its_worker_back(monkeypatch: pytest.MonkeyPatch):
@@ -131,14 +136,14 @@ async def test_a_call_that_is_cancelled_while_much_is_deleted_gives_its_worker_b
         monkeypatch.setattr("retool_mcore.sandbox.supervisor.slots.remove_directory", remove_late)
         flood = asyncio.ensure_future(sandbox.execute("import os\nfor i in range(300): os.symlink('x', str(i))"))
         async with asyncio.timeout(60):
-            while not list(sandbox._state.path.glob("left-*")):
+            while not list(state_of(sandbox).glob("left-*")):
                 await asyncio.sleep(0.01)
         flood.cancel()
         after = await sandbox.execute("import os; os.listdir('.')")
         assert (after.stdout, deleted) == ("[]\n", [])
         may_delete.set()
         async with asyncio.timeout(60):
-            while list(sandbox._state.path.glob("left-*")):
+            while list(state_of(sandbox).glob("left-*")):
                 await asyncio.sleep(0.01)
 
 

@@ -66,11 +66,17 @@ class PlatformCPU(PlatformBase):
     The run starts Ray with that many logical GPUs.
     """
 
-    device_name = "cpu"
-    vendor_name = "cpu"
     device_module: ModuleType = DEVICE
     set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
     profiler_start = profiler_stop = cudart = _do_nothing
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
 
     def is_available(self) -> bool:
         return True
