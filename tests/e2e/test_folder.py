@@ -16,7 +16,7 @@ from retool_mcore.run.folder import lock_run, own_tmpdir, write_whole
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 from tests.unit.report.generated import steps, write_run
-from tests.unit.report.test_state import state
+from tests.unit.report.test_record import state
 
 
 def test_a_kill_in_the_block_leaves_the_old_content(tmp_path: Path):

@@ -7,7 +7,9 @@ from types import ModuleType
 import pytest
 
 from tests.nightly.report.test_browser import pytestmark as needs_chromium
-from tests.unit.docs.test_pictures import DOCS, PICTURES
+
+DOCS = Path(__file__).parents[3] / "docs"
+PICTURES = sorted((DOCS / "pictures").glob("*.png"))
 
 
 def script() -> ModuleType:
