@@ -3,6 +3,12 @@
 import sys
 from pathlib import Path
 
+import torch
+
+from retool_mcore.platforms import get_platform
+
+if not torch.accelerator.is_available():
+    get_platform("cpu").activate()  # scripted.py imports verl, which chooses its platform once
 PERF = str(Path(__file__).parents[3] / "perf")
 sys.path.insert(0, PERF)
 try:
