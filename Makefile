@@ -11,12 +11,12 @@ SEED ?= 0
 
 BASE ?= HEAD~1
 PYTEST := $(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long"
-# The folders of `make test`, slowest first. `make test-long` runs the slow tests, such as tests/nightly.
+# The folders of `make test`, slowest first. `make test-long` runs the tests marked `long`, such as tests/nightly.
 PARTS := e2e sandbox parity engine unit
 
 define PYTHON_FITS
 test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
+	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang support no other version); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
 .PHONY: quickstart install install-cuda install-ascend test test-ascend $(PARTS:%=test-%) test-long test-fast test-fast-1 test-fast-2 lint docs perf clean
@@ -53,16 +53,16 @@ install-cuda:
 	$(PIP) --constraint $(CUDA)/constraints.txt --editable '.[cuda]'
 	$(BIN)/python -W ignore -c 'import torch, transformer_engine.pytorch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "for CUDA", torch.version.cuda)'
 
-# For the CANN image (see ascend/README.md). Keeps the image's torch, torch_npu, MindSpeed and vLLM.
+# For use in the CANN image (see ascend/README.md). Keeps the image's torch, torch_npu, MindSpeed and vLLM.
 install-ascend:
 	$(IMAGE_PYTHON) -c 'import torch, torch_npu' || \
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
 # Run two folders at a time, because a starting engine leaves a core idle for half of the time. A failure
-# does not stop the others. CI also runs lint and docs: BESIDE="lint docs".
+# does not stop the others. CI also runs lint and docs: EXTRA="lint docs".
 test: install
-	@$(MAKE) --no-print-directory --keep-going -j2 $(BESIDE) $(PARTS:%=test-%)
+	@$(MAKE) --no-print-directory --keep-going -j2 $(EXTRA) $(PARTS:%=test-%)
 
 $(PARTS:%=test-%): test-%:
 	$(PYTEST) tests/$*

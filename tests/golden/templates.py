@@ -8,10 +8,10 @@ FILE = Path(__file__).parents[2] / "configs" / "TEMPLATES.md"
 HEAD = """# Chat templates and call formats
 
 `python -m tests.golden.templates` writes this page from the list that
-`tests/unit/rollout/test_templates.py` tests. With each template, a rollout has the tokens and the loss
-mask that training renders. Any other stable template works, too. A run checks its template at the
-start and, if it is not stable, shows the shortest example. Text-only runs and `retool` need no tool
-turns in the template. If the template ends a turn with no token, the tokenizer's eos_token ends it,
+`tests/unit/rollout/test_templates.py` tests. With each template, a rollout has the same tokens and loss
+mask as training on the same conversation. Any other stable template works, too. A run checks its template
+at the start and, if it is not stable, shows the shortest example. Text-only runs and `retool` need no tool
+turns in the template. If the template has no token that ends a turn, the tokenizer's eos_token ends it,
 in training and in rollouts.
 
 `rollout.protocol` sets the call format. With `hermes` and `qwen3_coder` the engine stops at the last
@@ -24,7 +24,7 @@ own class (`module:Name`).
 |---|---|---|---|---|
 """
 REFUSED = """
-| refused | the error says |
+| refused | message |
 |---|---|
 """
 
