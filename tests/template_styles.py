@@ -34,8 +34,8 @@ MISTRAL_TOKENS = (
 class Style:
     """A template with its tokens; ``tools`` is the protocol of its own calls, "" for none.
 
-    ``told``: what the refusal says; "" where it is taken. ``words_before_call``: whether the
-    template keeps what the model says before a call.
+    ``message``: part of the refusal; "" if the template is accepted. ``words_before_call``: whether
+    the template keeps the text before a call.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Style:
     tools: str = ""
     words_before_call: bool = True
     args: dict[str, Any] = field(default_factory=dict)
-    told: str = ""
+    message: str = ""
     metaspace: bool = False  # a tokenizer of the SentencePiece kind, with a space before its first word
 
     @property
@@ -97,10 +97,10 @@ STYLES = [
     Style(name='a base model with "plain"', file="plain", **BASE),
     Style(name="ChatML without its tokens: eos_token ends a turn", file="plain_chatml", **BASE),
     Style(name="names and colons: eos_token ends a turn", file="colons", **BASE),
-    Style(name="text that changes with later turns", file="shifting", told="not stable"),
-    Style(name="no end of a turn, and no eos_token", file="colons", told="has no eos_token of one token", eos=None),
+    Style(name="text that changes with later turns", file="shifting", message="not stable"),
+    Style(name="no end of a turn, and no eos_token", file="colons", message="has no eos_token of one token", eos=None),
 ]
-TAKEN = [style for style in STYLES if not style.told]
+TAKEN = [style for style in STYLES if not style.message]
 
 
 @lru_cache(maxsize=len(STYLES))

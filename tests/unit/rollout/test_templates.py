@@ -152,11 +152,11 @@ def test_only_the_protocol_of_a_templates_own_form_is_served(style: Style):
     assert served == [style.tools] * bool(style.tools)
 
 
-@named([style for style in STYLES if style.told])
+@named([style for style in STYLES if style.message])
 def test_what_is_not_taken_is_refused_with_the_reason(style: Style):
     with pytest.raises(CheckpointError) as caught:
         TextOnly(tokenizer_in(style.name))
-    assert style.told in str(caught.value)
+    assert style.message in str(caught.value)
 
 
 async def test_llama_closes_a_call_by_eom_as_well():
