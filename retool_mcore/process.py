@@ -1,4 +1,4 @@
-"""Signals, output and parents of processes: child processes end with their parent."""
+"""Handles a process's signals, its output and the death of its parent."""
 
 import atexit
 import ctypes
@@ -103,7 +103,7 @@ def exit_signal() -> int:
 
 @contextmanager
 def sighup_blocked() -> Generator[None]:
-    """Within it, child processes of this thread start with SIGHUP blocked.
+    """Start child processes of this thread with SIGHUP blocked while the block runs.
 
     They survive the closing of the terminal, so this process can end them in order.
     """
@@ -134,11 +134,11 @@ def redirect_output(log: Path) -> Generator[IO[str]]:
     """Append all output of this process, including C libraries, to ``log``; yield the terminal.
 
     The engines print whole configurations and hundreds of warnings, so the terminal shows only
-    progress and, after the block, errors. What C libraries print at exit goes to the log, too, such
-    as Triton's list of leaks.
+    progress and, after the block, errors. Output of C libraries at exit, such as Triton's list of
+    leaks, goes to the log, too.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    atexit.unregister(_write_exit_output)  # of an earlier block: output at exit goes to the last log
+    atexit.unregister(_write_exit_output)  # an earlier block's: output at exit goes to the last log
     atexit.register(_write_exit_output, log)
     before = {number: os.dup(number) for number in (1, 2)}
     terminals = {number: os.isatty(number) for number in before}

@@ -37,7 +37,7 @@ MODELS = ("sft", "tool_rl", "text_rl")
 REPORT = "report.html"
 SAMPLES_PER_PROBLEM = 8
 EVAL_PROBLEMS = 64
-LINE_EVERY_S = 30.0  # between two lines of progress without a terminal
+LINE_EVERY_S = 30.0  # between two progress lines, if there is no terminal
 VERSIONS_OF = ("torch", "verl", "megatron-core", "mbridge", "sglang", "ray", "transformers", "retool_mcore")
 
 Watch = Callable[[], tuple[int, int | None, str]]  # steps done, total steps if known, status text
@@ -48,7 +48,7 @@ class StageFailed(ReToolError, RuntimeError):
 
 
 class Stages:
-    """Runs stages and records which are done, and the seconds of each over all attempts."""
+    """Runs stages. Records which are done, and the seconds of each, summed over all attempts."""
 
     def __init__(self, root: Path, console: Console) -> None:
         self._path = root / "stages.json"
@@ -100,7 +100,7 @@ class Stages:
 
     @contextmanager
     def _progress(self, what: str, log: Path) -> Generator[Callable[[int, int | None, str], None]]:
-        """A progress bar on a terminal; else a line at the start and every ``LINE_EVERY_S``."""
+        """Show a bar on a terminal; else print a line at the start and every ``LINE_EVERY_S``."""
         if self._console.is_interactive:  # a terminal that can move its cursor
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
             elapsed = TimeElapsedColumn(table_column=Column(no_wrap=True))

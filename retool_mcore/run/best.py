@@ -115,7 +115,7 @@ def read_best(run_dir: Path) -> BestStep | None:
 
 
 def best_so_far(config: RunConfig, step: int) -> BestStep | None:
-    """Return the record up to ``step`` under the current settings; None without best.metric.
+    """Return the values up to ``step`` with the current settings; None without best.metric.
 
     Raises CheckpointError when the values on disk belong to another metric.
     """

@@ -65,7 +65,7 @@ UNSET = "(not set)"
 PIECE_BYTES = 64 * 2**20  # of a file, with a checksum each
 READ_BYTES = 2**20
 CHECKSUM_THREADS = 8
-DAMAGED_NAMED = 3  # number of damaged files that an error names
+DAMAGED_NAMED = 3  # maximum number of damaged files that an error lists
 _NAME = re.compile(r"global_step_([1-9][0-9]*)")
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")  # Megatron names a file after the rank that wrote it
 PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that locate a run but do not define it
@@ -84,7 +84,7 @@ class Saved:
     files: dict[str, Any]  # sizes and checksums
 
     def has_random_states_of(self, config: RunConfig) -> bool:
-        """Whether ``config`` has the tp and pp sizes that the RNG states were saved for.
+        """Whether ``config`` has the tp and pp sizes with which the RNG states were saved.
 
         The states are saved per pipeline and tensor parallel rank. Data-parallel ranks share them.
         """
@@ -93,10 +93,10 @@ class Saved:
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that must be equal at save and resume for schedule and moments to fit.
+    """Return the settings that must not change between save and resume.
 
-    The keys in FREE are exceptions. Users may change these, and any setting not returned here; the
-    run prints a note and uses the new values.
+    Otherwise the schedule and the moments would not fit. The keys in FREE are exceptions. Users may
+    change these, and any setting not returned here; the run prints a note and uses the new values.
     """
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {

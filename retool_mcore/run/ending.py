@@ -83,7 +83,7 @@ class Ending:
             os._exit(exit_code(self.asked))
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Handle a signal: make sure that the listening thread learns of it.
+        """Handle a signal: make sure that the listening thread receives it.
 
         Normally Python has written the signal's number to the wake-up fd. An event loop in the main
         thread, such as uvloop's, resets that fd when it ends; then send the number from here.

@@ -77,7 +77,7 @@ def _processor() -> str:
 
 
 def fingerprint(config: RunConfig) -> dict[str, str]:
-    """Return what must be equal on every node: versions, file hashes and settings.
+    """Return the versions, file hashes and settings, which must be equal on every node.
 
     It is cheap enough to compute at every start.
     """

@@ -22,7 +22,7 @@ EXPERTS = "experts/"  # prefix of the metrics of experts
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):
-    """The loss or gradient norm is NaN or infinite. The newest checkpoint is older."""
+    """The loss or gradient norm is NaN or infinite. The newest checkpoint predates it."""
 
 
 def require_finite(metrics: Mapping[str, float], step: int) -> None:

@@ -1,4 +1,4 @@
-"""Tracks the stages of a run's start: the run's processes write them, its progress line reads them.
+"""Tracks the stages of a run's start: its processes record them, and its progress line reads them.
 
 ``<run>/start.jsonl`` has one line per stage that has begun, for the latest start only. A command
 passes its first stages before it has locked the run's folder; until then, they are stored in an

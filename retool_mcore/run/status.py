@@ -1,8 +1,8 @@
-"""What a command prints while it runs: messages, the stages of its start, its steps.
+"""Prints a command's progress: messages, the stages of its start, its steps.
 
 On a terminal, the current stage is a line that counts seconds, and the steps are a progress bar.
 Elsewhere, each stage and step is a line. A run prints its stages once its folder is locked and its
-log is open, so that a mistake found at once prints nothing but the error.
+log is open. If it fails before that, it prints only the error.
 """
 
 import logging
@@ -75,7 +75,7 @@ def notes_on(console: Console, of: logging.Logger = notes) -> Generator[None]:
 
 
 def line_of_stage(at_s: float, text: str) -> str:
-    """Return the line, in a log, of a stage that began ``at_s`` seconds after the command."""
+    """Return the log line of a stage that began ``at_s`` seconds after the command."""
     return f"{at_s:7.1f} s  {text}"
 
 

@@ -45,7 +45,7 @@ class TensorBoard:
             self._board.add_text(f"{TRAJECTORIES}/{number}", _as_markdown(trace), step)
         for name, value in row.items():
             self._board.add_scalar(name, value, step)
-        self._board.flush()  # a resumed run does not repeat steps that a kill left unflushed
+        self._board.flush()  # a resumed run would not repeat steps that a kill left unflushed
 
     def close(self) -> None:
         self._board.close()

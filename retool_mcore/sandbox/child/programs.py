@@ -30,6 +30,6 @@ def _fork_exec(*_: object) -> NoReturn:
 
 
 def _system(command: Any) -> int:
-    """Stand in for ``os.system``: write a line on stderr, return status 127 (command not found)."""
+    """Replace ``os.system``: write a line on stderr, return status 127 (command not found)."""
     sys.stderr.write(f"[os.system({os.fsdecode(command)[:100]!r}) was not run: {NOT_RUN}]\n")
     return 127 << 8

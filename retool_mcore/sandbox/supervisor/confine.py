@@ -106,7 +106,7 @@ def enter_namespaces() -> tuple[bool, bool]:
     gid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.getegid()} 1"
     read_end, write_end = os.pipe()
     parent = os.getpid()
-    helper = os.fork()  # writes the maps from the parent namespace: only there may a process map two ids
+    helper = os.fork()  # writes the maps from the parent namespace, because only a process there may map two ids
     if helper == 0:
         os.close(write_end)
         if os.read(read_end, 1) != b"u":

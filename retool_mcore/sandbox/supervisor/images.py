@@ -72,7 +72,7 @@ class WarmImage:
         state_dir: Path,
         interpreter: Interpreter,
     ) -> None:
-        """``state_dir`` will hold the zygote's log and mount point."""
+        """``state_dir`` is the directory for the zygote's log and mount point."""
         self.level = level
         self.num_deaths = 0  # how often the zygote has died unexpectedly
         self._light = light

@@ -71,7 +71,7 @@ def set_mount_attributes(target: str, attributes: int) -> None:
 def open_tree(path: str) -> int:
     """open_tree(2): clone ``path`` as a detached mount and return an fd of its root.
 
-    `..` at that root does not lead out. The fd is close-on-exec. Requires CAP_SYS_ADMIN.
+    `..` at that root does not lead out of it. The fd is close-on-exec. Requires CAP_SYS_ADMIN.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), f"open_tree({path})")

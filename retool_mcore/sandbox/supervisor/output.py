@@ -39,7 +39,7 @@ class BoundedOutput:
         if not self.overflowed:
             return (self._head + tail).decode(errors="backslashreplace"), 0
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        head = decoder.decode(bytes(self._head))  # keeps an incomplete character at the end back
+        head = decoder.decode(bytes(self._head))  # holds back an incomplete character at the end
         tail = re.sub(rb"\A[\x80-\xbf]{1,3}", b"", tail)  # the rest of a character that was cut
         dropped_bytes = self._total_bytes - len(self._head) + len(decoder.getstate()[0]) - len(tail)
         shown = tail.decode(errors="backslashreplace")

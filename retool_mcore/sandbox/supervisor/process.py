@@ -217,7 +217,7 @@ class ChildProcess:
                 "notebook": request.notebook,
             }
         )
-        with contextlib.suppress(OSError):  # the child has exited; its status says how
+        with contextlib.suppress(OSError):  # the child has exited; its exit status shows why
             await self._loop.sock_sendall(self._control, struct.pack("=I", len(packed)) + packed)
 
     def _result(
@@ -345,7 +345,7 @@ class ChildProcess:
             self._frames.files.append((number, payload[4:]))
         elif kind == runner.DONE and self._in_session and not self._turn.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
-            if cell == self._cell:  # otherwise the real DONE of an earlier cell whose end was forged
+            if cell == self._cell:  # another number: the real DONE of an earlier cell whose end was forged
                 self._return_code = return_code
                 self._turn.set_result(True)
 

@@ -1,6 +1,6 @@
 """Deletes the files an execution left behind: trees of any depth, permissions and size.
 
-Hostile code made these trees. They may influence nothing but how long their own removal takes.
+Hostile code made these trees. They may affect only how long their own removal takes.
 Every operation takes a single name relative to an open directory fd: no paths are resolved, and no
 symbolic links are followed. The depth of a tree costs neither recursion nor fds, because nested
 directories are first moved to the top directory and emptied there. No content of the tree makes

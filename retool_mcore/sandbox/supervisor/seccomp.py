@@ -1,4 +1,4 @@
-"""Seccomp filters: an allow-list of system calls, compiled once by libseccomp.
+"""Seccomp filters: an allow-list of system calls, which libseccomp compiles once.
 
 Level rlimits also works without libseccomp; its filter is then ``without_sockets``.
 

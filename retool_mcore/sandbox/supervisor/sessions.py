@@ -1,6 +1,6 @@
 """Interpreters kept alive between a trajectory's calls, bounded in number and idle time.
 
-An active trajectory keeps its interpreter. A new one waits for a free place, for a bounded time.
+An active trajectory keeps its interpreter. A new one waits a bounded time for a free place.
 """
 
 import asyncio

@@ -147,8 +147,8 @@ class Uids:
 
     A slot number always gets the same uid. Uids are claimed in blocks of 16. A claim is an
     exclusive flock on a file in a directory that only root can enter; the kernel releases it when
-    the process ends, however it ends. ``close`` releases all claims. Sandboxes with another
-    ``name`` do not take part.
+    the process ends, however it ends. ``close`` releases all claims. Claims under different
+    ``name``s are independent.
     """
 
     def __init__(self, name: str = "retool-sandbox-uids") -> None:

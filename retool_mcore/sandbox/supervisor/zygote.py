@@ -1,8 +1,8 @@
 """Zygote (fork server): imports packages once, then forks one confined child per execution.
 
 It is single-threaded and starts with a clean environment. It never sees request data, because every
-child can read the memory it inherits. Code reaches the child through a control socket; the zygote
-only hands that socket on.
+child can read the memory it inherits. Code reaches the child through a control socket, which the
+zygote only passes on.
 
 Protocol, one message per SEQPACKET datagram:
 
@@ -216,7 +216,7 @@ class Zygote:
         self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, uid=uid))
 
     def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
-        """At levels landlock and rlimits: fork the execution, outlive it, kill its leftovers."""
+        """At levels landlock and rlimits: fork the execution, wait for it, kill its leftovers."""
         _join(cgroup)
         self._channel.close()
         confine.reset_signals()
