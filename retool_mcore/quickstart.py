@@ -130,7 +130,7 @@ def run(root: Path, seed: int) -> None:
     """
     console = Console()
     if not Path(SFT_CONFIG).is_file():
-        raise StageFailed(f"{SFT_CONFIG} does not exist here. Start the quickstart in the folder of the repository.")
+        raise StageFailed(f"{SFT_CONFIG} does not exist here. Run the quickstart in the root folder of the repository.")
     with lock_run(root):
         _check_same_seed(root, seed)
         stages = Stages(root, console)

@@ -108,7 +108,7 @@ def _problem(truth: str, timeout_s: float) -> str | None:
         return None
     if truth_words := (words(text) or "").split():
         if len(truth_words) > MAX_WORDS:
-            return f"it is a text of {len(truth_words)} words, which only the same words would equal"
+            return f"it is a text of {len(truth_words)} words, which only the same words would match"
         return f"{truth.strip()!r} is not an answer" if truth_words[0] in NON_ANSWERS else None
     reply = _pool().ask({"truth": truth, "timeout_s": timeout_s})
     return "parsing it takes too long" if "failed" in reply else reply["problem"] or None

@@ -109,8 +109,8 @@ def read_best(run_dir: Path) -> BestStep | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is not the record of a run's best checkpoint ({error}). Move it away: the run then compares only "
-            "the steps that are still to come."
+            f"{path} is not a valid record of a run's best checkpoint ({error}). Move it away; the run then compares "
+            "only later steps."
         ) from error
 
 
@@ -128,9 +128,9 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
         return rule
     if (found.metric, found.mode) != (rule.metric, rule.mode):
         raise CheckpointError(
-            f"{config.run.dir / BEST_FILE} has the values of {found.metric} ({found.mode}), and {config.source} asks "
-            f'for best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away: earlier '
-            "steps then cannot become the best."
+            f"{config.run.dir / BEST_FILE} has the values of {found.metric} ({found.mode}), but {config.source} sets "
+            f'best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away; then no earlier '
+            "step can become the best."
         )
     return replace(rule, values=found.values).up_to(step)
 
@@ -173,13 +173,13 @@ class BestKeeper:
             there = ", ".join(sorted(name for name in metrics if name.startswith("val")))
             raise RunError(
                 f'best.metric = "{metric}" is not among the metrics of the validation at step {step}. There are: '
-                f"{there or 'none'}. Set another, and start the same command again."
+                f"{there or 'none'}. Set another metric, and run the same command again."
             )
         value = float(metrics[metric])
         if not math.isfinite(value):
             raise RunError(
-                f"{metric} = {value} at step {step} cannot be compared. Look at the validation data, or leave out "
-                "best.metric, and start the same command again; it continues from the last checkpoint."
+                f"{metric} = {value} at step {step} cannot be compared. Check the validation data, or remove "
+                "best.metric, and run the same command again; it resumes from the last checkpoint."
             )
         self.best = self.best.with_value(step, value)
         self._write(self.best)

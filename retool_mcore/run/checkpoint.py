@@ -163,7 +163,7 @@ def read_state(path: Path) -> Saved:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(
-            f"{path / STATE_FILE} is not a checkpoint's state ({error}). Move the folder {path} away to resume "
+            f"{path / STATE_FILE} is not a valid checkpoint state ({error}). Move the folder {path} away to resume "
             "from the one before it."
         ) from error
 
@@ -193,7 +193,7 @@ def require_whole(config: RunConfig) -> list[str]:
     if damaged:
         listed = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({listed}). Restore one, or move all away to start from the beginning."
+            f"no checkpoint in {folder} is intact ({listed}). Restore one, or move all away to start over."
         )
     return []
 
@@ -216,7 +216,7 @@ def find_resume(config: RunConfig) -> Saved | None:
     if choice == "never":
         if complete_checkpoints(folder):
             raise CheckpointError(
-                f'{folder} holds checkpoints and checkpoint.resume = "never" would overwrite them. '
+                f'{folder} contains checkpoints, which checkpoint.resume = "never" would overwrite. '
                 "Set another run.name, or move the folder away."
             )
         return None
@@ -239,7 +239,7 @@ def find_resume(config: RunConfig) -> Saved | None:
         if not (refused := _refused_steps(config, saved, before)):
             del changed["steps"]
         elif len(changed) == 1:
-            raise CheckpointError(f"{saved.path} cannot continue to another number of steps: {refused}")
+            raise CheckpointError(f"{saved.path} cannot be resumed with another number of steps: {refused}")
     if changed:
         raise CheckpointError(
             f"{saved.path} belongs to a different run: {'; '.join(changed.values())}. Restore the setting, or start a "
@@ -261,8 +261,8 @@ def require_own(folder: Path) -> None:
         else:
             continue
         raise CheckpointError(
-            f"{path} {why}, and resuming runs code that a checkpoint's files contain. Resume only what you or root "
-            f"have written. If you trust the files, copy them to a folder of your own, or run chmod -R o-w {folder}."
+            f"{path} {why}, and resuming runs code in a checkpoint's files. Resume only from files that you or root "
+            f"wrote. If you trust these files, copy them to your own folder, or run chmod -R o-w {folder}."
         )
 
 
@@ -279,19 +279,19 @@ def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
         if saved.step >= rising:
             return ""
         why = (
-            f"the warm-up of {o.warmup_fraction:g} of all steps is not over at step {saved.step}. First continue with "
+            f"the warm-up, {o.warmup_fraction:g} of all steps, is not over at step {saved.step}. First continue with "
             f"train.steps = {before} beyond step {rising}"
         )
     elif saved.step < before:
         why = (
             f'optim.schedule = "{o.schedule}" spans all steps, so the rates of the first {saved.step} would have been '
-            f"different. First continue with train.steps = {before} to its end; more steps then have the rate "
+            f"different. First finish the run with train.steps = {before}; additional steps then use the rate "
             "optim.min_lr"
         )
     elif not o.min_lr:
         why = (
-            "the schedule has ended at optim.min_lr = 0, at which nothing is learnt. Set optim.min_lr to the rate of "
-            "the further steps"
+            "the schedule has ended at optim.min_lr = 0, so more steps would learn nothing. Set optim.min_lr to the "
+            "rate of the additional steps"
         )
     else:
         return ""
@@ -375,8 +375,8 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     if kept := changed & {"ep", "etp"}:
         listed = " and ".join(f"parallel.{size} = {saved.layout[size]}" for size in sorted(kept))
         raise CheckpointError(
-            f"{found}. Megatron keeps the optimizer of experts that are spread over ranks apart, so parallel.ep and "
-            f"parallel.etp may not change. Set {listed}, or start another run from this one's export."
+            f"{found}. Megatron saves the optimizer state of experts that are distributed over ranks separately, so "
+            f"parallel.ep and parallel.etp may not change. Set {listed}, or start another run from this one's export."
         )
     if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
         return
@@ -485,7 +485,7 @@ def find_damage(folder: Path, files: Mapping[str, Any], under: str = "") -> str:
     wrong = [problem for path, row in wanted.items() if (problem := _wrong_size(path, row, folder))]
     if not wrong:  # read the contents only if all sizes match
         read = zip(wanted.items(), checksums_of(wanted), strict=True)
-        wrong = [f"{path.relative_to(folder)} has other bytes than were written" for (path, row), now in read
+        wrong = [f"{path.relative_to(folder)} differs from what was written" for (path, row), now in read
                  if now != row]  # fmt: skip
     more = f" and {len(wrong) - DAMAGED_NAMED} more" if len(wrong) > DAMAGED_NAMED else ""
     return "; ".join(wrong[:DAMAGED_NAMED]) + more
@@ -497,7 +497,7 @@ def _wrong_size(path: Path, wanted: Checksum, folder: Path) -> str:
         size = path.stat().st_size
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
-    return "" if size == wanted.bytes else f"{name} has {size} bytes and was written with {wanted.bytes}"
+    return "" if size == wanted.bytes else f"{name} has {size} bytes, but {wanted.bytes} were written"
 
 
 def checksums_of(paths: Iterable[Path]) -> list[Checksum]:

@@ -42,10 +42,10 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
         read_config(str(source))
     own = any((to / name).is_file() for name in ("config.json", CONFIG))
     if to.exists() and not own and any(to.iterdir()):
-        raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
+        raise CheckpointError(f"{to} is not empty and is not a model directory. It was not changed. Name another one.")
     hidden = to.with_name(f".{to.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
-    with explain_full_disk(to, "Nothing was left there. Free some, or name another folder with --to."):
+    with explain_full_disk(to, "Nothing was exported. Free some, or name another folder with --to."):
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             if adapter:  # with config.json, transformers would treat it as a full model
@@ -71,7 +71,7 @@ def _require_whole(folder: Path) -> None:
     """Raise CheckpointError when the weights of a checkpoint fail their checksums."""
     if problem := find_damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
         others = sorted(saved.step for saved in complete_checkpoints(folder.parent) if saved.path != folder)
-        name = f"Name another one: --checkpoint {others[-1]}." if others else "There is no other one."
+        name = f"Name another one: --checkpoint {others[-1]}." if others else "It is the only complete one."
         raise CheckpointError(f"{folder} is damaged: {problem}. {name}")
 
 
@@ -184,7 +184,7 @@ def find_weights(run_dir: Path, which: str = "newest") -> Path:
         if (folder / STATE_FILE).is_file() and (folder / _WEIGHTS / "config.json").is_file():
             return folder / _WEIGHTS
     what = f"looked for {_WEIGHTS} under {checkpoints}" if run_dir.is_dir() else "there is no such folder"
-    raise CheckpointError(f"{run_dir} holds no complete checkpoint: {what}.")
+    raise CheckpointError(f"{run_dir} has no complete checkpoint: {what}.")
 
 
 def _step_of(run_dir: Path, which: str) -> int:
@@ -196,7 +196,7 @@ def _step_of(run_dir: Path, which: str) -> int:
     step = best.step() if best else None
     if step is None:
         raise CheckpointError(
-            f"{run_dir} has no best checkpoint: {run_dir / BEST_FILE} is written by a run with best.metric, when it "
-            'has validated. Choose "newest" or a step.'
+            f"{run_dir} has no best checkpoint: a run writes {run_dir / BEST_FILE} after a validation, if best.metric "
+            'is set. Choose "newest" or a step.'
         )
     return step

@@ -105,7 +105,7 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
     except FileExistsError as error:  # mkdir: a file has the directory's name
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(target.parent)) from error
     except FileNotFoundError as error:  # for example in /proc, where no file can be created
-        raise PermissionError(errno.EACCES, "no file can be made there", str(target)) from error
+        raise PermissionError(errno.EACCES, "no file can be created there", str(target)) from error
     os.close(descriptor)
     draft = Path(name)
     try:

@@ -34,7 +34,7 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
         if not math.isfinite(metrics.get(name, 0.0)):
             raise NonFiniteLoss(
                 f"{name} = {metrics[name]} at step {step}. The newest checkpoint is from an earlier step; "
-                "lower optim.lr or optim.clip_grad, or look at the rows of this step, then run the same command again."
+                "lower optim.lr or optim.clip_grad, or check the data of this step, then run the same command again."
             )
 
 

@@ -30,7 +30,7 @@ from retool_mcore.run.checkpoint import (
 )
 from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
 
-FULL = "Nothing of it is left; the checkpoint before it is kept. Free some, then run the same command again."
+FULL = "Its files were deleted; the checkpoint before it is kept. Free some, then run the same command again."
 
 
 class Pending(Protocol):

@@ -193,11 +193,11 @@ def check_trackers(config: JobConfig) -> None:
             extra = "engine" if name == "tensorboard" else name
             raise ConfigError(
                 f'{config.source}: run.trackers names "{name}", which is not installed. Install it with '
-                f"pip install 'retool_mcore[{extra}]', or leave it out"
+                f"pip install 'retool_mcore[{extra}]', or remove it from run.trackers."
             )
     if "wandb" in config.run.trackers and not _has_wandb_key(os.environ):
         raise ConfigError(
-            f'{config.source}: run.trackers names "wandb", and no key for its server is found (WANDB_API_KEY, '
+            f'{config.source}: run.trackers names "wandb", but no API key was found (WANDB_API_KEY, '
             "~/.netrc). Run `wandb login`; or set WANDB_MODE=offline, which keeps its files in the run's folder for "
             "`wandb sync`."
         )
@@ -242,6 +242,6 @@ class Trackers:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             logger.error("tracker %s", library, exc_info=error)
             notes.warning(
-                f"the tracker {library} failed and is switched off; the run continues, and metrics.jsonl has all "
-                f"numbers. Its error: {reason}"
+                f"the tracker {library} failed and was disabled; the run continues, and metrics.jsonl has all "
+                f"metrics. Its error: {reason}"
             )

@@ -130,12 +130,12 @@ class ExecRequest:
             raise ConfigError(f"memory_limit_mb = {self.memory_limit_mb} is not a positive number of MB.")
         if len(self.files) > MAX_FILES or len(self.fetch_files) > MAX_FILES:
             raise ConfigError(
-                f"{len(self.files)} files given and {len(self.fetch_files)} asked for: at most {MAX_FILES} of each "
-                "per execution."
+                f"files has {len(self.files)} entries and fetch_files has {len(self.fetch_files)}. Use at most "
+                f"{MAX_FILES} of each per execution."
             )
         size_bytes = sum(len(content) for content in self.files.values())
         if size_bytes > MAX_FILE_BYTES:
-            raise ConfigError(f"files hold {size_bytes} bytes; at most {MAX_FILE_BYTES} per execution.")
+            raise ConfigError(f"files contain {size_bytes} bytes. Use at most {MAX_FILE_BYTES} per execution.")
         for name in (*self.files, *self.fetch_files):
             check_relative_path(name)
         memory_mb = max(MIN_MEMORY_LIMIT_MB, min(self.memory_limit_mb, MAX_MEMORY_LIMIT_MB))

@@ -147,7 +147,7 @@ class RemoteSandbox(Sandbox):
         reported = answer.headers.get(LEVEL_HEADER, "")
         level = Level(reported) if reported in list(Level) else Level.NONE
         if level == Level.NONE and self._min_level.rank <= Level.RLIMITS.rank:
-            logger.warning("the sandbox at %s does not report its isolation level; taken as none", server.url)
+            logger.warning("the sandbox at %s does not report its isolation level; treating it as none", server.url)
         elif level.rank < self._min_level.rank:
             raise ConfigError(
                 f"the sandbox at {server.url} runs at level {str(level)!r}, below min_level = "
@@ -156,7 +156,7 @@ class RemoteSandbox(Sandbox):
             )
         if self._sessions and answer.headers.get(SESSIONS_HEADER, "0") == "0":
             raise ConfigError(
-                f"sessions were asked for, but the sandbox at {server.url} has none. "
+                f"sessions were requested, but the sandbox at {server.url} has none. "
                 "Start it with `retool sandbox serve --sessions N`."
             )
         server.checked = True
@@ -239,7 +239,9 @@ class RemoteSandbox(Sandbox):
             answer = await server.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            logger.info("session %s was not ended at %s (its idle time will): %s", session, server.url, error)
+            logger.info(
+                "session %s could not be ended at %s; it ends after its idle time: %s", session, server.url, error
+            )
 
     async def close(self) -> None:
         """See ``base.Sandbox.close``."""

@@ -25,7 +25,7 @@ def test_a_full_folder_of_temporary_files_is_named_and_not_the_checkpoint(
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     said = rf"no space is left for {small_disk}\. .*step_4 has space, and its files were not written\. Free some in"
-    with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Nothing of it is left."):
+    with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Its files were deleted."):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -76,11 +76,11 @@ def test_a_checkpoint_and_an_export_that_find_no_room_are_one_error_and_give_it_
     with saving.Saver(config, write_model) as saver:
         saver.save(50)
     left = os.statvfs(small_disk).f_bavail
-    said = r"no space is left for .*global_step_100\. Nothing of it is left; the checkpoint before it is kept\. Free"
+    said = r"no space is left for .*global_step_100\. Its files were deleted; the checkpoint before it is kept\. Free"
     with pytest.raises(CheckpointError, match=said), saving.Saver(config, write_model) as saver:
         saver.save(100)
     assert os.statvfs(small_disk).f_bavail == left and steps(config) == [50]
     (small_disk / "other").write_bytes(bytes(1 << 19))
-    with pytest.raises(CheckpointError, match=r"no space is left for .*/out\. Nothing was left there\. Free some, or"):
+    with pytest.raises(CheckpointError, match=r"no space is left for .*/out\. Nothing was exported\. Free some, or"):
         export(config.run.dir, small_disk / "out")
     assert sorted(path.name for path in small_disk.iterdir()) == ["other", "sft_tiny_cpu"]

@@ -245,7 +245,7 @@ def test_the_text_for_the_model():
         ("    x = 1\nif x:\n    print(x)", "1\n", ""),
         ("# given\n    x = 2\n    if x:\n        print(x)", "2\n", ""),
         ("%matplotlib inline\n%%time\n5", "5\n", ""),
-        ("!pip install nowhere\n5", "5\n", "packages cannot be installed here; these are there: numpy, scipy"),
+        ("!pip install nowhere\n5", "5\n", "packages cannot be installed here; these are installed: numpy, scipy"),
         ("if True:\n    !ls 'a\n5", "5\n", "[!ls 'a was not run: programs cannot be run here"),
         ("%nonsense\ns = '''\n%time\n'''\nt = ('%d'\n% 5)\nprint(s, t)", "\n%time\n 5\n", "[%nonsense was not run"),
         (MAIN + "print(await f(3))\nawait f(4)", "3\n4\n", ""),

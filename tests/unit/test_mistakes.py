@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data lint mine.jsonl --model runs/no/export", "model.path = 'runs/no/export' does not exist. Make it first"),
         ("data task file", "file: the task cannot be written there: File exists. Name another folder."),
         ("watch file", "file is not a run's folder: it is a file."),
-        ("export nothere --to out", "nothere holds no complete checkpoint: there is no such folder."),
+        ("export nothere --to out", "nothere has no complete checkpoint: there is no such folder."),
         ("quickstart --root file", "configs/sft_tiny_cpu.toml does not exist here."),
         (f"{EVAL} --out file", "a folder is needed, but this is a file (file). Choose another path."),
         (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Choose a shorter one."),

@@ -92,7 +92,7 @@ def _why_not(command: str) -> str:
     if not _INSTALLER.match(command):
         return NOT_RUN
     present = (name for name in _PACKAGES.split() if importlib.machinery.PathFinder.find_spec(name))
-    return f"packages cannot be installed here; these are there: {', '.join(present)}"
+    return f"packages cannot be installed here; these are installed: {', '.join(present)}"
 
 
 def compile_cell(tree: ast.Module, filename: str, *, notebook: bool) -> list[types.CodeType]:

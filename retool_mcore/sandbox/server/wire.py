@@ -37,14 +37,14 @@ def read_token(path: Path | None) -> str | None:
             where, token = str(path), path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"the sandbox's token cannot be read from {path}: {getattr(error, 'strerror', error)}"
+                f"the sandbox token cannot be read from {path}: {getattr(error, 'strerror', error)}"
             ) from error
     if token is None:
         return None
     if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"the sandbox's token of {where} has {len(token)} characters: it must be {_MIN_TOKEN_CHARS} or more "
-            "printable ASCII characters without a space. Make one with `openssl rand -hex 32`."
+            f"the sandbox token in {where} has {len(token)} characters. It must have {_MIN_TOKEN_CHARS} or more "
+            "printable ASCII characters and no space. Create one with `openssl rand -hex 32`."
         )
     return token
 

@@ -204,7 +204,7 @@ class WarmImage:
         except OSError as error:
             self._started.pop(job, None)
             self._exits.pop(job, None)
-            raise SandboxUnavailable(f"the zygote takes no more jobs: {error}") from error
+            raise SandboxUnavailable(f"the zygote accepts no more jobs: {error}") from error
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 return Child(pidfd=await asyncio.shield(started), exit=exit_)

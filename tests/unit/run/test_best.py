@@ -137,10 +137,10 @@ def test_a_value_that_cannot_be_compared_ends_the_run_and_says_what_there_is(tmp
 def test_values_of_another_metric_are_refused(tmp_path: Path):
     config = run_in(tmp_path)
     BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
-    with pytest.raises(CheckpointError, match=r"has the values of val_loss \(min\), and .* \(max\)"):
+    with pytest.raises(CheckpointError, match=r"has the values of val_loss \(min\), but .* \(max\)"):
         BestKeeper(run_in(tmp_path, "best.metric=max val_loss"), 10)
     (config.run.dir / "best.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is not the record of a run's best checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a valid record of a run's best checkpoint"):
         BestKeeper(config, 10)
 
 

@@ -286,22 +286,22 @@ def test_a_run_ends_without_an_export_only_where_that_is_written(tmp_path: Path)
     export_at_end(run_in(tmp_path, "checkpoint.export=false"))
     for changes in ((), ("checkpoint.every_steps=0",)):
         config = run_in(tmp_path, *changes)
-        with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        with pytest.raises(CheckpointError, match="has no complete checkpoint"):
             export_at_end(config)
 
 
 def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
     config = run_in(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         export(config.run.dir, tmp_path / "out")
     with saving.Saver(config, lambda folder, step: Path(folder, "model/huggingface").mkdir(parents=True)) as saver:
         saver.save(50)
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         export(config.run.dir, tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     save(config, 100)
-    with pytest.raises(CheckpointError, match="is not empty and not a model directory"):
+    with pytest.raises(CheckpointError, match="is not empty and is not a model directory"):
         export(config.run.dir, tmp_path / "out")
 
 
@@ -425,10 +425,10 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "harm", "said"),
     [
-        (MOMENTS, overwrite, f"{MOMENTS} has other bytes than were written"),
-        (MOMENTS, cut, f"{MOMENTS} has 4999 bytes and was written with 5000"),
+        (MOMENTS, overwrite, f"{MOMENTS} differs from what was written"),
+        (MOMENTS, cut, f"{MOMENTS} has 4999 bytes, but 5000 were written"),
         (MOMENTS, Path.unlink, f"{MOMENTS} cannot be read: No such file"),
-        (STATE_FILE, lambda path: path.write_text(""), "state.json is not a checkpoint's state"),
+        (STATE_FILE, lambda path: path.write_text(""), "state.json is not a valid checkpoint state"),
     ],
 )
 def test_a_run_goes_on_from_the_newest_whole_one_and_says_so(tmp_path: Path, name: str, harm, said: str):
@@ -464,7 +464,7 @@ def test_where_none_is_whole_nothing_is_moved_and_the_run_does_not_start_over(tm
     for step in (50, 100):
         cut(saving.step_folder(config, step) / MOMENTS)
     with pytest.raises(
-        CheckpointError, match=r"is whole \(global_step_100: .*; global_step_50: .*Restore one, or move"
+        CheckpointError, match=r"is intact \(global_step_100: .*; global_step_50: .*Restore one, or move"
     ):
         checkpoint.require_whole(config)
     assert names(config) == ["global_step_100", "global_step_50"]
@@ -484,14 +484,14 @@ def test_four_overwritten_bytes_are_not_exported(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50, 100)
     overwrite(saving.step_folder(config, 100) / WEIGHTS)
-    said = r"global_step_100 is damaged: .*model\.safetensors has other bytes .* another one: --checkpoint 50"
+    said = r"global_step_100 is damaged: .*model\.safetensors differs from .* another one: --checkpoint 50"
     with pytest.raises(CheckpointError, match=said):
         export(config.run.dir, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [config.run.name]
     overwrite(saving.step_folder(config, 50) / MOMENTS)
     export(config.run.dir, tmp_path / "out", "50")  # the model itself is whole
     (saving.step_folder(config, 100) / STATE_FILE).write_text("")
-    with pytest.raises(CheckpointError, match=r"global_step_100/state\.json is not a checkpoint's state"):
+    with pytest.raises(CheckpointError, match=r"global_step_100/state\.json is not a valid checkpoint state"):
         export(config.run.dir, tmp_path / "out")
 
 
@@ -584,11 +584,11 @@ def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
     ("saved", "settings", "now", "said"),
     [
         (200, CONSTANT, 201, ""),
-        (200, CONSTANT, 4000, "the warm-up of 0.1 of all steps is not over at step 200"),
+        (200, CONSTANT, 4000, "the warm-up, 0.1 of all steps, is not over at step 200"),
         (100, CONSTANT, 150, ""),
         (10, CONSTANT, 201, "is not over at step 10. First .* beyond step 21"),
         (200, (), 201, ""),
-        (200, ("optim.min_lr=0",), 201, r"ended at optim.min_lr = 0, at which nothing is learnt. Set optim.min_lr"),
+        (200, ("optim.min_lr=0",), 201, r"ended at optim.min_lr = 0, so more steps would learn nothing. Set"),
         (150, (), 201, r'"cosine" spans all steps, so the rates of the first 150 .* retool export \S+_150 --to'),
         (150, (), 180, r'"cosine" spans all steps, so the rates of the first 150'),
     ],

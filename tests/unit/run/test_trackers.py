@@ -83,7 +83,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, f
     notes.warning("after the run, to nobody")
     assert fake.logged == [1, 2, 3]
     assert said.getvalue() == (
-        "note: the tracker wandb failed and is switched off; the run continues, and metrics.jsonl has all numbers. Its "
+        "note: the tracker wandb failed and was disabled; the run continues, and metrics.jsonl has all metrics. Its "
         "error: the network is gone\n"
     )
     told = [each for each in caplog.records if each.levelno >= logging.ERROR]
@@ -146,7 +146,7 @@ def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
     monkeypatch.chdir(tmp_path)
     config = run_in(tmp_path / "run", "wandb")
     if lacks:
-        with pytest.raises(ConfigError, match=r"no key .* is found .*wandb login.*WANDB_MODE=offline"):
+        with pytest.raises(ConfigError, match=r"no API key was found .*wandb login.*WANDB_MODE=offline"):
             trackers.check_trackers(config)
     else:
         trackers.check_trackers(config)
