@@ -27,7 +27,7 @@ def belong_to(run_dir: Path) -> None:
     _process.file, _process.touched_s = run_dir / FILE, -EVERY_S
 
 
-def sign() -> None:
+def heartbeat() -> None:
     """Send a heartbeat. Does nothing without a prior ``belong_to``, as in an evaluation."""
     now_s = time.monotonic()
     if _process.file is None or now_s - _process.touched_s < EVERY_S:

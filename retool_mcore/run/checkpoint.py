@@ -60,15 +60,15 @@ CONTENTS = (STATE_FILE, SUMS, "actor", "critic", "data.pt", "transfer_queue")
 VERSION = 2  # of state.json; newer releases write higher versions
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 # Keys of identity() that may change between save and resume. New values apply from the next step.
-FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
+CHANGEABLE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 UNSET = "(not set)"
 PIECE_BYTES = 64 * 2**20  # of a file, with a checksum each
 READ_BYTES = 2**20
 CHECKSUM_THREADS = 8
-DAMAGED_NAMED = 3  # maximum number of damaged files that an error lists
+MAX_LISTED = 3  # maximum number of damaged files that an error lists
 _NAME = re.compile(r"global_step_([1-9][0-9]*)")
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")  # Megatron names a file after the rank that wrote it
-PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that locate a run but do not define it
+LOCATIONS = ("run.root", "run.name", "checkpoint.resume")  # settings that locate a run but do not define it
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ class Saved:
 def identity(config: RunConfig) -> dict[str, Any]:
     """Return the settings that must not change between save and resume.
 
-    Otherwise the schedule and the moments would not fit. The keys in FREE are exceptions. Users may
-    change these, and any setting not returned here; the run prints a note and uses the new values.
+    Otherwise the schedule and the moments would not fit. The keys in CHANGEABLE are exceptions.
+    Users may change these, and any setting not returned here; the run prints a note and uses the
+    new values.
     """
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
@@ -233,7 +234,7 @@ def find_resume(config: RunConfig) -> Saved | None:
             )
         saved = read_state(path)
     differences = _differences(saved.identity, identity(config))
-    changed = {key: phrase for key, phrase in differences if key not in FREE}
+    changed = {key: phrase for key, phrase in differences if key not in CHANGEABLE}
     before = saved.identity.get("steps")
     if "steps" in changed and isinstance(before, int):
         if not (refused := _refused_steps(config, saved, before)):
@@ -335,7 +336,7 @@ def choose_resume(config: RunConfig) -> tuple[Saved | None, list[str]]:
 def changed_settings(saved: Saved, config: RunConfig) -> list[str]:
     """Return a phrase for every setting that differs from the checkpoint's."""
     now = json.loads(json.dumps(config.model_dump()))
-    changed = [phrase for key, phrase in _differences(saved.settings, now) if key not in PLACES]
+    changed = [phrase for key, phrase in _differences(saved.settings, now) if key not in LOCATIONS]
     scheduled = config.optim.schedule != "constant"
     if scheduled and saved.identity.get("steps") == saved.step < config.num_steps:
         changed += [f"the schedule has ended, and the rate stays at optim.min_lr = {config.optim.min_lr:g}"]
@@ -487,8 +488,8 @@ def find_damage(folder: Path, files: Mapping[str, Any], under: str = "") -> str:
         read = zip(wanted.items(), checksums_of(wanted), strict=True)
         wrong = [f"{path.relative_to(folder)} differs from what was written" for (path, row), now in read
                  if now != row]  # fmt: skip
-    more = f" and {len(wrong) - DAMAGED_NAMED} more" if len(wrong) > DAMAGED_NAMED else ""
-    return "; ".join(wrong[:DAMAGED_NAMED]) + more
+    more = f" and {len(wrong) - MAX_LISTED} more" if len(wrong) > MAX_LISTED else ""
+    return "; ".join(wrong[:MAX_LISTED]) + more
 
 
 def _wrong_size(path: Path, wanted: Checksum, folder: Path) -> str:
@@ -508,7 +509,7 @@ def checksums_of(paths: Iterable[Path]) -> list[Checksum]:
     with ThreadPoolExecutor(min(CHECKSUM_THREADS, os.cpu_count() or 1)) as threads:
         for (path, _), crc in zip(pieces, threads.map(_crc_of_piece, pieces), strict=True):
             crcs[path] = zlib.crc32(crc.to_bytes(4, "big"), crcs[path])
-            alive.sign()
+            alive.heartbeat()
     return [Checksum(size, f"{crcs[path]:08x}") for path, size in files.items()]
 
 

@@ -16,11 +16,11 @@ from typing import IO
 
 from retool_mcore.errors import CheckpointError, ConfigError
 
-ASKED_S = 0.05  # polling interval; `is_locked` holds the lock for microseconds
-ENDING_S = 3.0
-QUIET_WITHIN_S = 5.0
+POLL_S = 0.05  # polling interval; `is_locked` holds the lock for microseconds
+WAIT_FOR_EXIT_S = 3.0
+REMOVE_WITHIN_S = 5.0
 LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # the path of a Unix socket has at most 107 bytes
-LITTLE_BYTES = 16 << 20  # a disk with less free space counts as full: some may have been freed meanwhile
+FULL_BELOW_BYTES = 16 << 20  # a disk with less free space counts as full: some may have been freed meanwhile
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # in TMPDIR by default, but compiled kernels should outlive a run
 # Texts that identify a failed write: shutil.Error has no errno, and PyTorch's archive writer only
 # reports an unexpected position.
@@ -55,14 +55,14 @@ def lock_run(run_dir: Path, another: str = "set another run.name", name: str = "
 def require_free(run_dir: Path) -> None:
     """Raise lock_run's ConfigError if another process holds the lock; does not take the lock.
 
-    This lets a command fail before its slow imports. Waits up to ENDING_S for the processes of a
-    run that was just killed to exit.
+    This lets a command fail before its slow imports. Waits up to WAIT_FOR_EXIT_S for the processes
+    of a run that was just killed to exit.
     """
-    until = time.monotonic() + ENDING_S
+    until = time.monotonic() + WAIT_FOR_EXIT_S
     while is_locked(run_dir):
         if time.monotonic() >= until:
             raise _in_use(run_dir, (run_dir / ".lock").read_text(encoding="utf-8"), "set another run.name")
-        time.sleep(ASKED_S)
+        time.sleep(POLL_S)
 
 
 def _in_use(run_dir: Path, owner: str, another: str) -> ConfigError:
@@ -75,7 +75,7 @@ def _lock(handle: IO[str]) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        time.sleep(ASKED_S)
+        time.sleep(POLL_S)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -158,7 +158,7 @@ def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
 def full_folder(error: BaseException, folder: Path) -> Path:
     """Return the first full one of ``folder``, the error's file and TMPDIR; else ``folder``."""
     named = [Path(str(each)) for each in (getattr(error, "filename", None), tempfile.gettempdir()) if each]
-    return next((place for place in (folder, *named) if _free_bytes(place) < LITTLE_BYTES), folder)
+    return next((place for place in (folder, *named) if _free_bytes(place) < FULL_BELOW_BYTES), folder)
 
 
 def _free_bytes(place: Path) -> float:
@@ -220,7 +220,7 @@ def remove_temporary() -> None:
 
 def remove_when_quiet(folder: Path, clean: Callable[[Path], bool] = lambda folder: True) -> None:
     """Remove a folder that exiting processes may still write to; give up after 5 s."""
-    end_s = time.monotonic() + QUIET_WITHIN_S
+    end_s = time.monotonic() + REMOVE_WITHIN_S
     while folder.exists() and time.monotonic() < end_s:
         if clean(folder):
             shutil.rmtree(folder, ignore_errors=True)

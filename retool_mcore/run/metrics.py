@@ -44,8 +44,8 @@ def token_rates(tokens: float, times: Mapping[str, float], num_gpus: int) -> dic
     ``times`` are in seconds; saving and validating do not count. ``num_gpus`` counts all GPUs of
     [cluster].
     """
-    now_and_then_s = sum(times.get(name, 0.0) for name in ("timing_s/save_checkpoint", "timing_s/validate"))
-    rate = tokens / (times["timing_s/step"] - now_and_then_s)
+    save_and_validate_s = sum(times.get(name, 0.0) for name in ("timing_s/save_checkpoint", "timing_s/validate"))
+    rate = tokens / (times["timing_s/step"] - save_and_validate_s)
     return {"perf/total_num_tokens": tokens, "tokens_per_s": rate, "perf/throughput": rate / num_gpus}
 
 

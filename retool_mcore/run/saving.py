@@ -30,7 +30,7 @@ from retool_mcore.run.checkpoint import (
 )
 from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
 
-FULL = "Its files were deleted; the checkpoint before it is kept. Free some, then run the same command again."
+DISK_FULL = "Its files were deleted; the checkpoint before it is kept. Free some, then run the same command again."
 
 
 class Pending(Protocol):
@@ -127,7 +127,7 @@ class Saver:
         else:
             self._in_flight = (step, pending)
 
-    def what_is_kept(self) -> str:
+    def describe_kept(self) -> str:
         """Return a sentence on what is saved, for the user of a run that stops early."""
         found = complete_checkpoints(self._config.run.dir / "checkpoints")
         if not found:
@@ -159,7 +159,7 @@ class Saver:
     def _writing(self, step: int) -> Generator[None]:
         """On a full disk, delete the incomplete checkpoint to free space."""
         folder = step_folder(self._config, step)
-        with explain_full_disk(folder, FULL):
+        with explain_full_disk(folder, DISK_FULL):
             try:
                 yield
             except Exception as error:

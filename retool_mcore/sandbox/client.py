@@ -41,7 +41,7 @@ _CONNECT_TIMEOUT_S = 5.0
 # the code.
 _QUEUE_ALLOWANCE_S = 120.0
 _BUSY_PAUSE_S = (0.75, 1.25)
-_LONGEST_REST_S = 30.0
+_MAX_PAUSE_S = 30.0
 
 
 class RemoteServer:
@@ -59,20 +59,20 @@ class RemoteServer:
         )
         self.in_flight = 0
         self.checked = False  # True: the level is verified, and no call has failed since
-        self.rests_until = 0.0
+        self.paused_until = 0.0
         self._failures = 0
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         """Reset the circuit breaker: the server returned a result or rejected a bad request."""
-        self._failures, self.rests_until = 0, 0.0
+        self._failures, self.paused_until = 0, 0.0
 
-    def failed(self, error: SandboxUnavailable) -> None:
+    def record_failure(self, error: SandboxUnavailable) -> None:
         """Back off from the server, longer after each consecutive failure; then check it again."""
         self.checked = False
-        if self.rests_until < time.monotonic():  # otherwise the call began before the last failure
-            rest_s = min(2.0**self._failures, _LONGEST_REST_S)
-            self._failures, self.rests_until = self._failures + 1, time.monotonic() + rest_s
-            logger.warning("sandbox %s gets no calls for %.0f s: %s", self.url, rest_s, error)
+        if self.paused_until < time.monotonic():  # otherwise the call began before the last failure
+            pause_s = min(2.0**self._failures, _MAX_PAUSE_S)
+            self._failures, self.paused_until = self._failures + 1, time.monotonic() + pause_s
+            logger.warning("sandbox %s gets no calls for %.0f s: %s", self.url, pause_s, error)
 
 
 class RemoteSandbox(Sandbox):
@@ -132,8 +132,8 @@ class RemoteSandbox(Sandbox):
             if not isinstance(error, SandboxUnavailable):
                 raise error
         if 2 * len(errors) > len(self._servers):
-            num_well, num = len(self._servers) - len(errors), len(self._servers)
-            raise SandboxUnavailable(f"{num_well} of {num} sandboxes answer, and half are needed to start. {errors[0]}")
+            answered = f"{len(self._servers) - len(errors)} of {len(self._servers)} sandboxes answer"
+            raise SandboxUnavailable(f"{answered}, and half are needed to start. {errors[0]}")
         if errors:
             logger.warning("opened without %d of %d sandboxes: %s", len(errors), len(self._servers), errors[0])
 
@@ -174,7 +174,7 @@ class RemoteSandbox(Sandbox):
         async with self._places:
             if session is None:
                 return await self._call(body, request.run_timeout_s)
-            result = await self._try(self._holder(session), body, request.run_timeout_s)
+            result = await self._try(self._server_of(session), body, request.run_timeout_s)
         # A restarted server does not know which sessions it lost.
         lost = result.session_started and session in self._answered
         self._answered.add(session)
@@ -193,7 +193,7 @@ class RemoteSandbox(Sandbox):
         """Choose the least busy server; prefer those not backing off and not yet tried."""
         now = time.monotonic()
         # Break ties at random, so that the processes of a run do not all start with the first URL.
-        return min(self._servers, key=lambda s: (s.rests_until > now, s in tried, s.in_flight, random.random()))
+        return min(self._servers, key=lambda s: (s.paused_until > now, s in tried, s.in_flight, random.random()))
 
     async def _try(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> ExecResult:
         """Send one request, and update the server's circuit breaker by the outcome."""
@@ -206,34 +206,34 @@ class RemoteSandbox(Sandbox):
             result = None if refused else _read(server, answer, round_trip_s)
         except (SandboxUnavailable, httpx.HTTPError, ValueError) as error:
             failure = error if isinstance(error, SandboxUnavailable) else unavailable(server.url, "a call", error)
-            server.failed(failure)
+            server.record_failure(failure)
             raise failure from error
         finally:
             server.in_flight -= 1
-        server.worked()
+        server.record_success()
         if result is None:  # any other server would reject it too
             raise ConfigError(f"the sandbox at {server.url} refused the request: {answer.text[:2000]}")
         return result
 
     async def _post(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> tuple[httpx.Response, float]:
         """Return the answer and the round trip in seconds. Retries while the server is busy."""
-        asked = time.monotonic()
+        sent_at = time.monotonic()
         timeout = httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S)
         headers = {"content-type": "application/json"}
         while True:
             answer = await server.http.post("/run_code", content=body, headers=headers, timeout=timeout)
-            took_s = time.monotonic() - asked
+            took_s = time.monotonic() - sent_at
             if answer.status_code != 503 or took_s > _QUEUE_ALLOWANCE_S:
                 return answer, took_s
             await asyncio.sleep(random.uniform(*_BUSY_PAUSE_S))
 
-    def _holder(self, session: str) -> RemoteServer:
+    def _server_of(self, session: str) -> RemoteServer:
         """Return the server that hosts a session, chosen by a hash of its name."""
         return self._servers[zlib.crc32(session.encode("utf-8", "replace")) % len(self._servers)]
 
     async def end_session(self, session: str) -> None:
         """See ``base.Sandbox.end_session``."""
-        server = self._holder(session)
+        server = self._server_of(session)
         self._answered.discard(session)
         try:
             answer = await server.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)

@@ -215,7 +215,7 @@ def _loop(
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)
     if asked:
-        raise Ended(asked, saver.what_is_kept())
+        raise Ended(asked, saver.describe_kept())
     if rank == 0 and best.given_up:
         print_text(console, f"note: {best.summary()}")
 

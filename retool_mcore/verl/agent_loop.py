@@ -119,7 +119,7 @@ class ReToolAgentLoop(AgentLoopBase):
             trajectory_id=uuid4().hex,
             tool_context=_tool_context(kwargs),
         )
-        alive.sign()
+        alive.heartbeat()
         if trajectory.dropped:
             causes[trajectory.drop_error or "an outage"] += 1
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
@@ -213,7 +213,7 @@ class VerlEngine:
             raise EngineUnavailable(
                 f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
             ) from error
-        alive.sign()
+        alive.heartbeat()
         stop = _stop(output.stop_reason, output.token_ids, request.stop_token_ids)
         return EngineTurn(
             token_ids=output.token_ids,

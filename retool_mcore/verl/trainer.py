@@ -115,7 +115,7 @@ class RlRun(EngineRestarts):
                 super().fit(agent_loop_manager)
             except StoppedBeforeUpdate:
                 self._save_previous_step()
-                raise Ended(self._ending.asked, self._saver.what_is_kept()) from None
+                raise Ended(self._ending.asked, self._saver.describe_kept()) from None
             finally:
                 if self._writer is not None:
                     self._writer.close()

@@ -39,7 +39,7 @@ def main(what: str, root: str, stall_s: str) -> int:
             alive.belong_to(config.run.dir)
             if what == "working":
                 for _ in range(10):
-                    alive.sign()
+                    alive.heartbeat()
                     time.sleep(0.5)
             else:
                 wait_for_ever()

@@ -49,14 +49,14 @@ def test_a_step_that_is_longer_than_the_limit_goes_on_while_its_parts_end(tmp_pa
 
 def test_a_process_gives_no_more_signs_than_one_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(alive._process, "file", None)
-    alive.sign()
+    alive.heartbeat()
     alive.belong_to(tmp_path)
-    alive.sign()
+    alive.heartbeat()
     os.utime(tmp_path / "alive", (1000, 1000))
-    alive.sign()
+    alive.heartbeat()
     assert (tmp_path / "alive").stat().st_mtime == 1000
     monkeypatch.setattr(alive._process, "touched_s", time.monotonic() - 1.1)
-    alive.sign()
+    alive.heartbeat()
     assert (tmp_path / "alive").stat().st_mtime == pytest.approx(time.time(), abs=5)
 
 

@@ -130,13 +130,13 @@ def test_a_validation_gets_its_own_sampling(tokenizer, tmp_path: Path, monkeypat
 def test_turns_and_trajectories_signal_the_watchdog(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     signs: list[bool] = []
 
-    def signed() -> None:
-        sign()
+    def recorded() -> None:
+        heartbeat()
         signs.append(bool(signs_of(config.run.dir)))
 
-    sign, config = alive.sign, rl(tmp_path, "rollout.group_size=3")
+    heartbeat, config = alive.heartbeat, rl(tmp_path, "rollout.group_size=3")
     monkeypatch.setattr(alive, "EVERY_S", 0.0)
-    monkeypatch.setattr(alive, "sign", signed)
+    monkeypatch.setattr(alive, "heartbeat", recorded)
     sampled(config, tokenizer, monkeypatch, validate=False)
     assert len(signs) == 3 * (len(TURNS) + 1) and all(signs)
 

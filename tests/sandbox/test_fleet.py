@@ -187,7 +187,7 @@ async def test_a_server_that_comes_back_at_a_weaker_level_gets_no_calls():
         while not other.num_calls:
             await sandbox.execute("1")
         other.headers, other.run, before = "x-sandbox-level: rlimits\r\n", ran, other.num_calls
-        sandbox._servers[1].rests_until = 0.0  # pyright: ignore[reportPrivateUsage]
+        sandbox._servers[1].paused_until = 0.0  # pyright: ignore[reportPrivateUsage]
         async with asyncio.timeout(15):
             while other.num_pings < 2:
                 assert (await sandbox.execute("1")).ok

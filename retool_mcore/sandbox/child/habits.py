@@ -44,12 +44,12 @@ def parse_cell(source: str, filename: str, *, notebook: bool) -> Cell:
     try:
         return Cell(ast.parse(source, filename), source)
     except SyntaxError:
-        if notebook and (cell := _read_again(source, filename)):
+        if notebook and (cell := _repair(source, filename)):
             return cell
         raise
 
 
-def _read_again(source: str, filename: str) -> Cell | None:
+def _repair(source: str, filename: str) -> Cell | None:
     """Rewrite each line that Python rejects until all parse. None if a line cannot be repaired."""
     lines, notes = _without_prompts(textwrap.dedent(source.replace("\r\n", "\n")).split("\n"))
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
@@ -66,7 +66,7 @@ def _read_again(source: str, filename: str) -> Cell | None:
         if command := _COMMAND.match(line):
             lines[number] = f"{command[1]}pass"
             if command[2].split()[0] not in _SILENT:
-                notes.append(f"[{command[2][:100]} was not run: {_why_not(command[3])}]\n")
+                notes.append(f"[{command[2][:100]} was not run: {_reason_not_run(command[3])}]\n")
         elif message.startswith(("unexpected indent", "unindent does not match")):
             lines[number] = line.removeprefix(indent)
         elif message.startswith(("invalid character", "invalid non-printable")):
@@ -88,7 +88,7 @@ def _without_prompts(lines: list[str]) -> tuple[list[str], list[str]]:
     return code, [note] if num_dropped else []
 
 
-def _why_not(command: str) -> str:
+def _reason_not_run(command: str) -> str:
     if not _INSTALLER.match(command):
         return NOT_RUN
     present = (name for name in _PACKAGES.split() if importlib.machinery.PathFinder.find_spec(name))

@@ -52,32 +52,32 @@ def _redirecting(function: Any, num_paths: int, exempt: tuple[str, ...]) -> Call
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        asked: dict[Any, Any] = {}  # redirected path -> path that the code passed
-        paths = [_redirect(path, exempt, asked) for path in args[:num_paths]]
+        original: dict[Any, Any] = {}  # redirected path -> path that the code passed
+        paths = [_redirect(path, exempt, original) for path in args[:num_paths]]
         for name in _KEYWORDS:
             if name in kwargs:
-                kwargs[name] = _redirect(kwargs[name], exempt, asked)
-        if not asked:
+                kwargs[name] = _redirect(kwargs[name], exempt, original)
+        if not original:
             return function(*args, **kwargs)
         try:
             return function(*paths, *args[num_paths:], **kwargs)
         except OSError as error:
             for attribute in ("filename", "filename2"):
-                if getattr(error, attribute) in asked:
-                    setattr(error, attribute, asked[getattr(error, attribute)])
+                if getattr(error, attribute) in original:
+                    setattr(error, attribute, original[getattr(error, attribute)])
             raise
 
     call.__module__ = "io" if function is io.open else "os"
     return call
 
 
-def _redirect(path: Any, exempt: tuple[str, ...], asked: dict[Any, Any]) -> Any:
+def _redirect(path: Any, exempt: tuple[str, ...], original: dict[Any, Any]) -> Any:
     name: Any = path.__fspath__() if hasattr(path, "__fspath__") else path
     if not isinstance(name, str) or not name.startswith(SHARED):
         return path
     for shared in SHARED:
-        beneath = name[len(shared) :]
-        if name.startswith(shared) and beneath[:1] in ("", "/") and not name.startswith((box, *exempt)):
-            asked[box + beneath] = name
-            return box + beneath
+        rest = name[len(shared) :]
+        if name.startswith(shared) and rest[:1] in ("", "/") and not name.startswith((box, *exempt)):
+            original[box + rest] = name
+            return box + rest
     return path

@@ -40,7 +40,7 @@ MAX_BODY_BYTES = 48 << 20
 BODY_TIMEOUT_S = 30.0
 _FAILURES_IN_A_ROW = 3  # from this number on, /health reports failure
 _PROBE_TIMEOUT_S = 5.0
-_HANG_UP_LOOK_S = 0.5
+_DISCONNECT_POLL_S = 0.5
 
 
 def create_app(
@@ -175,11 +175,11 @@ def _parse(body: bytes) -> ExecRequest:
         raise ConfigError(f"not JSON: {error}") from error
 
 
-async def _execute_while_connected(sandbox: LocalSandbox, asked: ExecRequest, request: Request) -> ExecResult:
+async def _execute_while_connected(sandbox: LocalSandbox, to_execute: ExecRequest, request: Request) -> ExecResult:
     """Execute a request, and cancel the execution when the client disconnects."""
-    execution = asyncio.ensure_future(sandbox.run(asked))
+    execution = asyncio.ensure_future(sandbox.run(to_execute))
     try:
-        while not (await asyncio.wait((execution,), timeout=_HANG_UP_LOOK_S))[0]:
+        while not (await asyncio.wait((execution,), timeout=_DISCONNECT_POLL_S))[0]:
             if await request.is_disconnected():
                 raise HTTPException(499, "the client closed the connection.")
         return execution.result()

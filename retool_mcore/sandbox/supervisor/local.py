@@ -54,7 +54,7 @@ class LocalSandbox(Sandbox):
         self._interpreter = interpreter or Interpreter()
         # A heuristic for the faster image: both images can run any code. Untrusted code is searched
         # but never parsed in this process.
-        self._names_heavy = re.compile(rf"\b(?:{'|'.join(sorted(self._interpreter.heavy))})\b").search
+        self._find_heavy = re.compile(rf"\b(?:{'|'.join(sorted(self._interpreter.heavy))})\b").search
         self._min_level, self._max_level = min_level, max_level
         self.workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self.workers:
@@ -173,7 +173,7 @@ class LocalSandbox(Sandbox):
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
         if request.code.startswith("\ufeff"):  # byte order mark; Python skips it in files too
             request = replace(request, code=request.code[1:])
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         await self.open()
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(SandboxUnavailable),
@@ -183,21 +183,21 @@ class LocalSandbox(Sandbox):
         ):
             with attempt:
                 try:
-                    return await self._execute_once(request, asked)
+                    return await self._execute_once(request, requested_at)
                 except OSError as error:  # temporarily out of descriptors, processes or disk space
                     raise SandboxUnavailable(f"this machine lacks a resource for an execution: {error}") from error
         raise AssertionError("tenacity neither returned nor raised")
 
-    async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
+    async def _execute_once(self, request: ExecRequest, requested_at: float) -> ExecResult:
         if request.session is not None:
-            return await self._run_in_session(request, request.session, asked)
+            return await self._run_in_session(request, request.session, requested_at)
         async with self._running:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
-            queue_s = time.monotonic() - asked
+            queue_s = time.monotonic() - requested_at
             slot = self._slots.popleft()
             try:
-                heavy = len(request.code) > _MAX_SEARCHED_CHARS or self._names_heavy(request.code)
+                heavy = len(request.code) > _MAX_SEARCHED_CHARS or self._find_heavy(request.code)
                 result = await self._run_stateless(request, self._full if heavy else self._light, slot)
             finally:
                 self._slots.append(slot)
@@ -220,7 +220,7 @@ class LocalSandbox(Sandbox):
             return replace(result, status="memory_limit", return_code=None)
         return result
 
-    async def _run_in_session(self, request: ExecRequest, name: str, asked: float) -> ExecResult:
+    async def _run_in_session(self, request: ExecRequest, name: str, requested_at: float) -> ExecResult:
         """Run in the session's interpreter; start it for the first cell.
 
         Acquire the session before a worker: a new session that waits for a free interpreter must
@@ -230,7 +230,7 @@ class LocalSandbox(Sandbox):
         async with self._sessions.turn(name) as entry, self._running:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
-            queue_s = time.monotonic() - asked
+            queue_s = time.monotonic() - requested_at
             restarted, started = entry.lost, entry.process is None
             if entry.process is None:
                 entry.slot = slot = self._slots.popleft()

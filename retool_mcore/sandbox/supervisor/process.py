@@ -31,13 +31,13 @@ from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 10.0
-_LOOK_S = 2.0  # interval between checks that an idle session is still stopped
+_CHECK_FROZEN_S = 2.0  # interval between checks that an idle session is still stopped
 _READ_BYTES = 64 << 10
 # Control frames other than files fit into this many bytes. More is an attack, so the supervisor
 # shuts the control socket down.
 _CONTROL_BYTES = 4 << 10
 _MAX_FRAMES = 64  # not counting one per requested file; more is an attack too
-_READS_AT_ONCE = 16  # from one child, before the event loop serves others
+_MAX_READS = 16  # from one child, before the event loop serves others
 # After each read from a stream that exceeds its cap, pause for this time. The writer then blocks on
 # a full pipe instead of keeping this process busy.
 _OVERFLOW_PAUSE_S = 0.002
@@ -50,7 +50,7 @@ class _Frames:
     buffer: bytearray = field(default_factory=bytearray)
     files: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     wanted: set[int] = field(default_factory=set[int])  # indices of requested files not yet received
-    num_more: int = _MAX_FRAMES
+    num_left: int = _MAX_FRAMES
     received_bytes: int = 0
     limit_bytes: int = _CONTROL_BYTES
 
@@ -70,7 +70,7 @@ class ChildProcess:
         self._return_code: int | None = None
         self._cell = 0
         self._frozen, self._used_s = 0, 0.0  # root pid of the stopped tree, its CPU seconds so far
-        self._look: asyncio.TimerHandle | None = None
+        self._frozen_check: asyncio.TimerHandle | None = None
         self._frames = _Frames()
         self._in_session = False
         self._open = {stdout, stderr, control.fileno()}
@@ -169,26 +169,26 @@ class ChildProcess:
         cpu_s, self._used_s = max(0.0, used_s - self._used_s), used_s
         if stopped:
             self._frozen = root
-            self._look = self._loop.call_later(_LOOK_S, self._look_again)
+            self._frozen_check = self._loop.call_later(_CHECK_FROZEN_S, self._check_frozen)
         else:
             await self._kill_and_wait()
         return cpu_s
 
-    def _look_again(self) -> None:
+    def _check_frozen(self) -> None:
         """Kill the session if a process woke up: a timer can send SIGCONT to stopped processes."""
         if freeze.running(self._frozen, with_root=self.image.child_is_init):
             self.image.kill(self.child.pidfd)
         elif self.alive:
-            self._look = self._loop.call_later(_LOOK_S, self._look_again)
+            self._frozen_check = self._loop.call_later(_CHECK_FROZEN_S, self._check_frozen)
 
     def _thaw(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look_again()
-            self._look.cancel()
+        if self._frozen_check is not None:
+            self._frozen_check.cancel()
+            self._check_frozen()
+            self._frozen_check.cancel()
         if self._frozen and self.alive:
             freeze.resume(self._frozen, with_root=self.image.child_is_init)
-        self._frozen, self._look = 0, None
+        self._frozen, self._frozen_check = 0, None
 
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
@@ -197,7 +197,7 @@ class ChildProcess:
         self._return_code = None
         self._frames = _Frames(
             wanted=set(range(len(request.fetch_files))),
-            num_more=_MAX_FRAMES + len(request.fetch_files),
+            num_left=_MAX_FRAMES + len(request.fetch_files),
             limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
         )
         for fd in self._streams:
@@ -251,11 +251,11 @@ class ChildProcess:
     def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
         failure = None if exit_.cancelled() else exit_.exception()
         if self._control.fileno() in self._open:
-            self._read_control(at_once=2 * MAX_FILE_BYTES // _READ_BYTES)  # frames may arrive just before the exit
+            self._read_control(max_reads=2 * MAX_FILE_BYTES // _READ_BYTES)  # frames may arrive just before the exit
         if not self._ready.done():
             self._drain()
-            words = "".join(self._outputs[fd].text()[0] for fd in self._streams).strip()[-2000:]
-            reason = f"a child ended before it was confined{': ' + words if words else ''}"
+            output = "".join(self._outputs[fd].text()[0] for fd in self._streams).strip()[-2000:]
+            reason = f"a child ended before it was confined{': ' + output if output else ''}"
             self._ready.set_exception(failure or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
         if not self._turn.done():
@@ -267,7 +267,7 @@ class ChildProcess:
         except BlockingIOError:
             return
         if not data:
-            self._forget(fd)
+            self._stop_reading(fd)
             return
         output = self._outputs[fd]
         output.write(data)
@@ -293,13 +293,13 @@ class ChildProcess:
                 except BlockingIOError:
                     break
                 if not data:
-                    self._forget(fd)
+                    self._stop_reading(fd)
                 self._outputs[fd].write(data)
         if self._control.fileno() in self._open:
-            self._read_control(at_once=2 * MAX_FILE_BYTES // _READ_BYTES)
+            self._read_control(max_reads=2 * MAX_FILE_BYTES // _READ_BYTES)
 
-    def _read_control(self, at_once: int = _READS_AT_ONCE) -> None:
-        for _ in range(at_once):
+    def _read_control(self, max_reads: int = _MAX_READS) -> None:
+        for _ in range(max_reads):
             try:
                 data = self._control.recv(_READ_BYTES)
             except BlockingIOError:
@@ -310,15 +310,15 @@ class ChildProcess:
             frames.received_bytes += len(data)
             frames.buffer += data
             self._take_frames()
-            if not data or frames.received_bytes > frames.limit_bytes or frames.num_more < 0:
-                self._forget(self._control.fileno())
+            if not data or frames.received_bytes > frames.limit_bytes or frames.num_left < 0:
+                self._stop_reading(self._control.fileno())
                 if data:
                     self._control.shutdown(socket.SHUT_RDWR)
                 return
 
     def _take_frames(self) -> None:
         buffer = self._frames.buffer
-        while len(buffer) >= runner.FRAME.size and self._frames.num_more >= 0:
+        while len(buffer) >= runner.FRAME.size and self._frames.num_left >= 0:
             kind, length = runner.FRAME.unpack_from(buffer)
             end = runner.FRAME.size + length
             if len(buffer) < end:
@@ -329,7 +329,7 @@ class ChildProcess:
             self._on_frame(kind, payload)
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
-        self._frames.num_more -= 1
+        self._frames.num_left -= 1
         if not self._ready.done():
             if kind == runner.READY:
                 self._ready.set_result(None)
@@ -349,7 +349,7 @@ class ChildProcess:
                 self._return_code = return_code
                 self._turn.set_result(True)
 
-    def _forget(self, fd: int) -> None:
+    def _stop_reading(self, fd: int) -> None:
         if fd in self._open:
             self._open.discard(fd)
             self._loop.remove_reader(fd)
@@ -380,10 +380,10 @@ class ChildProcess:
             if self.alive:
                 await asyncio.shield(self._kill_and_wait())
         finally:
-            if self._look is not None:
-                self._look.cancel()
+            if self._frozen_check is not None:
+                self._frozen_check.cancel()
             for fd in list(self._open):
-                self._forget(fd)
+                self._stop_reading(fd)
             self._control.close()
             for fd in (*self._streams, self.child.pidfd):
                 os.close(fd)

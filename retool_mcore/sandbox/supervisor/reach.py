@@ -12,7 +12,7 @@ from typing import cast
 from retool_mcore.sandbox.supervisor import confine, kernel
 
 
-def by_descriptors(first: int) -> tuple[int, str]:
+def import_from_descriptors(first: int) -> tuple[int, str]:
     """Open Python's closed directories as fds from ``first`` on, and import through these.
 
     Each fd is the root of a detached mount, so `..` does not lead out of it. Without CAP_SYS_ADMIN

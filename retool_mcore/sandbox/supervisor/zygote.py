@@ -62,8 +62,8 @@ class Zygote:
         self._tasks = (0.0, 0)
         self._proc_fd = -1
         self._mapped_bytes = 0
-        room = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-        self.hidden = (os.path.join(room, ""), *confine.library_prefixes())
+        package_dir = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+        self.hidden = (os.path.join(package_dir, ""), *confine.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote, import packages, and send READY to the supervisor.
@@ -87,7 +87,7 @@ class Zygote:
                 if os.geteuid() != 0:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
-                self._num_library_fds, self._reachable = reach.by_descriptors(_LIBRARY_FD_BASE)
+                self._num_library_fds, self._reachable = reach.import_from_descriptors(_LIBRARY_FD_BASE)
         programs.explain_refusal()
         if self._level == "landlock":
             paths.redirect_shared_dirs(confine.visible_paths())

@@ -341,7 +341,7 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
 
     monkeypatch.setattr(alive, "_process", alive._Process())
     monkeypatch.setattr(module.start, "begin", lambda *_: None)
-    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: alive.sign())
+    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: alive.heartbeat())
     trainer = trainer_of(tmp_path)
     trainer._run.run.dir.mkdir(parents=True)
     trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(told=[])
