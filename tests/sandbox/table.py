@@ -1,10 +1,10 @@
-"""The table of retool_mcore/sandbox/README.md: each cell is an attack that was tried.
+"""Writes the table in retool_mcore/sandbox/README.md: each cell is the result of a real attack.
 
-    python -m tests.sandbox.table     # as root: tries all, writes the table
+    python -m tests.sandbox.table     # as root: runs all attacks, writes the table
 
-Every attack runs at every level twice: for a trainer that is root, whose executions have uids of
-their own, and for one that is an ordinary user. A level or user that cannot be had here is an error
-of the command; ``test_table.py`` compares what can be had with what is written.
+Every attack runs twice at every level: for a trainer that runs as root, whose executions have their
+own uids, and for a trainer that runs as an ordinary user. The command fails if a level or user is
+not available here. ``test_table.py`` compares the written table with the available ones.
 """
 
 import asyncio
@@ -30,29 +30,29 @@ START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of th
 Outcome = Callable[[ExecResult], bool]
 
 
-READY = "rt-ready"  # the name of a neighbour that has done what it does
+READY = "rt-ready"  # process name of a neighbour that has finished its preparation
 _WAITS = f"__import__('ctypes').CDLL(None).prctl(15, {READY.encode()!r}, 0, 0, 0)\n__import__('time').sleep(9)"
 NEIGHBOUR = f"open('private', 'w').close()\n{_WAITS}"
 
 
-def says_refused(result: ExecResult) -> bool:
+def printed_refused(result: ExecResult) -> bool:
     return result.stdout.strip() == "refused"
 
 
 @dataclass(frozen=True)
 class Attack:
-    """``code`` prints "refused" where nothing was gained; ``held`` judges it, and the host."""
+    """``code`` prints "refused" if it gained nothing. ``held``: whether the attack failed."""
 
     what: str
     code: str
-    held: Outcome = says_refused
+    held: Outcome = printed_refused
     neighbour: str = NEIGHBOUR
     neighbour_s: float = 0.01
     options: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def tried(*lines: str) -> str:
-    """Code that prints "refused" when every line raises OSError, or "done"."""
+    """Return code that prints "refused" if every line raises OSError, otherwise "done"."""
     attempts = "".join(f"attempt(lambda: {line})\n" for line in lines)
     return (
         "import ctypes, glob, os, signal, socket\ndone = []\ndef attempt(f):\n    try: f()\n"
@@ -61,12 +61,12 @@ def tried(*lines: str) -> str:
 
 
 def attacks(host: Path, port: int) -> list[Attack]:
-    """Every row of the table. ``host`` has files of the trainer; something listens on ``port``."""
+    """Return the table's rows. ``host`` has the trainer's files; a server listens on ``port``."""
     return [*_using_up(host), *_between_neighbours(), *_reaching_out(host, port)]
 
 
 def _using_up(host: Path) -> list[Attack]:
-    """Time, memory, processes and files, beyond the limits of an execution."""
+    """Attacks on the limits of time, memory, processes and files."""
 
     def nobody_left(_: ExecResult) -> bool:
         time.sleep(1.3)
@@ -102,23 +102,23 @@ def _using_up(host: Path) -> list[Attack]:
         ),
         Attack("daemons and double forks: all dead when the call returns", survivor.format(kill=""), nobody_left),
         Attack(
-            "the same, after killing the process above the code and the code",
+            "the same, after killing the code's parent process and the code itself",
             _ABOVE + survivor.format(kill=kill.format(above="[GUARDIAN, MAIN]")),
             nobody_left,
         ),
         Attack(
-            "number of files (1,024; all are deleted afterwards at every level)",
+            "number of files (1,024; at every level, all are deleted afterwards)",
             tried("[open(str(n), 'w').close() for n in range(1500)]"),
         ),
     ]
 
 
 def _between_neighbours() -> list[Attack]:
-    """What the kernel counts by user or keeps by file: taken by one, missed by another."""
+    """Attacks on resources that the kernel counts per user or keeps per file."""
     neighbours = (
-        ("a neighbour takes all descriptors in flight", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
-        ("a neighbour takes all timers and queued signals", _MANY_TIMERS, _ONE_TIMER),
-        ("locks on library files are seen by neighbours", _LOCK + "lock()\n", _LOCK + "missed(lock)"),
+        ("another execution uses up all in-flight descriptors", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
+        ("another execution uses up all timers and queued signals", _MANY_TIMERS, _ONE_TIMER),
+        ("other executions see locks on library files", _LOCK + "lock()\n", _LOCK + "missed(lock)"),
     )
     return [
         Attack(what, _MISSED + code, neighbour=neighbour + _WAITS, neighbour_s=6)
@@ -127,7 +127,7 @@ def _between_neighbours() -> list[Attack]:
 
 
 def _reaching_out(host: Path, port: int) -> list[Attack]:
-    """Files, processes and the network outside of an execution."""
+    """Attacks on files, processes and the network outside the execution."""
     parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
     zero_ns = os.stat("/dev/zero").st_mtime_ns
     before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
@@ -138,20 +138,20 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
 
     return [
         Attack("reading host files that every user may read", tried("open('/etc/passwd')")),
-        Attack("reading files of the trainer alone (mode 600)", tried(f"open({files[1]!r})")),
+        Attack("reading files that only the trainer may read (mode 600)", tried(f"open({files[1]!r})")),
         Attack(
-            "reading what lies open in a directory that is closed to others (mode 700)",
+            "reading a world-readable file in a directory closed to others (mode 700)",
             _CLIMB + tried(f"open({str(host / 'closed/open_to_all')!r})", "climb()"),
         ),
         Attack(
-            "times of the host's devices",
+            "changing times of the host's devices",
             tried("os.utime('/dev/zero')"),
             lambda _: os.stat("/dev/zero").st_mtime_ns == zero_ns,
         ),
         Attack(
-            "becoming the last to be killed for memory, where the trainer lacks CAP_SYS_RESOURCE",
+            "lowering its own OOM score, where the trainer lacks CAP_SYS_RESOURCE",
             tried("open('/proc/self/oom_score_adj', 'w').write('0')"),
-            lambda result: says_refused(result) and result.level != Level.RLIMITS,
+            lambda result: printed_refused(result) and result.level != Level.RLIMITS,
         ),
         Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
         Attack(
@@ -160,7 +160,7 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
             unchanged,
         ),
         Attack(
-            "mode and times of the trainer's files",
+            "changing mode and times of the trainer's files",
             tried(*(f"{call}({path!r}{rest})" for path in files for call, rest in _MODES)),
             unchanged,
         ),
@@ -174,17 +174,18 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
             "namespaces, ptrace and running programs",
             tried("os.execv('/bin/true', ['true'])").replace("print(", _LIBC + "print("),
         ),
-        Attack("the trainer's environment", tried(f"open('/proc/{parent}/environ').read()")),
+        Attack("reading the trainer's environment", tried(f"open('/proc/{parent}/environ').read()")),
         Attack(
-            "files of an execution at the same time",
+            "reading files of a concurrent execution",
             tried("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(_neighbour_glob())),
             neighbour_s=6,
         ),
         Attack(
-            "the host's name", f"import os\nprint('refused' if os.uname().nodename != {os.uname().nodename!r} else 1)"
+            "reading the host's name",
+            f"import os\nprint('refused' if os.uname().nodename != {os.uname().nodename!r} else 1)",
         ),
-        Attack("the host's load", _LOAD),
-        Attack("the disk's size", f"import os\nDISK = {_disk_bytes('/usr/lib')}\n" + _SAME_DISK),
+        Attack("reading the host's load", _LOAD),
+        Attack("reading the disk's size", f"import os\nDISK = {_disk_bytes('/usr/lib')}\n" + _SAME_DISK),
     ]
 
 
@@ -192,7 +193,7 @@ _ABOVE = """
 import os
 MAIN, GUARDIAN = os.getpid(), os.getppid()
 """
-# On a busy machine the neighbour may not have taken all when the other comes.
+# On a busy machine, the neighbour may not have used up all of it when the attack starts.
 _MISSED = """
 import time
 def missed(take):
@@ -278,7 +279,7 @@ def _state(path: str) -> tuple[int, int]:
 
 
 async def facts(level: Level) -> dict[str, bool]:
-    """Whether each attack is held at ``level``, for this user. Raises SandboxUnavailable."""
+    """Whether each attack fails at ``level``, for this user. Raises SandboxUnavailable."""
     held: dict[str, bool] = {}
     with (
         tempfile.TemporaryDirectory(dir="/var/tmp") as directory,
@@ -296,7 +297,7 @@ async def facts(level: Level) -> dict[str, bool]:
                 try:
                     result = await sandbox.execute(NOT_REDIRECTED + attack.code, **attack.options)  # type: ignore[arg-type]
                     held[attack.what] = attack.held(result)
-                except SandboxUnavailable:  # the code took the warm process with it
+                except SandboxUnavailable:  # the code also killed the zygote
                     held[attack.what] = False
                 neighbour.cancel()
                 await asyncio.wait((neighbour,))
@@ -304,7 +305,7 @@ async def facts(level: Level) -> dict[str, bool]:
 
 
 async def _ready(neighbour: asyncio.Future[ExecResult], limit_s: float) -> None:
-    """Wait until the neighbour says so, at most ``limit_s``."""
+    """Wait until the neighbour has prepared its attack, at most ``limit_s``."""
     end_s = time.monotonic() + limit_s
     while not neighbour.done() and time.monotonic() < end_s and not processes_named(READY):
         await asyncio.sleep(0.01)
@@ -312,7 +313,7 @@ async def _ready(neighbour: asyncio.Future[ExecResult], limit_s: float) -> None:
 
 @contextlib.contextmanager
 def _few_signals() -> Generator[None]:
-    """Queued signals and timers so few that an execution takes all in a moment."""
+    """Lower the limit of queued signals and timers, so that an execution quickly uses up all."""
     soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (2000 if hard == resource.RLIM_INFINITY else min(2000, hard), hard))
     try:
@@ -333,7 +334,7 @@ def _lay(host: Path) -> Path:
 
 
 def table(root: dict[Level, dict[str, bool]], user: dict[Level, dict[str, bool]]) -> str:
-    """The table in Markdown, between its marks."""
+    """Return the table in Markdown, between its marks."""
     words = {(True, True): "yes", (True, False): "as root", (False, True): "as a user", (False, False): "**no**"}
     rows = [f"| attack | {' | '.join(LEVELS)} |", "|---" * (len(LEVELS) + 1) + "|"]
     for what in root[LEVELS[0]]:
@@ -343,7 +344,7 @@ def table(root: dict[Level, dict[str, bool]], user: dict[Level, dict[str, bool]]
 
 
 def main() -> None:
-    """Print this user's facts as JSON (with a level), or try all and write the table."""
+    """With a level, print this user's facts as JSON; otherwise write the whole table."""
     if len(sys.argv) > 1:
         json.dump(asyncio.run(facts(Level(sys.argv[1]))), sys.stdout)
         return
