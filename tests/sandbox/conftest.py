@@ -1,5 +1,6 @@
-"""Sandboxes at every level this machine gives, opened once: a level that is refused is skipped with
-its reason.
+"""Fixtures: one sandbox per isolation level, opened once.
+
+Tests of a level that this machine does not support are skipped with the reason.
 """
 
 import os
@@ -14,13 +15,13 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser, make_ordinary_user
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
-# Only `make test-long` runs these modules, and the others at rlimits.
+# Only `make test-long` runs these modules, and the tests at level rlimits of the others.
 LONG = ("test_host_files", "test_interpreter", "test_soak", "test_uids")
 SECRET = "a secret of the training process"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` tries the two strongest levels."""
+    """Mark LONG modules and tests at rlimits: `make test` runs only the two strongest levels."""
     here = Path(__file__).parent
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}  # type: ignore[attr-defined]
@@ -30,8 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", params=LEVELS, ids=str)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
-    """One sandbox per level, shared by all tests: each of them also shows that the ones before left
-    it whole.
+    """One sandbox per level, shared by all tests.
+
+    So each test also checks that the earlier ones left the sandbox usable.
     """
     os.environ["RETOOL_TEST_SECRET"] = SECRET
     async with await open_at(request.param, workers=2) as opened:
@@ -53,6 +55,6 @@ async def landlock() -> AsyncIterator[LocalSandbox]:
 
 @pytest.fixture(scope="session")
 def ordinary_user() -> Iterator[OrdinaryUser]:
-    """Another user than root, with a home outside of pytest's directories, which it closes."""
+    """A user other than root. pytest closes its directories to others, so the home is elsewhere."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         yield make_ordinary_user(Path(home))

@@ -1,4 +1,4 @@
-"""Runs a script as an ordinary user, for what root is spared: its own uid is the trainer's."""
+"""Runs a script as an ordinary user, whose executions have the same uid as the trainer."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class OrdinaryUser:
         """Run ``code`` in the user's directory; skip the test if a level is not supported."""
         settings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.home), "PYTHONDONTWRITEBYTECODE": "1"}
         if as_root and os.geteuid() != 0:
-            pytest.skip("the tests are not run by root")
+            pytest.skip("requires root")
         as_user = {} if as_root or os.geteuid() != 0 else {"user": UID, "group": UID, "extra_groups": []}
         result = subprocess.run(
             [self.python, "-c", code, *arguments],
@@ -47,21 +47,21 @@ class OrdinaryUser:
         )  # fmt: skip
 
     def facts(self, level: str) -> dict[str, bool]:
-        """What the attacks of ``table.py`` give at ``level`` for this user."""
+        """Run ``table.py`` at ``level`` as this user. Returns whether each attack failed."""
         code = "import sys; from tests.sandbox.table import main; main()"
         result = self.run(code, level)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 
     def own(self, path: Path) -> Path:
-        """Give ``path`` to the user."""
+        """Make the user the owner of ``path``."""
         if os.geteuid() == 0:
             os.chown(path, UID, UID, follow_symlinks=False)
         return path
 
 
 def make_ordinary_user(home: Path) -> OrdinaryUser:
-    """The user, with a virtual environment in ``home`` that has the packages of this one."""
+    """Create the user, and a virtual environment in ``home`` with the packages of this one."""
     if os.geteuid() != 0:
         return OrdinaryUser(sys.executable, home)
     python = next((p for p in (shutil.which("python3", path="/usr/bin"), sys.executable) if p and _executable(p)), None)

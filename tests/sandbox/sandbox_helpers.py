@@ -1,4 +1,4 @@
-"""What several sandbox tests ask."""
+"""Helpers of several sandbox tests."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
 
-# Undoes the redirection of /tmp at landlock, as an attacker would: the kernel's own answer shows.
+# Undoes the redirection of /tmp at landlock, as an attacker would, so that the kernel decides.
 NOT_REDIRECTED = """
 import builtins, os
 for module in (builtins, os):
@@ -27,7 +27,7 @@ for module in (builtins, os):
 
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-    """`retool sandbox serve` in a process of its own, and its URL."""
+    """Start `retool sandbox serve`. Returns the process and its URL."""
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", *options]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -49,7 +49,7 @@ asyncio.run(main())
 
 
 def owner_at(level: Level, folder: Path) -> subprocess.Popen[bytes]:
-    """Another process whose sandbox executes something, with its state in ``folder``."""
+    """Start another process whose sandbox executes code, with its state in ``folder``."""
     environment = dict(os.environ, TMPDIR=str(folder))
     owner = subprocess.Popen([sys.executable, "-c", OWNER, level], env=environment, stdout=subprocess.PIPE)
     assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
@@ -77,8 +77,9 @@ async def still_works(sandbox: LocalSandbox) -> bool:
 
 
 async def open_at(level: Level, **options: Any) -> LocalSandbox:
-    """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a
-    retry.
+    """Open a sandbox at exactly ``level``; skip the test if this machine does not support it.
+
+    The sandbox makes one attempt, so that a dying zygote is an error, not a retry.
     """
     sandbox = LocalSandbox(min_level=level, max_level=level, attempts=1, **options)
     try:
@@ -91,17 +92,17 @@ async def open_at(level: Level, **options: Any) -> LocalSandbox:
 
 
 async def until_running(name: str, count: int) -> None:
-    """Wait for ``count`` executions that gave themselves ``name``."""
+    """Wait until ``count`` processes named ``name`` run."""
     async with asyncio.timeout(60):
         while len(processes_named(name)) < count:
             await asyncio.sleep(0.02)
 
 
 def children_of(parent: int, marker: str) -> list[int]:
-    """Pids of direct children whose command line contains ``marker``."""
+    """Return the pids of direct children whose command line contains ``marker``."""
     pids = [int(p) for task in Path(f"/proc/{parent}/task").iterdir() for p in (task / "children").read_text().split()]
     found: list[int] = []
     for pid in pids:
-        with contextlib.suppress(OSError):  # it may end as it is looked at
+        with contextlib.suppress(OSError):  # it may end meanwhile
             found += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found

@@ -1,4 +1,4 @@
-"""Limits, and attacks beyond the table: kernel interfaces, neighbours, the supervisor's channel."""
+"""Limits, and attacks beyond the table: on the kernel, other executions and the supervisor."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ def call(number, *arguments):
     result = libc.syscall(number, *arguments)
     print("done" if result >= 0 else errno.errorcode[ctypes.get_errno()])
 """
-# Numbers of x86_64 below 424, of every architecture from there on.
+# Numbers below 424 are those of x86_64; from 424 on, all architectures share them.
 DENIED = {
     "io_uring_setup": (425, "EPERM"),
     "userfaultfd": (323, "EPERM"),
@@ -50,14 +50,15 @@ async def test_dangerous_system_calls_are_refused(sandbox: LocalSandbox):
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is an ABI of x86_64")
-async def test_a_call_of_another_abi_kills(sandbox: LocalSandbox):
+async def test_a_call_of_another_abi_kills_the_code(sandbox: LocalSandbox):
     result = await sandbox.execute(CALLS + "call(0x40000000 + 39)")
     assert (result.status, result.return_code) == ("finished", -signal.SIGSYS)
 
 
 async def test_the_supervisors_limits_and_signals_are_out_of_reach(sandbox: LocalSandbox):
-    """At landlock as an ordinary user the trainer has the same uid: what needs no more than that
-    must be refused.
+    """At landlock, an ordinary user's code has the trainer's uid.
+
+    The filter must therefore refuse attacks for which the same uid is enough.
     """
     code = f"""
 import fcntl, os, resource
@@ -128,7 +129,7 @@ for fd in range(4096):
 print(found)
 """
     result = await sandbox.execute(code)
-    found = [fd for fd in eval(result.stdout) if fd < 200]  # from 200: Python's own directories, weaker levels as root
+    found = [fd for fd in eval(result.stdout) if fd < 200]  # from 200 on: Python's directories, for root
     assert found == [0, 1, 2, 3]
     if sandbox.level == Level.NAMESPACES:
         assert result.stdout == "[0, 1, 2, 3]\n"
@@ -140,13 +141,13 @@ print(found)
         "os.write(3, b'garbage' * 1000)",
         "os.write(3, struct.pack('=cI', b'D', 4) + struct.pack('=i', 0))",  # claims to be done
         "os.write(3, struct.pack('=cI', b'N', 0xFFFFFFFF))",  # announces a file of 4 GiB
-        "os.write(3, struct.pack('=cIII', b'N', 8, 0xFFFFFFF, 7))",  # a file nobody asked for
-        "os.write(3, struct.pack('=cI', b'X', 4) + struct.pack('=i', 9))",  # claims to have ended as it will
+        "os.write(3, struct.pack('=cIII', b'N', 8, 0xFFFFFFF, 7))",  # a file that was not requested
+        "os.write(3, struct.pack('=cI', b'X', 4) + struct.pack('=i', 9))",  # claims that it has exited with 9
         "os.close(3)",
         "os.dup2(1, 3)",
     ],
 )
-async def test_abuse_of_the_control_socket_harms_only_the_own_result(strongest: LocalSandbox, attack: str):
+async def test_abuse_of_the_control_socket_changes_only_its_own_result(strongest: LocalSandbox, attack: str):
     result = await strongest.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=2)
     assert (result.status, result.return_code, dict(result.files)) == ("finished", 9, {})
     assert (await strongest.execute("1 + 1")).stdout == "2\n"
@@ -183,7 +184,7 @@ for pid in (os.getppid(), {os.getpid()}, 1):
     assert (await sandbox.execute(code)).stdout == ""
 
 
-async def test_sources_and_tests_of_this_repository_are_out_of_sight(sandbox: LocalSandbox):
+async def test_sources_and_tests_of_this_repository_cannot_be_read(sandbox: LocalSandbox):
     if sandbox.level == Level.RLIMITS:
         pytest.skip("rlimits: host files that every user may read can be read (README.md)")
     root = Path(__file__).resolve().parents[2]
@@ -216,7 +217,7 @@ while True:
     assert (await sandbox.execute("1 + 1")).stdout == "2\n"
 
 
-async def test_a_printing_loop_does_not_starve_the_neighbour(sandbox: LocalSandbox):
+async def test_a_printing_loop_does_not_starve_other_executions(sandbox: LocalSandbox):
     noisy = asyncio.ensure_future(sandbox.execute("while True: print('x' * 1000)", run_timeout_s=3))
     await asyncio.sleep(0.3)
     quiet = await sandbox.execute("1 + 1")
@@ -224,8 +225,8 @@ async def test_a_printing_loop_does_not_starve_the_neighbour(sandbox: LocalSandb
     assert (await noisy).status == "time_limit"
 
 
-# Each flag alone: the filter's answer (ENOSYS) comes before the kernel's own, which would be EPERM
-# for a process without capabilities and success for a user namespace.
+# Each flag alone. The filter answers ENOSYS first. The kernel itself would answer EPERM to a
+# process without capabilities, but would create a user namespace.
 CLONES = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -256,7 +257,7 @@ async def test_infinite_loop_ends_at_the_time_limit_and_keeps_its_output(sandbox
     assert result.text == f"begun\n[stopped at the time limit, after {result.run_s:.1f} s]"
 
 
-async def test_children_each_under_the_limit_are_contained_together(sandbox: LocalSandbox):
+async def test_children_below_the_limit_are_limited_together(sandbox: LocalSandbox):
     if not sandbox.memory_is_bounded_per_execution:
         pytest.skip("no writable memory cgroup: memory is bounded per process only")
     code = """
@@ -276,7 +277,7 @@ print("killed" if killed >= 2 else f"only {killed} killed")
     assert (result.status, result.stdout) == ("finished", "killed\n")
 
 
-async def test_an_execution_killed_for_memory_says_so(sandbox: LocalSandbox):
+async def test_an_execution_killed_for_memory_reports_it(sandbox: LocalSandbox):
     if not sandbox.memory_is_bounded_per_execution:
         pytest.skip("no writable memory cgroup: memory is bounded per process only")
     # The kernel kills the largest process: here the first one, while its children hold most of the
@@ -300,7 +301,7 @@ x = b"x" * (230 << 20)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
-async def test_a_run_timeout_nobody_can_mean_is_an_error(strongest: LocalSandbox, seconds: float):
+async def test_an_invalid_run_timeout_is_an_error(strongest: LocalSandbox, seconds: float):
     with pytest.raises(ConfigError, match="run_timeout_s"):
         await strongest.execute("1", run_timeout_s=seconds)
 
@@ -331,7 +332,7 @@ async def test_a_fetched_symlink_shows_only_what_the_code_could_read(sandbox: Lo
 # ----------------------------------------------------------------- processes
 
 
-async def test_the_environment_holds_a_few_safe_keys(sandbox: LocalSandbox):
+async def test_the_environment_has_only_a_few_safe_keys(sandbox: LocalSandbox):
     result = await sandbox.execute("import os; sorted(os.environ)")
     assert result.stdout == "['HOME', 'LANG', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH', 'TMPDIR']\n"
     initial = await sandbox.execute("'SECRET' in open('/proc/self/environ').read()")

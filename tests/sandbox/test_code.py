@@ -1,4 +1,4 @@
-"""What the model sees of its code: values, output, tracebacks, notebook habits, files, programs."""
+"""Results that the model sees: values, output, tracebacks, notebook habits, files, programs."""
 
 import ast
 import asyncio
@@ -60,7 +60,7 @@ async def test_exits(strongest: LocalSandbox, code: str, return_code: int, text:
     assert (result.status, result.return_code, result.text) == ("finished", return_code, text)
 
 
-async def test_code_that_names_no_package_does_not_pay_for_one(strongest: LocalSandbox):
+async def test_code_without_a_heavy_package_runs_in_the_light_image(strongest: LocalSandbox):
     code = "import sys\nprint([name for name in sys.modules if name in ('nu' + 'mpy', 'sym' + 'py')])"
     assert (await strongest.execute(code)).stdout == "[]\n"
     assert (await strongest.execute("import numpy\n" + code)).stdout.startswith("['numpy'")
@@ -257,7 +257,7 @@ def test_the_text_for_the_model():
          "2999 of 3000\nx\r\ny\n", ""),
     ],
 )  # fmt: skip
-async def test_a_habit_is_understood(strongest: LocalSandbox, code: str, stdout: str, note: str):
+async def test_notebook_habits_are_repaired(strongest: LocalSandbox, code: str, stdout: str, note: str):
     result = await strongest.execute(code)
     assert result.stdout == stdout
     assert note in result.stderr if note else not result.stderr
@@ -265,7 +265,7 @@ async def test_a_habit_is_understood(strongest: LocalSandbox, code: str, stdout:
 
 
 @pytest.mark.parametrize("code, line", [("%foo\nx = (1,", "%foo"), ("x = !ls", "x = !ls")])
-async def test_what_stays_wrong_shows_the_error_of_the_original_code(strongest: LocalSandbox, code: str, line: str):
+async def test_code_that_cannot_be_repaired_shows_its_original_error(strongest: LocalSandbox, code: str, line: str):
     result = await strongest.execute(code)
     assert (result.return_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f'  File "main.py", line 1\n    {line}\n')
@@ -290,7 +290,7 @@ async def test_a_script_has_no_display_and_keeps_carriage_returns(strongest: Loc
     assert "name 'display' is not defined" in raw.stderr
 
 
-async def test_tasks_live_on_in_a_session(strongest: LocalSandbox):
+async def test_asyncio_tasks_survive_between_cells_of_a_session(strongest: LocalSandbox):
     start = "import asyncio\nseen = []\nasync def g():\n    await asyncio.sleep(0.01)\n    seen.append(1)\n"
     first = await strongest.execute(start + "t = asyncio.create_task(g())\nawait asyncio.sleep(0)", session="s")
     second = await strongest.execute("await t\nseen", session="s")
@@ -317,7 +317,7 @@ def test_the_number_of_lines_is_kept_and_valid_python_is_never_changed(lines: li
 
 
 @pytest.mark.parametrize("piece", ["%a\n", "(", "\\\n", ">>> a\n", "!'\n", "\u201c\n"])
-def test_the_work_on_a_source_is_bounded(piece: str):
+def test_the_time_to_repair_a_cell_is_bounded(piece: str):
     started = time.process_time()
     with contextlib.suppress(SyntaxError):
         habits.parse_cell("%x\n" + piece * (400_000 // len(piece)) + "\\", "main.py", notebook=True)
@@ -327,7 +327,7 @@ def test_the_work_on_a_source_is_bounded(piece: str):
 # ------------------------------------------------------------------------ threads and programs
 
 REFUSED = "programs cannot be run here; use Python"
-# Code, its output where it works, and the error where it does not.
+# Code, its output at levels where it works, and its error at the others.
 PROGRAMS = {
     "a process": (
         "import multiprocessing as m\na, b = m.Pipe()\np = m.Process(target=lambda: b.send(5)); p.start()\n"
@@ -420,7 +420,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("program", PATHS)
-async def test_shared_directories_lead_to_the_working_directory(program: str, landlock: LocalSandbox):
+async def test_shared_directories_redirect_to_the_working_directory(program: str, landlock: LocalSandbox):
     code, expected = PATHS[program]
     result = await landlock.execute(code)
     assert (result.stdout, result.stderr) == (expected, "")

@@ -1,4 +1,4 @@
-"""Several servers behind one client: killed, broken and restarted ones lose no call."""
+"""One client of several servers: no call is lost when servers die, break or restart."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class ScriptedServer:
-    """A server without a sandbox: how it answers is set by the test. It counts what it sees."""
+    """A server without a sandbox. The test sets its answers; it counts requests."""
 
     ping: Callable[[], Awaitable[str]]
     run: Callable[[], Awaitable[str]]
@@ -121,12 +121,12 @@ async def client(*servers: ScriptedServer | str, **options: Any) -> AsyncIterato
         yield sandbox
 
 
-async def test_it_opens_with_half_of_the_servers_and_not_with_less(monkeypatch: pytest.MonkeyPatch):
+async def test_the_client_opens_only_if_half_of_the_servers_answer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(clients, "_CONNECT_TIMEOUT_S", 0.5)
     async with listening(ScriptedServer(pong, ran), ScriptedServer(never, ran)) as (well, hung):
         async with client(well, hung) as sandbox:
             assert (await sandbox.execute("1")).ok
-            hung.ping = pong  # a call goes to the missing one as soon as it is the least busy
+            hung.ping = pong  # the client calls the missing server as soon as it is the least busy
             async with asyncio.timeout(15):
                 while not hung.num_calls:
                     await asyncio.gather(*(sandbox.execute("1") for _ in range(4)))
@@ -166,7 +166,7 @@ async def test_a_server_that_fails_calls_but_answers_pings_gets_no_calls_for_a_w
                 await asyncio.sleep(0.02)
 
 
-async def test_a_busy_server_gets_a_retry_and_that_is_not_a_failure(monkeypatch: pytest.MonkeyPatch):
+async def test_a_busy_server_is_retried_and_not_counted_as_failed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(clients, "_BUSY_PAUSE_S", (0.05, 0.1))
 
     async def busy() -> str:
@@ -223,7 +223,7 @@ SESSIONS = "x-sandbox-level: namespaces\r\nx-sandbox-sessions: 2\r\n"
 
 
 async def test_a_failed_call_of_a_session_is_not_retried():
-    """Its code may have run, and what it changed is still there."""
+    """Its code may have run and changed the session."""
     servers = [ScriptedServer(pong, broken, headers=SESSIONS) for _ in range(2)]
     async with listening(*servers), client(*servers, sessions=True, attempts=5) as sandbox:
         with pytest.raises(SandboxUnavailable):
@@ -241,7 +241,7 @@ async def test_a_cancelled_call_frees_its_place():
             isinstance(got, asyncio.CancelledError) for got in await asyncio.gather(*calls, return_exceptions=True)
         )
         server.run = ran
-        async with asyncio.timeout(30):  # a place that is not freed stays taken
+        async with asyncio.timeout(30):  # a place that was not freed would block this call
             assert (await sandbox.execute("1")).ok
 
 

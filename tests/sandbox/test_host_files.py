@@ -1,8 +1,8 @@
-"""What lies on the host stays as it is: content, length, mode and times; with every Landlock ABI.
+"""Host files keep their content, length, mode and times, with every Landlock ABI.
 
-Landlock mediates neither modes nor times, and truncation only from ABI 3 on: the rest is the
-system-call filter's. An older kernel is played by telling the sandbox of an older ABI: then it uses
-no newer right.
+Landlock restricts neither modes nor times, and truncation only from ABI 3 on. The system-call
+filter does the rest. To simulate an older kernel, the test reports an older ABI to the sandbox,
+which then uses no newer right.
 """
 
 import pytest
@@ -23,7 +23,7 @@ import ctypes, os, shutil
 libc = ctypes.CDLL(None, use_errno=True)
 def attempt(what, attack):
     try: attack()
-    except (OSError, NotImplementedError): return  # the latter of lchmod, which glibc does by /proc
+    except (OSError, NotImplementedError): return  # the latter from lchmod, which glibc does with /proc
     if what: print(what)
 for path in FILES:
     attempt("chmod", lambda: os.chmod(path, 0))
@@ -81,7 +81,7 @@ LANDLOCK_ABIS = [1, 2, 3, 4, 5, 6, 99]
 
 
 def own_library(user: OrdinaryUser) -> str:
-    """A file of site-packages that the user owns, as in any virtual environment of a trainer."""
+    """Create a file in site-packages that the user owns, as in a trainer's virtual environment."""
     (site_packages,) = (user.home / "venv/lib").glob("python*/site-packages")
     path = site_packages / "library_of_the_user.py"
     path.write_text("X = 1\n")

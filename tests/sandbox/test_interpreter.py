@@ -1,4 +1,4 @@
-"""Another Python runs the code, with packages of its own, and modules that are imported once."""
+"""sandbox.python: another Python runs the code. sandbox.preload: modules imported in advance."""
 
 import os
 import subprocess
@@ -38,8 +38,9 @@ with multiprocessing.Pool(2) as one, concurrent.futures.ProcessPoolExecutor(2) a
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[str]:
-    """A virtual environment that has only MODULES. Not under /tmp, where executions have their own
-    directory.
+    """A virtual environment with only MODULES.
+
+    It is not under /tmp, because executions see their own directory there.
     """
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)
@@ -69,7 +70,7 @@ async def imports(sandbox: LocalSandbox, name: str) -> str:
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=str)
-async def test_code_sees_the_packages_of_the_other_python_and_none_of_ours(level: Level, python: str):
+async def test_code_sees_only_the_packages_of_the_other_python(level: Level, python: str):
     async with await at(level, python) as sandbox:
         there = await sandbox.execute("import only_there\nonly_there.WHO")
         assert there.stdout == "'the other Python'\n", there.stderr
@@ -82,7 +83,7 @@ async def test_code_sees_the_packages_of_the_other_python_and_none_of_ours(level
 
 
 @pytest.mark.parametrize("other", [True, False])
-async def test_the_trainers_libraries_are_not_another_pythons(
+async def test_another_python_does_not_get_our_ld_library_path(
     other: bool, python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
@@ -131,7 +132,7 @@ def test_bad_values_are_configuration_errors(options: dict[str, object], message
 
 
 @pytest.mark.parametrize("options", [{"python": "/opt/sandbox/bin/python"}, {"preload": ["pandas"]}])
-def test_a_remote_sandbox_takes_neither(options: dict[str, object]):
+def test_a_remote_sandbox_refuses_python_and_preload(options: dict[str, object]):
     with pytest.raises(
         ConfigError, match=r"do not apply to the server 'http://127.0.0.1:1'. Start that server with --python PATH"
     ):
@@ -142,8 +143,8 @@ def test_a_remote_sandbox_takes_neither(options: dict[str, object]):
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=str)
-async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, python: str):
-    """Code that names none of it runs in the small image. What an import writes harms nobody."""
+async def test_preloaded_modules_are_imported_before_the_code_starts(level: Level, python: str):
+    """Other code runs in the light image. Files that an import writes do not reach executions."""
     before = set(os.listdir("/")), set(os.listdir("/tmp"))
     async with await at(level, python, "warm.part") as sandbox:
         assert is_there(await sandbox.execute("import sys\nprint('warm.part' in sys.modules)\nimport warm.part"))
@@ -156,7 +157,7 @@ async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, p
         assert seen.stdout == f"({kept}, True, [])\n", seen.stderr
         for zygote in zygotes_of(python) if level == Level.NAMESPACES else ():
             (inside,) = children_of(zygote, python)
-            assert " /box " not in Path(f"/proc/{inside}/mountinfo").read_text(), "memory that nobody can reach"
+            assert " /box " not in Path(f"/proc/{inside}/mountinfo").read_text(), "the tmpfs is still mounted"
         assert (await sandbox.execute("import tempfile, warm\ntempfile.TemporaryFile().write(b'x')")).stdout == "1\n"
     assert not {name for name in os.listdir("/") if name not in before[0]}
     assert not {name for name in os.listdir("/tmp") if name not in before[1] and name.startswith("cache")}
@@ -181,8 +182,8 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("level", "name"), REFUSALS, ids=str)
-async def test_what_cannot_be_preloaded_is_a_configuration_error(level: Level, name: str, python: str):
-    """And no reason to take a weaker level."""
+async def test_a_module_that_cannot_be_preloaded_is_a_configuration_error(level: Level, name: str, python: str):
+    """The sandbox does not fall back to a weaker level."""
     await (await open_at(level, workers=1)).close()  # skips where the level is not supported
     with pytest.raises(ConfigError) as caught:
         await LocalSandbox(
@@ -196,7 +197,7 @@ async def test_what_cannot_be_preloaded_is_a_configuration_error(level: Level, n
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2", "--processes", "2")])
-async def test_a_server_takes_both(options: tuple[str, ...], python: str):
+async def test_a_server_accepts_python_and_preload(options: tuple[str, ...], python: str):
     server, url = start("--port", "0", "--python", python, "--preload", "warm", "--preload", "only_there", *options)
     try:
         async with open_sandbox(url, min_level="rlimits") as sandbox:

@@ -1,4 +1,4 @@
-"""Levels are tried in order, a refusal says how to lift it, and no level is lowered silently."""
+"""Levels are tried in order; a refusal explains the remedy; no level is lowered silently."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox import open_sandbox
 from tests.sandbox.ordinary import OrdinaryUser
 
-# Run in a fresh process under a system-call filter, as a container runtime lays one on.
+# Runs in a fresh process under a system-call filter, as a container runtime installs one.
 REFUSED_SETUP = """
 import asyncio, errno, logging, sys
 import pyseccomp
@@ -39,7 +39,7 @@ def run_refused(refused: list[str], min_level: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True).stdout
 
 
-def test_a_refused_level_is_an_error_that_says_what_was_refused_and_how_to_allow_it():
+def test_a_refused_level_names_the_refused_call_and_the_remedy():
     text = run_refused(["unshare"], "namespaces")
     assert "refused: This machine does not support min_level = 'namespaces'" in text
     assert "unshare(0x7c020000): Operation not permitted" in text
@@ -47,7 +47,7 @@ def test_a_refused_level_is_an_error_that_says_what_was_refused_and_how_to_allow
     assert "level " + "landlock" not in text
 
 
-def test_the_weakest_level_is_loud():
+def test_the_weakest_level_logs_a_warning():
     text = run_refused(["unshare", "landlock_create_ruleset"], "rlimits")
     assert "level rlimits 42" in text
     assert "WARNING sandbox level is rlimits: model code can read files" in text
@@ -114,13 +114,13 @@ for target in (os.getppid(), 1, 0, -1):
 """
 
 
-def test_without_landlocks_signal_scope_seccomp_keeps_signals_in():
+def test_without_landlocks_signal_scope_seccomp_refuses_signals():
     output = subprocess.check_output([sys.executable, "-c", OWN_SIGNALS_ONLY], text=True)
     assert output.split() == ["refused"] * 4
 
 
-def test_a_container_with_one_uid_still_gives_namespaces():
-    """As in Docker: uid 0 is the only id there is, and parts of /proc are mounted over."""
+def test_namespaces_work_in_a_container_with_one_uid():
+    """As in Docker: only uid 0 is mapped, and parts of /proc are hidden by mounts."""
     code = REFUSED_SETUP.format(refused=["getpgrp"], min_level="namespaces")
     inside = f"mount --bind /dev/null /proc/timer_list && exec {sys.executable} -c {shlex.quote(code)}"
     command = ["unshare", "-Urmpf", "--mount-proc", "bash", "-c", inside]
@@ -151,10 +151,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests already run as an ordinary user")
 @pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
 def test_works_as_an_ordinary_user(level: str, ordinary_user: OrdinaryUser):
-    """Under another uid, with a Python that it may execute, which root's own need not be."""
+    """Under another uid, with a Python that this user may execute, unlike root's."""
     result = ordinary_user.run(ORDINARY, level)
     expected = ["42", "{2: 2, 3: 1}", "1", "time_limit", "BlockingIOError: [Errn", "42"]
     assert result.stdout.splitlines() == expected, result.stderr

@@ -1,4 +1,4 @@
-"""Queue, cancellation, restart, sessions, and that nothing is left behind."""
+"""Queue, cancellation, restart and clean-up of the sandbox."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ async def test_the_run_timeout_does_not_count_the_queue():
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=str)
-async def test_a_zygote_killed_mid_run_is_an_outage_and_starts_again(level: Level):
+async def test_a_killed_zygote_fails_its_call_and_is_restarted(level: Level):
     sandbox = await open_at(level, workers=2)
     async with sandbox:
         call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(30)", run_timeout_s=60))
@@ -68,8 +68,8 @@ async def test_an_outage_is_retried_before_it_is_raised():
 
 
 async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # in the shared one other sandboxes come and go
-    gc.collect()  # what tests before left may be closed at any time
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other sandboxes use the shared directory
+    gc.collect()  # otherwise files of earlier tests may be closed at any time
     fds_before = len(os.listdir("/proc/self/fd"))
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
     await sandbox.open()
@@ -98,7 +98,7 @@ async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_path: Path):
+async def test_a_killed_owner_leaves_no_process_and_its_directory_is_removed(tmp_path: Path):
     owner = owner_at(Level.RLIMITS, tmp_path)
     await asyncio.sleep(0.3)
     zygotes = children_of(owner.pid, "retool_mcore.sandbox.supervisor.zygote")
@@ -116,7 +116,7 @@ async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_p
 
 
 async def test_a_call_cancelled_as_its_child_starts_leaves_no_child():
-    """The zygote's answer is read and the caller cancelled before the caller has seen it."""
+    """The caller is cancelled after the zygote's answer is read, but before it has the answer."""
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
         image = sandbox._light[0]
         await sandbox.execute("1")  # the zygote runs
@@ -133,7 +133,7 @@ async def test_a_call_cancelled_as_its_child_starts_leaves_no_child():
         call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)", run_timeout_s=60))
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert len(children) == 1, "the call was cancelled where this test means it"
+        assert len(children) == 1, "the call was not cancelled as its child started"
         ended = await asyncio.wait_for(asyncio.shield(children[0]), 5)
-        assert ended.status != 0, "its child was killed, not left to sleep"
+        assert ended.status != 0, "the child was not killed"
         assert (await sandbox.execute("print(6 * 7)")).stdout == "42\n"

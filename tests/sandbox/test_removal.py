@@ -1,4 +1,4 @@
-"""What code leaves is deleted whatever it is, and what it is decides about nobody else."""
+"""All files that code leaves behind are deleted, and they affect no other execution."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ def test_nothing_behind_a_link_is_touched(tmp_path: Path):
     assert host.stat().st_mode & 0o777 == 0o500
 
 
-def test_what_withstands_is_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_entries_that_cannot_be_deleted_are_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tree = tmp_path / "tree"
     (tree / "stubborn" / "x").mkdir(parents=True)
     for number in range(700):
@@ -81,7 +81,7 @@ def test_what_withstands_is_left_without_an_error(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("code", LEFT_BEHIND)
-async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, code: str, tmp_path: Path):
+async def test_no_execution_sees_files_of_an_earlier_one(sandbox: LocalSandbox, code: str, tmp_path: Path):
     runs = tmp_path / "runs"
     runs.mkdir(mode=0o755)
     (tmp_path / "id_rsa").touch(0o640)
@@ -106,12 +106,12 @@ def state_of(sandbox: LocalSandbox) -> Path:
 
 
 async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSandbox):
-    """By a thread: the event loop goes on, which answers pings and reads the outputs of others."""
+    """A thread deletes it, so that the event loop keeps answering pings and reading outputs."""
     if sandbox.level not in (Level.LANDLOCK, Level.RLIMITS):
         pytest.skip(f"at {sandbox.level} the number of files is bounded")
     code = "import os\nfor i in range(40_000): os.close(os.open(str(i), os.O_CREAT))"
     call = asyncio.ensure_future(sandbox.execute(code, run_timeout_s=20))
-    longest_s = 0.0  # of this thread's own work: on a busy machine it may wait for a core
+    longest_s = 0.0  # CPU time, because the thread may wait for a core on a busy machine
     while not call.done():
         before = time.thread_time()
         await asyncio.sleep(0.005)
@@ -122,7 +122,7 @@ async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSan
     assert list(state_of(sandbox).glob("left-*")) == []
 
 
-async def test_a_call_that_is_cancelled_while_much_is_deleted_gives_its_worker_back(monkeypatch: pytest.MonkeyPatch):
+async def test_a_call_cancelled_during_a_long_deletion_frees_its_worker(monkeypatch: pytest.MonkeyPatch):
     deleted: list[Path] = []
     may_delete = threading.Event()
 
@@ -170,6 +170,6 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
-def test_an_ordinary_user_removes_it_as_well(level: str, ordinary_user: OrdinaryUser):
+def test_an_ordinary_users_sandbox_removes_everything_too(level: str, ordinary_user: OrdinaryUser):
     result = ordinary_user.run(ORDINARY, level, *LEFT_BEHIND)
     assert result.stdout.splitlines() == ["42 []"] * len(LEFT_BEHIND) + ["False 0o40755 0o100640"], result.stderr

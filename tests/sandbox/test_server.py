@@ -1,5 +1,6 @@
-"""The server speaks SandboxFusion's protocol to third-party clients, refuses unauthorised requests,
-and survives whatever else it receives.
+"""The server speaks SandboxFusion's protocol to third-party clients.
+
+It refuses unauthorised requests and survives invalid ones.
 """
 
 import asyncio
@@ -191,7 +192,7 @@ def test_an_invalid_request_is_refused_in_sandboxfusions_form(url: str, fields: 
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"\xff\xfe", b"[" * 200_000])
-def test_a_body_that_is_not_a_request_is_a_422(url: str, body: bytes):
+def test_a_body_that_is_not_a_request_gets_a_422(url: str, body: bytes):
     answer = httpx.post(f"{url}/run_code", content=body)
     assert (answer.status_code, answer.json()["status"]) == (422, "SandboxError")
 
@@ -203,12 +204,12 @@ def test_lone_surrogates_are_the_codes_mistake(url: str):
     assert answer.json()["run_result"]["stdout"] == "\\udc80\n\\xff"
 
 
-def test_a_huge_body_is_a_413(url: str):
+def test_a_huge_body_gets_a_413(url: str):
     answer = httpx.post(f"{url}/run_code", content=b"x" * (49 << 20), timeout=300)
     assert answer.status_code == 413 and "larger than" in answer.json()["message"]
 
 
-def test_a_client_that_hangs_up_kills_its_execution(url: str):
+def test_an_execution_is_killed_when_its_client_disconnects(url: str):
     name = f"rt-hangup-{os.getpid() % 10_000}"
     code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
     with pytest.raises(httpx.ReadTimeout):
@@ -245,7 +246,7 @@ async def test_sessions_over_http(url: str):
             await remote.execute("1", session="a")
 
 
-def test_an_answer_says_that_its_session_was_restarted(url: str):
+def test_an_answer_reports_that_its_session_was_restarted(url: str):
     assert post(url, code="x = 1", session="r", run_timeout=20).json()["retool"]["session_restarted"] is False
     assert post(url, code="import os; os._exit(3)", session="r").json()["run_result"]["return_code"] == 3
     restarted = [post(url, code="1", session="r").json()["retool"]["session_restarted"] for _ in range(2)]
@@ -360,7 +361,7 @@ async def test_a_client_waits_while_the_server_has_no_free_connection(strongest:
 
 
 def test_a_server_bounds_its_connections_by_its_descriptors():
-    """160 open files leave 16 connections: the least."""
+    """With a limit of 160 open files, 16 connections are left, which is the minimum."""
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", "--port", "0"]
     server = subprocess.Popen(
         [*command, "--workers", "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -379,7 +380,7 @@ def test_a_server_bounds_its_connections_by_its_descriptors():
         stop(server)
 
 
-async def stalls_of(call: asyncio.Future[object]) -> float:
+async def longest_stall_s(call: asyncio.Future[object]) -> float:
     """Return the longest CPU time that the event loop spent without a pause during ``call``."""
     longest_s = 0.0
     while not call.done():
@@ -390,12 +391,12 @@ async def stalls_of(call: asyncio.Future[object]) -> float:
 
 
 @pytest.mark.parametrize("frame", ["'=cII', b'N', 4, 9", "'=cII', b'N', 4, 0", "'=cI', b'?', 0"])
-async def test_forged_frames_cost_others_nothing(strongest: LocalSandbox, frame: str):
-    """Files that nobody asked for, the same file again, unknown frames."""
+async def test_forged_frames_do_not_delay_others(strongest: LocalSandbox, frame: str):
+    """Frames with files that were not requested, with the same file again, of an unknown kind."""
     code = f"import os, struct\nframes = struct.pack({frame}) * 100_000\n"
     code += "try:\n  for _ in range(60): os.write(3, frames)\nexcept OSError: pass"
     call = asyncio.ensure_future(strongest.execute(code, fetch_files=["a"], run_timeout_s=5))
-    stall_s = await stalls_of(call)  # type: ignore[arg-type]
+    stall_s = await longest_stall_s(call)  # type: ignore[arg-type]
     assert len((await call).files) <= 1
     assert stall_s < 0.2
 
@@ -404,7 +405,7 @@ async def test_forged_frames_cost_others_nothing(strongest: LocalSandbox, frame:
 
 
 async def test_dead_zygotes_are_logged_and_counted(caplog: pytest.LogCaptureFixture):
-    others = children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")  # of sandboxes that tests share
+    others = children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")  # zygotes of sandboxes that tests share
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
         transport = httpx.ASGITransport(app.create_app(sandbox))
         async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
@@ -415,7 +416,7 @@ async def test_dead_zygotes_are_logged_and_counted(caplog: pytest.LogCaptureFixt
                     await asyncio.sleep(0.02)
             assert (await sandbox.execute("6 * 7")).stdout == "42\n"
             assert (await http.get("/health")).json()["zygote_deaths"] == 2
-    assert caplog.text.count("the zygote died, in") == 2  # closing is not a death
+    assert caplog.text.count("the zygote died, in") == 2  # closing does not count as a death
 
 
 async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytest.MonkeyPatch):
@@ -439,7 +440,7 @@ async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_a_stopped_server_waits_for_calls_only_so_long():
+def test_a_stopped_server_waits_for_calls_for_a_bounded_time():
     name = f"rt-drain-{os.getpid() % 10_000}"
     code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0); time.sleep(%s); print(7)"
     server, url = start("--port", "0", "--workers", "2", "--drain-s", "2")
@@ -485,14 +486,14 @@ def stdout_of(url: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals):
+@pytest.mark.parametrize("kill_signal", [signal.SIGKILL, signal.SIGSTOP])
+def test_two_processes_share_an_address_and_dead_ones_are_replaced(kill_signal: signal.Signals):
     server, url = start("--port", "0", "--workers", "2", "--processes", "2", "--drain-s", "1")
     try:
         assert {stdout_of(url) for _ in range(20)} == {"42\n"}
         pids = children_of(server.pid, "spawn_main")
         assert len(pids) == 2
-        os.kill(pids[0], blow)
+        os.kill(pids[0], kill_signal)
         until(lambda: stdout_of(url) == "42\n", limit_s=60)  # the other process serves
         until(lambda: len(set(children_of(server.pid, "spawn_main")) - set(pids)) == 1, limit_s=120)
         pids = children_of(server.pid, "spawn_main")
@@ -524,7 +525,7 @@ def test_processes_end_with_their_parent_and_leave_no_files(tmp_path: Path, monk
         (["--workers", "2", "--processes", "2", "--python", "/nowhere/python"], "python' cannot be started"),
     ],
 )
-def test_a_wrong_option_is_one_error(options: list[str], message: str):
+def test_a_wrong_option_prints_one_error(options: list[str], message: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", "--min-level", "rlimits"]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2 and done.stderr.count(message) == 1
@@ -539,7 +540,7 @@ def test_serve_stops_cleanly_and_removes_its_socket(tmp_path: Path):
     assert not path.exists()
 
 
-def test_a_port_in_use_is_one_line(url: str):
+def test_a_port_in_use_prints_one_line(url: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", url.rsplit(":", 1)[1]]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 2

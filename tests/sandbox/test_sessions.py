@@ -1,4 +1,4 @@
-"""Sessions: a trajectory keeps its interpreter, newcomers wait, and no code runs between cells."""
+"""Sessions: a trajectory keeps its interpreter, new ones wait, and no code runs between cells."""
 
 import asyncio
 import os
@@ -42,31 +42,31 @@ async def test_more_trajectories_than_sessions_wait_and_lose_nothing(level: Leve
     assert all(isinstance(result, ExecResult) and result.stdout == "7\n" for result in found[24:])
 
 
-async def test_a_newcomer_waits_for_a_bounded_time_while_others_continue():
+async def test_a_new_session_waits_a_bounded_time_while_others_continue():
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, sessions=1, session_wait_s=0.6) as sandbox:
         await sandbox.execute("x = 1", session="a")
         started = time.monotonic()
-        newcomer = asyncio.ensure_future(sandbox.execute("1", session="b"))
+        waiting = asyncio.ensure_future(sandbox.execute("1", session="b"))
         await asyncio.sleep(0.1)
-        assert (await sandbox.execute("x", session="a")).stdout == "1\n", "a waiting newcomer takes no worker"
+        assert (await sandbox.execute("x", session="a")).stdout == "1\n", "the waiting session took a worker"
         assert (await sandbox.execute("print(3)")).stdout == "3\n"
         with pytest.raises(SandboxUnavailable, match="all 1 sessions are in use"):
-            await newcomer
+            await waiting
         assert 0.5 < time.monotonic() - started < 5
         await sandbox.end_session("a")
         assert (await sandbox.execute("2", session="b")).stdout == "2\n"
 
 
-async def test_an_idle_session_loses_its_interpreter_to_a_newcomer_and_reports_it(monkeypatch: pytest.MonkeyPatch):
+async def test_an_idle_session_loses_its_interpreter_to_a_new_one_and_reports_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "IDLE_S", 0.3)
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, sessions=1, session_wait_s=20) as sandbox:
         await sandbox.execute("x = 1", session="a")
-        assert (await sandbox.execute("2", session="b")).stdout == "2\n", "the first was not ended"
+        assert (await sandbox.execute("2", session="b")).stdout == "2\n", "the idle session kept its interpreter"
         again = await sandbox.execute("x", session="a")
         assert again.session_restarted and "NameError" in again.stderr
 
 
-async def test_a_session_that_is_ended_while_it_opens_releases_everything():
+async def test_a_session_ended_while_it_opens_releases_everything():
     async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2) as sandbox:
         for number in range(12):
             opening = [asyncio.ensure_future(sandbox.execute("1", session=f"s{number}")) for _ in range(2)]
@@ -101,7 +101,7 @@ async def test_a_session_that_a_restarted_server_lost_is_reported():
             assert "earlier definitions are gone" in found.text
             assert not (await remote.execute("1", session="t")).session_restarted
             await remote.end_session("t")
-            assert not (await remote.execute("1", session="t")).session_restarted, "ended by its own trajectory"
+            assert not (await remote.execute("1", session="t")).session_restarted, "it ended the session itself"
     finally:
         server.kill()
         server.communicate()
@@ -118,7 +118,7 @@ async def test_definitions_survive_within_a_session_and_only_there(strongest: Lo
     await strongest.end_session("two")
 
 
-async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(strongest: LocalSandbox):
+async def test_a_time_limit_ends_the_session_and_the_next_result_reports_it(strongest: LocalSandbox):
     await strongest.execute("x = 1", session="slow")
     assert (await strongest.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
     result = await strongest.execute("'x' in globals()", session="slow")
@@ -135,8 +135,8 @@ async def test_sessions_are_off_by_default(sandbox: LocalSandbox):
 
 # -------------------------------------------------------------- between the cells
 
-# A cell's end, as runner.py sends it, and then 60 s of work; `n` counts its rounds.
-FORGE = """
+# Work of 60 s that continues after the cell has ended; `n` counts its rounds.
+BACKGROUND_WORK = """
 import os, struct, threading, time
 n = 0
 def work():
@@ -154,21 +154,21 @@ if {forked}:
 else:
     threading.Thread(target=work, daemon=True).start()
 """
-DONE = "import os, struct, time\nos.write(3, struct.pack('=cIii', b'D', 8, 0, {cell}))\n"
+FORGED_END = "import os, struct, time\nos.write(3, struct.pack('=cIii', b'D', 8, 0, {cell}))\n"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", LEVELS)
 async def test_nothing_of_a_session_runs_between_its_cells(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
-        assert (await sandbox.execute(FORGE.format(forked=False), session="t")).ok
+        assert (await sandbox.execute(BACKGROUND_WORK.format(forked=False), session="t")).ok
         before = int((await sandbox.execute("n", session="t")).stdout)
         await asyncio.sleep(1.5)
-        assert int((await sandbox.execute("n", session="t")).stdout) - before <= 3, "15 rounds if it runs"
+        assert int((await sandbox.execute("n", session="t")).stdout) - before <= 3, "it ran between the cells"
         result = await sandbox.execute("time.sleep(0.5)\nn", session="t")
-        assert int(result.stdout) - before >= 4, "its threads run again with its cells"
+        assert int(result.stdout) - before >= 4, "its threads did not resume with the next cell"
         await sandbox.end_session("t")
-        assert (await sandbox.execute(FORGE.format(forked=True), session="f")).ok
+        assert (await sandbox.execute(BACKGROUND_WORK.format(forked=True), session="f")).ok
         before = int((await sandbox.execute("len(open('rounds').read())", session="f")).stdout)
         await asyncio.sleep(1.5)
         assert int((await sandbox.execute("len(open('rounds').read())", session="f")).stdout) - before <= 3
@@ -178,13 +178,13 @@ async def test_nothing_of_a_session_runs_between_its_cells(level: Level):
 async def test_a_forged_end_of_a_cell_gains_no_time(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         work = "deadline = time.process_time() + 1.0\nwhile time.process_time() < deadline: pass\nprint('worked')"
-        forged = await sandbox.execute(DONE.format(cell=1) + work, session="t")
-        assert forged.run_s < 1.0 and "worked" not in forged.stdout, "the work alone takes a second"
+        forged = await sandbox.execute(FORGED_END.format(cell=1) + work, session="t")
+        assert forged.run_s < 1.0 and "worked" not in forged.stdout, "the work, which takes a second, was not cut off"
         await asyncio.sleep(1.0)
         second = await sandbox.execute("print('second')", session="t")
-        assert second.stdout.endswith("second\n"), "the first cell's own end does not end the second"
-        assert second.run_s > 0.5 and second.cpu_s > 0.5, "the work is charged where it was done"
-        forged = await sandbox.execute(DONE.format(cell=3) + "while True: pass", session="t")
+        assert second.stdout.endswith("second\n"), "the end of the first cell ended the second"
+        assert second.run_s > 0.5 and second.cpu_s > 0.5, "the work was not charged to the cell in which it ran"
+        forged = await sandbox.execute(FORGED_END.format(cell=3) + "while True: pass", session="t")
         assert forged.run_s < 1.0
         assert (await sandbox.execute("1", session="t", run_timeout_s=0.5)).status == "time_limit"
 
@@ -196,10 +196,10 @@ for number in range(10):
         __import__("ctypes").CDLL(None).prctl(15, b"rt-waker", 0, 0, 0)
         while True: os.killpg(0, signal.SIGCONT)
 """
-# A handler, because Linux drops a timer's signal that the process ignores.
+# It needs a handler, because Linux drops a timer's signal that the process ignores.
 WAKING_TIMER = """
 import ctypes, os, signal, struct
-for number in range(3):  # of some the stop itself drops the signal
+for number in range(3):  # three, because the stop itself can drop a signal
     if os.fork(): continue
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     libc.prctl(15, b"rt-waker", 0, 0, 0)
@@ -213,7 +213,7 @@ while not all(os.path.exists(f"ready {number}") for number in range(3)): __impor
 
 
 def cpu_s_of(name: str) -> float:
-    """CPU seconds that the living processes of this name have used."""
+    """Return the CPU seconds that the live processes named ``name`` have used."""
     return sum(sum(map(int, stat_of(pid)[11:13])) for pid in processes_named(name)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -232,7 +232,7 @@ async def test_processes_that_wake_each_other_do_not_run_between_cells(level: Le
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_session_that_a_timer_wakes_does_not_run_on(level: Level):
+async def test_a_session_that_a_timer_wakes_is_killed(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         assert (await sandbox.execute(WAKING_TIMER, session="t")).ok
         await asyncio.sleep(4.0)

@@ -1,4 +1,4 @@
-"""A short soak: the long one is perf/sandbox_soak.py itself, 50,000 executions."""
+"""A short soak test. perf/sandbox_soak.py itself runs the long one, of 50,000 executions."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
-def test_a_mix_with_hostile_code_leaks_and_loses_nothing(level: str, tmp_path: Path):
+def test_a_mix_with_hostile_code_leaks_nothing_and_loses_no_call(level: str, tmp_path: Path):
     command = [sys.executable, "perf/sandbox_soak.py", "--count", "80", "--hostile", "0.1", "--level", level]
     environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Executions of root have uids that no other sandbox of the machine uses."""
+"""Root's executions have uids that no other sandbox on the machine uses."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.slots import Uids
 from tests.sandbox.ordinary import ROOT, OrdinaryUser
 
-NAME = f"tests-{os.getpid()}"  # so that taking all of them harms no sandbox of another test
+NAME = f"tests-{os.getpid()}"  # another name, so that claiming all uids does not affect sandboxes of other tests
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def sandboxes() -> Iterator[list[Uids]]:
 
 
 def test_no_two_sandboxes_share_a_uid_however_many_workers_they_have(sandboxes: list[Uids]):
-    """By pid and number alone, workers from 64 on had the uids of the next pid's first ones."""
+    """If uids depended only on pid and slot number, those of two pids would overlap."""
     taken = [each.of(number) for each in sandboxes for number in range(-1, 130)]
     assert len(set(taken)) == 3 * 131
     assert min(taken) >= FIRST_UID and max(taken) < FIRST_UID + NUM_UIDS < 65_534
     assert [sandboxes[0].of(number) for number in (-1, 5, 129)] == [taken[0], taken[6], taken[130]]
 
 
-def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(sandboxes: list[Uids]):
+def test_uids_of_another_process_become_free_only_when_it_is_killed(sandboxes: list[Uids]):
     code = f"from retool_mcore.sandbox.supervisor.slots import Uids\nu = Uids({NAME!r})\n"
     code += "print(u.of(-1), flush=True)\nopen(0).read()"
     other = subprocess.Popen(
@@ -51,9 +51,9 @@ def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(s
     assert sandboxes[1].of(-1) == first
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+@pytest.mark.skipif(os.geteuid() != 0, reason="requires root, to start a process of another user")
 def test_another_user_cannot_take_the_uids(ordinary_user: OrdinaryUser):
-    with contextlib.closing(Uids()) as claimed:  # makes the directory, if this is the first sandbox
+    with contextlib.closing(Uids()) as claimed:  # creates the directory, if this is the first sandbox
         claimed.of(0)
     code = (
         "import socket\nfrom retool_mcore.sandbox.supervisor.slots import FIRST_UID, NUM_UIDS, Uids\nkept = []\n"
@@ -76,9 +76,9 @@ def test_another_user_cannot_take_the_uids(ordinary_user: OrdinaryUser):
         squatter.wait()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's executions have uids of their own")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's executions have separate uids")
 @pytest.mark.parametrize("level", [Level.LANDLOCK, Level.RLIMITS])
-async def test_executions_have_the_uids_that_are_claimed(level: Level):
+async def test_executions_run_under_claimed_uids(level: Level):
     async with LocalSandbox(min_level=level, max_level=level, workers=1) as sandbox:
         uid = int((await sandbox.execute("import os; os.getuid()")).stdout)
         assert FIRST_UID <= uid < FIRST_UID + NUM_UIDS
@@ -100,10 +100,10 @@ asyncio.run(main())
 """
 
 
-def test_python_in_a_closed_directory_works_without_the_capability_and_is_warned_of():
-    """Where root's own Python lies in one; elsewhere there is nothing to warn of."""
+def test_python_in_a_closed_directory_works_without_the_capability_and_logs_a_warning():
+    """The warning is expected only if root's Python is in a closed directory."""
     if os.geteuid() != 0:
-        pytest.skip("the tests are not run by root")
+        pytest.skip("requires root")
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_CAPABILITY], cwd=ROOT, capture_output=True, text=True, check=False
     )
