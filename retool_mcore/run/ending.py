@@ -41,7 +41,7 @@ class Ended(SystemExit):
 
 
 class Ending:
-    """Context manager for the main thread. ``asked`` is the first signal received, or 0.
+    """Context manager for the main thread. ``first_signal`` is the first signal received, or 0.
 
     After a second signal, or ``grace_s`` seconds after the first, a thread calls
     ``at_once(signal)``, even while the main thread is blocked. By default, ``at_once`` makes the
@@ -49,7 +49,7 @@ class Ending:
     """
 
     def __init__(self, grace_s: float, at_once: Callable[[int], object] | None = None) -> None:
-        self.asked = 0
+        self.first_signal = 0
         self._grace_s, self._at_once = grace_s, at_once or self._leave_main_thread
         self._over, self._left = False, threading.Event()
         self._woken = self._handled = 0
@@ -80,7 +80,7 @@ class Ending:
         self._over = True
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._left.wait(STUCK_S):
-            os._exit(exit_code(self.asked))
+            os._exit(exit_code(self.first_signal))
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Handle a signal: make sure that the listening thread receives it.
@@ -95,20 +95,20 @@ class Ending:
             signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         if self._over:
             ignore_signals()  # cleanup must be able to finish
-            raise SystemExit(exit_code(self.asked))
+            raise SystemExit(exit_code(self.first_signal))
 
     def _listen(self) -> None:
         asked_s = 0.0
         while True:
-            left_s = max(0.0, asked_s + self._grace_s - time.monotonic()) if self.asked else None
+            left_s = max(0.0, asked_s + self._grace_s - time.monotonic()) if self.first_signal else None
             if not select.select([self._receiver], [], [], left_s)[0]:
                 break
             received = [number for number in self._receiver.recv(64) or [0] if number in (0, *SIGNALS)]
             if 0 in received:
                 return  # the run has ended
             self._woken += len(received)
-            if received and not self.asked:
-                self.asked, asked_s = received[0], time.monotonic()
+            if received and not self.first_signal:
+                self.first_signal, asked_s = received[0], time.monotonic()
             elif received and time.monotonic() - asked_s > SAME_S:
                 break
-        self._at_once(self.asked)
+        self._at_once(self.first_signal)

@@ -196,7 +196,7 @@ def _loop(
             with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
-            asked = _signal_of_any_rank(ending.asked)
+            asked = _signal_of_any_rank(ending.first_signal)
             if asked and config.saved_every:  # before a validation, for which there may be no time
                 with timer.span("save_checkpoint"):
                     saver.save(step)

@@ -115,7 +115,7 @@ class RlRun(EngineRestarts):
                 super().fit(agent_loop_manager)
             except StoppedBeforeUpdate:
                 self._save_previous_step()
-                raise Ended(self._ending.asked, self._saver.describe_kept()) from None
+                raise Ended(self._ending.first_signal, self._saver.describe_kept()) from None
             finally:
                 if self._writer is not None:
                     self._writer.close()
@@ -212,7 +212,7 @@ class RlRun(EngineRestarts):
 
     def stop_if_requested(self) -> None:
         """Raise StoppedBeforeUpdate if the run was asked to stop and can repeat the step."""
-        if self._ending is None or not self._ending.asked or self.local_trigger_step > 0:
+        if self._ending is None or not self._ending.first_signal or self.local_trigger_step > 0:
             return
         if self._sampling or self.trainer_mode == "sync":
             raise StoppedBeforeUpdate
@@ -223,7 +223,7 @@ class RlRun(EngineRestarts):
             return
         if self.trainer_mode == "sync":
             self._loader_state = copy.deepcopy(self.train_dataloader.state_dict())
-        if self._ending.asked:
+        if self._ending.first_signal:
             self._save_once(self.global_steps)
 
     def _save_previous_step(self) -> None:

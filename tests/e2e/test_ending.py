@@ -31,9 +31,9 @@ try:
             forever = ctypes.create_string_buffer(64)  # a mutex, locked twice
             for _ in range(2):
                 ctypes.CDLL(None).pthread_mutex_lock(forever)
-        while not ending.asked or how in ("deaf", "after a loop"):
+        while not ending.first_signal or how in ("deaf", "after a loop"):
             time.sleep(0.02)
-    raise Ended(ending.asked, "saved")
+    raise Ended(ending.first_signal, "saved")
 except Ended as ended:
     print(ended.message, flush=True)
     raise

@@ -26,12 +26,12 @@ def run():
         with Ending(30) as ending, bar_of_steps(console) as bars:
             bar = bars.add_task("rl", total=9)
             Path(sys.argv[2]).touch()
-            while not ending.asked:
+            while not ending.first_signal:
                 bars.advance(bar, 0)
                 time.sleep(0.02)
         console.print("a word for nobody")
         print("saved", flush=True)
-        raise Ended(ending.asked, "saved")
+        raise Ended(ending.first_signal, "saved")
 
 run()
 """

@@ -46,14 +46,14 @@ class OrdinaryUser:
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, **as_user,
         )  # fmt: skip
 
-    def facts(self, level: str) -> dict[str, bool]:
+    def run_attacks(self, level: str) -> dict[str, bool]:
         """Run ``table.py`` at ``level`` as this user. Returns whether each attack failed."""
         code = "import sys; from tests.sandbox.table import main; main()"
         result = self.run(code, level)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 
-    def own(self, path: Path) -> Path:
+    def give(self, path: Path) -> Path:
         """Make the user the owner of ``path``."""
         if os.geteuid() == 0:
             os.chown(path, UID, UID, follow_symlinks=False)

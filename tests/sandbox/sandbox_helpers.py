@@ -48,7 +48,7 @@ asyncio.run(main())
 """
 
 
-def owner_at(level: Level, folder: Path) -> subprocess.Popen[bytes]:
+def start_owner(level: Level, folder: Path) -> subprocess.Popen[bytes]:
     """Start another process whose sandbox executes code, with its state in ``folder``."""
     environment = dict(os.environ, TMPDIR=str(folder))
     owner = subprocess.Popen([sys.executable, "-c", OWNER, level], env=environment, stdout=subprocess.PIPE)

@@ -41,31 +41,31 @@ def printed_refused(result: ExecResult) -> bool:
 
 @dataclass(frozen=True)
 class Attack:
-    """``code`` prints "refused" if it gained nothing. ``held``: whether the attack failed."""
+    """``code`` prints "refused" if it gained nothing. ``prevented``: whether the attack failed."""
 
-    what: str
+    name: str
     code: str
-    held: Outcome = printed_refused
+    prevented: Outcome = printed_refused
     neighbour: str = NEIGHBOUR
     neighbour_s: float = 0.01
     options: dict[str, float] = field(default_factory=dict[str, float])
 
 
-def tried(*lines: str) -> str:
+def attempts(*lines: str) -> str:
     """Return code that prints "refused" if every line raises OSError, otherwise "done"."""
-    attempts = "".join(f"attempt(lambda: {line})\n" for line in lines)
+    calls = "".join(f"attempt(lambda: {line})\n" for line in lines)
     return (
         "import ctypes, glob, os, signal, socket\ndone = []\ndef attempt(f):\n    try: f()\n"
-        "    except OSError: return\n    done.append(1)\n" + attempts + "print('done' if done else 'refused')"
+        "    except OSError: return\n    done.append(1)\n" + calls + "print('done' if done else 'refused')"
     )
 
 
 def attacks(host: Path, port: int) -> list[Attack]:
     """Return the table's rows. ``host`` has the trainer's files; a server listens on ``port``."""
-    return [*_using_up(host), *_between_neighbours(), *_reaching_out(host, port)]
+    return [*_on_limits(host), *_on_neighbours(), *_on_the_host(host, port)]
 
 
-def _using_up(host: Path) -> list[Attack]:
+def _on_limits(host: Path) -> list[Attack]:
     """Attacks on the limits of time, memory, processes and files."""
 
     def nobody_left(_: ExecResult) -> bool:
@@ -108,12 +108,12 @@ def _using_up(host: Path) -> list[Attack]:
         ),
         Attack(
             "number of files (1,024; at every level, all are deleted afterwards)",
-            tried("[open(str(n), 'w').close() for n in range(1500)]"),
+            attempts("[open(str(n), 'w').close() for n in range(1500)]"),
         ),
     ]
 
 
-def _between_neighbours() -> list[Attack]:
+def _on_neighbours() -> list[Attack]:
     """Attacks on resources that the kernel counts per user or keeps per file."""
     neighbours = (
         ("another execution uses up all in-flight descriptors", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
@@ -121,12 +121,12 @@ def _between_neighbours() -> list[Attack]:
         ("other executions see locks on library files", _LOCK + "lock()\n", _LOCK + "missed(lock)"),
     )
     return [
-        Attack(what, _MISSED + code, neighbour=neighbour + _WAITS, neighbour_s=6)
-        for what, neighbour, code in neighbours
+        Attack(name, _MISSED + code, neighbour=neighbour + _WAITS, neighbour_s=6)
+        for name, neighbour, code in neighbours
     ]
 
 
-def _reaching_out(host: Path, port: int) -> list[Attack]:
+def _on_the_host(host: Path, port: int) -> list[Attack]:
     """Attacks on files, processes and the network outside the execution."""
     parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
     zero_ns = os.stat("/dev/zero").st_mtime_ns
@@ -137,47 +137,47 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
         return exist and all(Path(p).read_text() == "weights" and _state(p) == before[p] for p in files)
 
     return [
-        Attack("reading host files that every user may read", tried("open('/etc/passwd')")),
-        Attack("reading files that only the trainer may read (mode 600)", tried(f"open({files[1]!r})")),
+        Attack("reading host files that every user may read", attempts("open('/etc/passwd')")),
+        Attack("reading files that only the trainer may read (mode 600)", attempts(f"open({files[1]!r})")),
         Attack(
             "reading a world-readable file in a directory closed to others (mode 700)",
-            _CLIMB + tried(f"open({str(host / 'closed/open_to_all')!r})", "climb()"),
+            _CLIMB + attempts(f"open({str(host / 'closed/open_to_all')!r})", "climb()"),
         ),
         Attack(
             "changing times of the host's devices",
-            tried("os.utime('/dev/zero')"),
+            attempts("os.utime('/dev/zero')"),
             lambda _: os.stat("/dev/zero").st_mtime_ns == zero_ns,
         ),
         Attack(
             "lowering its own OOM score, where the trainer lacks CAP_SYS_RESOURCE",
-            tried("open('/proc/self/oom_score_adj', 'w').write('0')"),
+            attempts("open('/proc/self/oom_score_adj', 'w').write('0')"),
             lambda result: printed_refused(result) and result.level != Level.RLIMITS,
         ),
-        Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
+        Attack("learning that a host file exists", attempts("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
         Attack(
             "writing, emptying, deleting or renaming host files",
-            tried(*(f"{call}({path!r}{rest})" for path in files for call, rest in _WRITES)),
+            attempts(*(f"{call}({path!r}{rest})" for path in files for call, rest in _WRITES)),
             unchanged,
         ),
         Attack(
             "changing mode and times of the trainer's files",
-            tried(*(f"{call}({path!r}{rest})" for path in files for call, rest in _MODES)),
+            attempts(*(f"{call}({path!r}{rest})" for path in files for call, rest in _MODES)),
             unchanged,
         ),
         Attack(
             "network and Unix sockets",
-            tried(f"socket.create_connection(('127.0.0.1', {port}), 2)", "socket.socket(socket.AF_UNIX)"),
+            attempts(f"socket.create_connection(('127.0.0.1', {port}), 2)", "socket.socket(socket.AF_UNIX)"),
         ),
-        Attack("seeing other processes", tried(f"open('/proc/{parent}/stat')", f"os.stat('/proc/{parent}')")),
-        Attack("signalling the trainer", tried(f"os.kill({parent}, 0)")),
+        Attack("seeing other processes", attempts(f"open('/proc/{parent}/stat')", f"os.stat('/proc/{parent}')")),
+        Attack("signalling the trainer", attempts(f"os.kill({parent}, 0)")),
         Attack(
             "namespaces, ptrace and running programs",
-            tried("os.execv('/bin/true', ['true'])").replace("print(", _LIBC + "print("),
+            attempts("os.execv('/bin/true', ['true'])").replace("print(", _LIBC + "print("),
         ),
-        Attack("reading the trainer's environment", tried(f"open('/proc/{parent}/environ').read()")),
+        Attack("reading the trainer's environment", attempts(f"open('/proc/{parent}/environ').read()")),
         Attack(
             "reading files of a concurrent execution",
-            tried("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(_neighbour_glob())),
+            attempts("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(_neighbour_glob())),
             neighbour_s=6,
         ),
         Attack(
@@ -278,30 +278,30 @@ def _state(path: str) -> tuple[int, int]:
     return status.st_mode, status.st_mtime_ns
 
 
-async def facts(level: Level) -> dict[str, bool]:
+async def run_attacks(level: Level) -> dict[str, bool]:
     """Whether each attack fails at ``level``, for this user. Raises SandboxUnavailable."""
-    held: dict[str, bool] = {}
+    prevented: dict[str, bool] = {}
     with (
         tempfile.TemporaryDirectory(dir="/var/tmp") as directory,
         socket.create_server(("127.0.0.1", 0)) as listener,
-        _few_signals(),
+        _low_signal_limit(),
     ):
         host = Path(directory)
         host.chmod(0o777)
         port = listener.getsockname()[1]
         async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
-            for number in range(len(attacks(_lay(host), port))):
-                attack = attacks(_lay(host), port)[number]
+            for number in range(len(attacks(_create_files(host), port))):
+                attack = attacks(_create_files(host), port)[number]
                 neighbour = asyncio.ensure_future(sandbox.execute(attack.neighbour, run_timeout_s=attack.neighbour_s))
                 await _ready(neighbour, attack.neighbour_s / 2)
                 try:
                     result = await sandbox.execute(NOT_REDIRECTED + attack.code, **attack.options)  # type: ignore[arg-type]
-                    held[attack.what] = attack.held(result)
+                    prevented[attack.name] = attack.prevented(result)
                 except SandboxUnavailable:  # the code also killed the zygote
-                    held[attack.what] = False
+                    prevented[attack.name] = False
                 neighbour.cancel()
                 await asyncio.wait((neighbour,))
-    return held
+    return prevented
 
 
 async def _ready(neighbour: asyncio.Future[ExecResult], limit_s: float) -> None:
@@ -312,7 +312,7 @@ async def _ready(neighbour: asyncio.Future[ExecResult], limit_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _few_signals() -> Generator[None]:
+def _low_signal_limit() -> Generator[None]:
     """Lower the limit of queued signals and timers, so that an execution quickly uses up all."""
     soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (2000 if hard == resource.RLIM_INFINITY else min(2000, hard), hard))
@@ -322,7 +322,7 @@ def _few_signals() -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft, hard))
 
 
-def _lay(host: Path) -> Path:
+def _create_files(host: Path) -> Path:
     for name, mode in (("open_to_all", 0o666), ("mine", 0o600)):
         (host / name).unlink(missing_ok=True)
         (host / name).write_text("weights")
@@ -337,23 +337,23 @@ def table(root: dict[Level, dict[str, bool]], user: dict[Level, dict[str, bool]]
     """Return the table in Markdown, between its marks."""
     words = {(True, True): "yes", (True, False): "as root", (False, True): "as a user", (False, False): "**no**"}
     rows = [f"| attack | {' | '.join(LEVELS)} |", "|---" * (len(LEVELS) + 1) + "|"]
-    for what in root[LEVELS[0]]:
-        cells = [words[root[level][what], user[level][what]] for level in LEVELS]
-        rows.append(f"| {what} | {' | '.join(cells)} |")
+    for name in root[LEVELS[0]]:
+        cells = [words[root[level][name], user[level][name]] for level in LEVELS]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join((START, *rows, END))
 
 
 def main() -> None:
-    """With a level, print this user's facts as JSON; otherwise write the whole table."""
+    """With a level, print this user's results as JSON; otherwise write the whole table."""
     if len(sys.argv) > 1:
-        json.dump(asyncio.run(facts(Level(sys.argv[1]))), sys.stdout)
+        json.dump(asyncio.run(run_attacks(Level(sys.argv[1]))), sys.stdout)
         return
     from tests.sandbox.ordinary import make_ordinary_user
 
-    root = {level: asyncio.run(facts(level)) for level in LEVELS}
+    root = {level: asyncio.run(run_attacks(level)) for level in LEVELS}
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         ordinary = make_ordinary_user(Path(home))
-        user = {level: ordinary.facts(level) for level in LEVELS}
+        user = {level: ordinary.run_attacks(level) for level in LEVELS}
     text = README.read_text()
     start, end = text.index(START), text.index(END) + len(END)
     README.write_text(text[:start] + table(root, user) + text[end:])

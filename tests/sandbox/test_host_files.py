@@ -21,10 +21,10 @@ if level == Level.LANDLOCK:
 CODE = '''
 import ctypes, os, shutil
 libc = ctypes.CDLL(None, use_errno=True)
-def attempt(what, attack):
+def attempt(name, attack):
     try: attack()
     except (OSError, NotImplementedError): return  # the latter from lchmod, which glibc does with /proc
-    if what: print(what)
+    if name: print(name)
 for path in FILES:
     attempt("chmod", lambda: os.chmod(path, 0))
     attempt("lchmod", lambda: os.chmod(path, 0, follow_symlinks=False))
@@ -72,9 +72,9 @@ async def main():
     async with LocalSandbox(min_level=level, max_level=level, workers=1, attempts=1) as sandbox:
         result = await sandbox.execute(f"FILES = {files!r}\\n{CODE}")
         own = await sandbox.execute(OWN)
-    held = [state(path) for path in files] == before
+    unchanged = [state(path) for path in files] == before
     done, new = result.text.split("\\n"), os.path.exists("host/new")
-    print(json.dumps({"held": held, "done": done, "new": new, "own": own.text}))
+    print(json.dumps({"unchanged": unchanged, "done": done, "new": new, "own": own.text}))
 asyncio.run(main())
 """
 LANDLOCK_ABIS = [1, 2, 3, 4, 5, 6, 99]
@@ -86,12 +86,12 @@ def own_library(user: OrdinaryUser) -> str:
     path = site_packages / "library_of_the_user.py"
     path.write_text("X = 1\n")
     path.chmod(0o644)
-    return str(user.own(path))
+    return str(user.give(path))
 
 
 @pytest.mark.parametrize("level, abi", [("namespaces", 0), *(("landlock", abi) for abi in LANDLOCK_ABIS)])
 @pytest.mark.parametrize("as_root", [False, True], ids=["user", "root"])
 def test_nothing_on_the_host_is_changed(level: str, abi: int, as_root: bool, ordinary_user: OrdinaryUser):
     result = ordinary_user.run(ATTACKED, level, str(abi), own_library(ordinary_user), as_root=as_root)
-    assert '"held": true, "done": [""], "new": false' in result.stdout, result.stdout + result.stderr
+    assert '"unchanged": true, "done": [""], "new": false' in result.stdout, result.stdout + result.stderr
     assert """"own": "123 yz ['a', 'b', 'c', 'd']\"""" in result.stdout, result.stdout + result.stderr

@@ -147,8 +147,8 @@ async def test_preloaded_modules_are_imported_before_the_code_starts(level: Leve
     """Other code runs in the light image. Files that an import writes do not reach executions."""
     before = set(os.listdir("/")), set(os.listdir("/tmp"))
     async with await at(level, python, "warm.part") as sandbox:
-        assert is_there(await sandbox.execute("import sys\nprint('warm.part' in sys.modules)\nimport warm.part"))
-        assert not is_there(await sandbox.execute("import sys\nprint('wa' + 'rm' in sys.modules)"))
+        assert printed_true(await sandbox.execute("import sys\nprint('warm.part' in sys.modules)\nimport warm.part"))
+        assert not printed_true(await sandbox.execute("import sys\nprint('wa' + 'rm' in sys.modules)"))
         files = (
             "import warm, os, tempfile\nos.path.exists(warm.CACHE), tempfile.gettempdir() == os.getcwd(), os.listdir()"
         )
@@ -163,7 +163,7 @@ async def test_preloaded_modules_are_imported_before_the_code_starts(level: Leve
     assert not {name for name in os.listdir("/tmp") if name not in before[1] and name.startswith("cache")}
 
 
-def is_there(result: object) -> bool:
+def printed_true(result: object) -> bool:
     assert result.stdout in ("True\n", "False\n"), result.stderr  # type: ignore[attr-defined]
     return result.stdout == "True\n"  # type: ignore[attr-defined]
 
@@ -202,7 +202,7 @@ async def test_a_server_accepts_python_and_preload(options: tuple[str, ...], pyt
     try:
         async with open_sandbox(url, min_level="rlimits") as sandbox:
             code = "import sys\nprint({'warm', 'only_there'} <= sys.modules.keys())\nimport warm"
-            assert is_there(await sandbox.execute(code))
+            assert printed_true(await sandbox.execute(code))
     finally:
         server.terminate()
         server.communicate()

@@ -15,7 +15,7 @@ import pytest
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, owner_at, until_running
+from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, start_owner, until_running
 
 
 async def test_a_bounded_number_executes_in_order_of_arrival():
@@ -99,7 +99,7 @@ async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
 
 
 async def test_a_killed_owner_leaves_no_process_and_its_directory_is_removed(tmp_path: Path):
-    owner = owner_at(Level.RLIMITS, tmp_path)
+    owner = start_owner(Level.RLIMITS, tmp_path)
     await asyncio.sleep(0.3)
     zygotes = children_of(owner.pid, "retool_mcore.sandbox.supervisor.zygote")
     assert zygotes

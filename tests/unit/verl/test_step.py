@@ -173,9 +173,9 @@ class Run:
         """The end of a run that gets a signal in a part of a step."""
 
         def send(at: str, at_step: int) -> None:
-            if (at, at_step) == (part, step) and not self.trainer._ending.asked:
+            if (at, at_step) == (part, step) and not self.trainer._ending.first_signal:
                 os.kill(os.getpid(), number)
-                while not self.trainer._ending.asked:
+                while not self.trainer._ending.first_signal:
                     time.sleep(0.001)
 
         self.at = send
@@ -350,9 +350,9 @@ def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkey
 
     def at(part: str, step: int) -> None:
         second = run.trainer.local_trigger_step == 1
-        if (part, step, second) == ("sample", 3, True) and not run.trainer._ending.asked:
+        if (part, step, second) == ("sample", 3, True) and not run.trainer._ending.first_signal:
             os.kill(os.getpid(), signal.SIGUSR1)
-            while not run.trainer._ending.asked:
+            while not run.trainer._ending.first_signal:
                 time.sleep(0.001)
 
     run.at = at
