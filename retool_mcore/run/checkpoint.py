@@ -67,7 +67,7 @@ READ_BYTES = 2**20
 CHECKSUM_THREADS = 8
 MAX_LISTED = 3  # maximum number of damaged files that an error lists
 _NAME = re.compile(r"global_step_([1-9][0-9]*)")
-_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")  # Megatron names a file after the rank that wrote it
+_RANK_FILE = re.compile(r"__(\d+)_\d+\.distcp")  # Megatron names a file after the rank that wrote it
 LOCATIONS = ("run.root", "run.name", "checkpoint.resume")  # settings that locate a run but do not define it
 
 
@@ -169,7 +169,7 @@ def read_state(path: Path) -> Saved:
         ) from error
 
 
-def require_whole(config: RunConfig) -> list[str]:
+def require_intact(config: RunConfig) -> list[str]:
     """Verify the checksums of the checkpoint to resume from; return notes for the user.
 
     Renames damaged checkpoints that are newer than the newest intact one. The caller must hold the
@@ -319,9 +319,9 @@ def choose_resume(config: RunConfig) -> tuple[Saved | None, list[str]]:
     """Return the checkpoint to resume from (None: start from the beginning) and notes for the user.
 
     Verifies its files first. The caller must hold the run's lock. Raises CheckpointError as
-    ``require_whole`` and ``find_resume`` do.
+    ``require_intact`` and ``find_resume`` do.
     """
-    notes = require_whole(config)
+    notes = require_intact(config)
     saved = find_resume(config)
     if saved is None:
         return None, notes
@@ -451,7 +451,7 @@ def record_checksums(role: Path, rank: int) -> None:
 
 def _writing_rank(path: Path, role: Path) -> int | None:
     """Return the rank that wrote a file; None for metadata files, which belong to no rank."""
-    if found := _OF_RANK.fullmatch(path.name):
+    if found := _RANK_FILE.fullmatch(path.name):
         return int(found[1])
     return 0 if path.is_relative_to(role / "model") else None
 

@@ -37,11 +37,11 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
     source = find_weights(run_dir, which)
     if adapter and not is_adapter(source):
         raise CheckpointError(f"{run_dir} trained all weights (lora.rank = 0), so it has no adapter to export.")
-    _require_whole(source.parents[len(_WEIGHTS.parts) - 1])
+    _require_intact(source.parents[len(_WEIGHTS.parts) - 1])
     if not is_adapter(source):
         read_config(str(source))
-    own = any((to / name).is_file() for name in ("config.json", CONFIG))
-    if to.exists() and not own and any(to.iterdir()):
+    is_model = any((to / name).is_file() for name in ("config.json", CONFIG))
+    if to.exists() and not is_model and any(to.iterdir()):
         raise CheckpointError(f"{to} is not empty and is not a model directory. It was not changed. Name another one.")
     hidden = to.with_name(f".{to.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
@@ -67,7 +67,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
     return to
 
 
-def _require_whole(folder: Path) -> None:
+def _require_intact(folder: Path) -> None:
     """Raise CheckpointError when the weights of a checkpoint fail their checksums."""
     if problem := find_damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
         others = sorted(saved.step for saved in complete_checkpoints(folder.parent) if saved.path != folder)
@@ -133,9 +133,9 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
     best = read_best(run) if config.best.metric else None
     which = f": {best.summary()}" if best is not None else ""
     saved = complete_checkpoints(run / "checkpoints")
-    made = run / "export"
-    if config.checkpoint.export and made.is_dir():
-        yield f"exported {made}{which or f', of step {saved[-1].step}' if saved else ''}"
+    export_dir = run / "export"
+    if config.checkpoint.export and export_dir.is_dir():
+        yield f"exported {export_dir}{which or f', of step {saved[-1].step}' if saved else ''}"
     elif saved:
         yield f"saved {saved[-1].path}{which}"
     metrics = run / "metrics.jsonl"
@@ -150,7 +150,7 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
         yield f"validation at step {int(row['step'])}: {value}"
     folder, report, view, model, source, scores = (
         shlex.quote(str(path))
-        for path in (run, run / "report.html", run / "view.html", made, run / CONFIG_FILE, run / "eval")
+        for path in (run, run / "report.html", run / "view.html", export_dir, run / CONFIG_FILE, run / "eval")
     )
     yield f"next: retool report {folder} --out {report}"
     if isinstance(config, RlConfig) and config.rollout.record_groups:
@@ -173,13 +173,13 @@ def find_weights(run_dir: Path, which: str = "newest") -> Path:
         read_state(newest[0])  # raises if it is damaged: do not silently fall back to an older model
     candidates = [run_dir, *(saved.path for saved in reversed(found))]
     if which != "newest":
-        step, have = _step_of(run_dir, which), {saved.step: saved.path for saved in found}
-        if step not in have:
+        step, complete = _step_of(run_dir, which), {saved.step: saved.path for saved in found}
+        if step not in complete:
             raise CheckpointError(
                 f"{checkpoints} has no complete checkpoint of step {step}. There are: "
-                f"{', '.join(map(str, have)) or 'none'}."
+                f"{', '.join(map(str, complete)) or 'none'}."
             )
-        candidates = [have[step]]
+        candidates = [complete[step]]
     for folder in candidates:
         if (folder / STATE_FILE).is_file() and (folder / _WEIGHTS / "config.json").is_file():
             return folder / _WEIGHTS

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from retool_mcore.run.start import WORDS, begun, early
 
-LASTED_S = 5.0  # imports alone can take this long on a busy machine
+SLOW_AFTER_S = 5.0  # imports alone can take this long on a busy machine
 STEP_METRICS = {  # metrics in a step's line: name -> format
     "loss": "loss {:.4f}",
     "actor/pg_loss": "loss {:.4f}",
@@ -94,8 +94,8 @@ def show_early_stage(name: str) -> Generator[None]:
 
 @contextmanager
 def call_if_slow(function: Callable[[], None], since_s: float) -> Generator[None]:
-    """Call ``function`` at ``since_s + LASTED_S`` (time.monotonic()) if the block still runs."""
-    timer = threading.Timer(max(0.0, since_s + LASTED_S - time.monotonic()), function)
+    """Call ``function`` SLOW_AFTER_S after ``since_s`` (monotonic) if the block still runs."""
+    timer = threading.Timer(max(0.0, since_s + SLOW_AFTER_S - time.monotonic()), function)
     timer.daemon = True
     timer.start()
     try:
@@ -149,7 +149,7 @@ def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
 class StartStages:
     """Shows the stages of a start, read from ``start.jsonl``: on the bar, or as one line per stage.
 
-    A stage's line is printed once the stage has lasted LASTED_S or the next one has begun.
+    A stage's line is printed after SLOW_AFTER_S, or once the next one has begun.
     """
 
     def __init__(self, run_dir: Path, bars: Progress, bar: TaskID) -> None:
@@ -165,7 +165,7 @@ class StartStages:
             return
         if len(began) != self._seen:
             self._seen, self._since_s = len(began), now_s
-        newest_too = over or now_s - self._since_s >= LASTED_S
+        newest_too = over or now_s - self._since_s >= SLOW_AFTER_S
         end = len(began) if newest_too else len(began) - 1
         console = self._bars.console
         for stage, at in began[self._printed : end]:

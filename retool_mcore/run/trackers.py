@@ -60,20 +60,20 @@ class Library:
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], resumed_step: int) -> None:
         self.folder = folder.absolute() / self.name
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._memory, known = self.folder / "retool.json", dict[str, Any]()
-        if resumed_step and self._memory.exists():
-            known = json.loads(self._memory.read_text(encoding="utf-8"))
+        self._state_path, known = self.folder / "retool.json", dict[str, Any]()
+        if resumed_step and self._state_path.exists():
+            known = json.loads(self._state_path.read_text(encoding="utf-8"))
         self._id = self.open(name, config, known.get("id", ""))
-        self._remember(known.get("step", 0))
+        self._save_state(known.get("step", 0))
 
-    def _remember(self, step: int) -> None:
+    def _save_state(self, step: int) -> None:
         self._step = step
-        write_whole(self._memory, json.dumps({"id": self._id, "step": step}) + "\n")
+        write_whole(self._state_path, json.dumps({"id": self._id, "step": step}) + "\n")
 
     def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
         if step > self._step:
             self.write(row, step, traces)
-            self._remember(step)
+            self._save_state(step)
 
     def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
         """Resume the tracker's run with id ``known``, or start one if it is ""; return the id."""

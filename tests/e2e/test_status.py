@@ -10,7 +10,7 @@ from tests.terminal import lines_on_terminal, screen
 
 ROOT = Path(__file__).parents[2]
 # In what follows a stage has lasted at once, and in LONG never: no test waits for a clock.
-SOON = "from retool_mcore.run import status\nstatus.LASTED_S = 0.2\n"
+SOON = "from retool_mcore.run import status\nstatus.SLOW_AFTER_S = 0.2\n"
 LONG = SOON.replace("0.2", "600.0")
 # A command that becomes another program, as `retool sft` does.
 FIRST = f"""{SOON}

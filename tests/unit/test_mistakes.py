@@ -25,7 +25,7 @@ EVAL = f"eval --endpoint http://127.0.0.1:9/v1 --model m --data {GSM8K} --limit 
 @pytest.fixture(autouse=True)
 def no_stage_lasts(monkeypatch: pytest.MonkeyPatch):
     """What a stage says in a log once it has lasted is tests/e2e/test_status.py's."""
-    monkeypatch.setattr("retool_mcore.run.status.LASTED_S", 600.0)
+    monkeypatch.setattr("retool_mcore.run.status.SLOW_AFTER_S", 600.0)
 
 
 @pytest.fixture(scope="module")

@@ -199,7 +199,7 @@ def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
     # In a new user namespace, the child has no privileges over the mounts just made, and
     # RLIMIT_NPROC and RLIMIT_SIGPENDING count only the child's own processes and signals.
     kernel.unshare(kernel.CLONE_NEWUSER)
-    set_limits(MAX_PROCESSES, counted_alone=True)
+    set_limits(MAX_PROCESSES, separate_user=True)
     kernel.drop_all_capabilities()
     kernel.make_dumpable()
     kernel.forbid_new_privileges()
@@ -234,7 +234,7 @@ def confine_in_place(seccomp_program: bytes, paths: SharedPaths | None, *, uid: 
     At level rlimits, ``paths`` is None, and there is no Landlock. The working directory must
     already be private to this execution.
     """
-    set_limits(processes, counted_alone=uid is not None)
+    set_limits(processes, separate_user=uid is not None)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -269,10 +269,10 @@ def copy_contents_only() -> None:
     shutil.copymode = shutil.copystat = keep
 
 
-def set_limits(processes: int, *, counted_alone: bool) -> None:
+def set_limits(processes: int, *, separate_user: bool) -> None:
     """Set the resource limits that are the same for every request.
 
-    ``processes`` is RLIMIT_NPROC. ``counted_alone``: the execution has its own uid or user
+    ``processes`` is RLIMIT_NPROC. ``separate_user``: the execution has its own uid or user
     namespace, so RLIMIT_SIGPENDING counts only its own signals and is set too.
     """
     for name, wanted in (
@@ -282,7 +282,7 @@ def set_limits(processes: int, *, counted_alone: bool) -> None:
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
-        *([(resource.RLIMIT_SIGPENDING, MAX_PENDING_SIGNALS)] if counted_alone else []),
+        *([(resource.RLIMIT_SIGPENDING, MAX_PENDING_SIGNALS)] if separate_user else []),
     ):
         _, hard = resource.getrlimit(name)
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -440,18 +440,18 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_says_so(tmp_path: Path, nam
     assert note.endswith("It is kept as global_step_100.damaged") and "resuming after step 50" in resuming
     assert found is not None and found.step == 50
     assert names(config) == ["global_step_100.damaged", "global_step_50"]
-    assert checkpoint.require_whole(config) == []
+    assert checkpoint.require_intact(config) == []
     save(config, 100)  # the run comes there again
-    assert checkpoint.require_whole(config) == [] and steps(config) == [50, 100]
+    assert checkpoint.require_intact(config) == [] and steps(config) == [50, 100]
     harm(saving.step_folder(config, 100) / name)
-    assert "kept as global_step_100.damaged2" in checkpoint.require_whole(config)[0]
+    assert "kept as global_step_100.damaged2" in checkpoint.require_intact(config)[0]
 
 
 def test_an_older_damaged_one_blocks_nothing_and_is_not_deleted(tmp_path: Path):
     config = run_in(tmp_path, "checkpoint.keep=2")
     save(config, 50, 100)
     (saving.step_folder(config, 50) / STATE_FILE).write_text("")
-    assert checkpoint.require_whole(config) == []
+    assert checkpoint.require_intact(config) == []
     found = checkpoint.find_resume(config)
     assert found is not None and found.step == 100
     save(config, 150, 200)
@@ -466,7 +466,7 @@ def test_where_none_is_whole_nothing_is_moved_and_the_run_does_not_start_over(tm
     with pytest.raises(
         CheckpointError, match=r"is intact \(global_step_100: .*; global_step_50: .*Restore one, or move"
     ):
-        checkpoint.require_whole(config)
+        checkpoint.require_intact(config)
     assert names(config) == ["global_step_100", "global_step_50"]
 
 
@@ -474,10 +474,10 @@ def test_a_damaged_one_that_is_asked_for_is_refused(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
     path = saving.step_folder(config, 50)
-    assert checkpoint.require_whole(run_in(tmp_path, f"checkpoint.resume={path}")) == []
+    assert checkpoint.require_intact(run_in(tmp_path, f"checkpoint.resume={path}")) == []
     overwrite(path / MOMENTS)
     with pytest.raises(CheckpointError, match=r"checkpoint\.resume = .*global_step_50' is damaged: .*Name another"):
-        checkpoint.require_whole(run_in(tmp_path, f"checkpoint.resume={path}"))
+        checkpoint.require_intact(run_in(tmp_path, f"checkpoint.resume={path}"))
 
 
 def test_four_overwritten_bytes_are_not_exported(tmp_path: Path):
@@ -505,7 +505,7 @@ def test_what_was_written_again_after_its_checksum_is_read_again(tmp_path: Path)
 
     with saving.Saver(config, write_twice) as saver:
         saver.save(50)
-    assert checkpoint.require_whole(config) == []
+    assert checkpoint.require_intact(config) == []
 
 
 def test_the_checksum_sees_every_piece_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -529,7 +529,7 @@ def test_a_checkpoint_of_a_newer_release_is_refused_and_left_where_it_is(tmp_pat
     save(config, 50, 100)
     path = saving.step_folder(config, 100) / STATE_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
-    for ask in (checkpoint.require_whole, checkpoint.find_resume):
+    for ask in (checkpoint.require_intact, checkpoint.find_resume):
         with pytest.raises(
             CheckpointError, match=r"global_step_100 was written by a newer release: .* version 3, and th"
         ):
@@ -547,7 +547,7 @@ def test_a_users_copies_and_notes_are_neither_counted_nor_deleted(tmp_path: Path
     (folder / "global_step_70_half").mkdir()
     (folder / "global_step_50/notes.txt").write_text("the good one")
     (config.run.dir / "config.toml").write_text(config.to_toml())
-    assert steps(config) == [50] and checkpoint.require_whole(config) == []
+    assert steps(config) == [50] and checkpoint.require_intact(config) == []
     saving.delete_incomplete(config)
     save(config, 60, 100)
     assert steps(config) == read_run(config.run.dir).checkpoints == [100]
