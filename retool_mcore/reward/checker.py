@@ -1,9 +1,9 @@
 """A process that compares expressions with SymPy: reads and writes JSON lines.
 
 ``answer.CheckerPool`` runs it as ``python -m retool_mcore.reward.checker``. Arithmetic on a hostile
-answer can hang inside C code or use up all memory, so the kernel enforces the limits: a timer of
-CPU time whose signal kills the process, and an address-space limit. The timer counts CPU time
-because a busy machine must not change a verdict. A fork runs the checks, so after a kill the next
+answer can hang inside C code or use up all memory, so the kernel enforces the limits: a CPU timer,
+whose signal kills the process, and an address-space limit. The timer counts CPU time, so that a
+busy machine does not change a verdict. A fork runs the checks, so after a kill the next
 fork starts with all modules imported and all caches warm.
 """
 

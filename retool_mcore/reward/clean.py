@@ -231,7 +231,7 @@ def _singular_unit(unit: str) -> str:
 
 
 def unit_ratio(answer: str, truth: str) -> Fraction | None:
-    """The answer's unit in units of the truth, such as 1000 for km and m; None if not convertible.
+    """The size of the answer's unit in the truth's units: 1000 for km and m; None if incomparable.
 
     1 if only one side has a unit. ``numbers.same_numbers`` decides what a percent sign means.
     """

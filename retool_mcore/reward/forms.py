@@ -217,7 +217,7 @@ def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
 def _stated(relation: AnswerForm) -> AnswerForm | None:
     r"""The value of a chain of equalities: 5 for ``x = 2 + 3 = 5``; None if one of them is false.
 
-    After ``\approx`` comes a decimal approximation, whose last digit must be correct.
+    A value after ``\approx`` is a decimal approximation, whose last digit must be correct.
     """
     signs = relation.text.split()
     if signs == [r"\in"]:

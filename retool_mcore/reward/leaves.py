@@ -172,7 +172,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """A power, left symbolic if its value would be huge."""
+    """Compute a power; leave it symbolic if its value would be huge."""
     if base.is_Rational and exponent.is_Integer:
         bits = max(base.p.bit_length(), base.q.bit_length()) * abs(int(exponent))
         return sympy.Pow(base, exponent, evaluate=bits < MAX_BITS)

@@ -121,7 +121,7 @@ def significant_digits(text: str) -> int:
 
 
 def is_printed_float(decimal: str, value: Fraction) -> bool:
-    """Whether a decimal is how Python prints the float of a fraction with an infinite decimal.
+    """Whether a decimal is the printed float of a fraction whose decimal expansion is infinite.
 
     ``0.3333333333333333`` is 1/3; ``0.30000000000000004`` is not 3/10.
     """

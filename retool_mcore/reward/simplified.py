@@ -20,9 +20,9 @@ def simplified(answer: str, truth: str) -> bool:
     """Whether a right answer is about as simple as its truth.
 
     If the truth is a rational number, the answer must be written as one: digits, a decimal,
-    scientific notation, a mixed number, or a fraction unless the value is an integer. Otherwise it
-    may have at most ``MAX_RATIO`` n + ``MAX_EXTRA`` numbers, letters and functions, if the truth
-    has n.
+    scientific notation, a mixed number, or a fraction whose value is not an integer. Otherwise, if
+    the truth has n numbers, letters and functions, the answer may have at most ``MAX_RATIO`` n +
+    ``MAX_EXTRA``.
     """
     mine, theirs = statement_of(answer).text, statement_of(truth).text
     if words(mine) is not None:

@@ -1,4 +1,4 @@
-r"""Reduces an answer to what it states: a choice, a value, words, or a sentence's only number.
+r"""Reduces an answer to its statement: a choice, a value, words, or a sentence's only number.
 
 An answer states one thing. A text with two values, such as ``80 girls and 16 boys``, states none.
 """

@@ -46,7 +46,7 @@ class BestStep:
 
     @property
     def waited(self) -> int:
-        """Number of validations since the last improvement by more than ``min_delta``."""
+        """Number of validations since the value last improved by more than ``min_delta``."""
         waited, reference = 0, math.inf
         for step in sorted(self.values):
             if self._cost(step) < reference - self.min_delta:
@@ -73,7 +73,7 @@ class BestStep:
         return {"best/step": float(step), "best/value": self.values[step], "best/waited": float(self.waited)}
 
     def summary(self) -> str:
-        """Return a one-line summary for users."""
+        """Return one line for users: the best value, its step, and the validations since then."""
         step = self.step()
         if step is None:
             return f"{self.metric}: no value yet"

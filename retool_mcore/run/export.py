@@ -128,7 +128,7 @@ def export_at_end(config: RunConfig) -> None:
 
 
 def closing_lines(config: RunConfig) -> Iterator[str]:
-    """Yield the summary of a finished run: outputs, last validation, suggested commands."""
+    """Yield the lines that a finished run prints: outputs, last validation, suggested commands."""
     run = config.run.dir.absolute()  # so that the commands work in any directory
     best = read_best(run) if config.best.metric else None
     which = f": {best.summary()}" if best is not None else ""

@@ -172,7 +172,7 @@ def _free_bytes(place: Path) -> float:
 
 @contextlib.contextmanager
 def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = lambda folder: True) -> Generator[None]:
-    """Give this process and its children a private TMPDIR, and remove it afterwards.
+    """Set a private TMPDIR for this process and its children, and remove it afterwards.
 
     wandb, verl, SGLang and killed processes leave files in TMPDIR. The name depends only on
     ``run_dir`` and ``part``, so the next start removes what a killed run left. Before the removal,

@@ -128,7 +128,7 @@ class Saver:
             self._in_flight = (step, pending)
 
     def describe_kept(self) -> str:
-        """Return a sentence on what is saved, for the user of a run that stops early."""
+        """Return a sentence for the user of a run that stops early: which step is saved."""
         found = complete_checkpoints(self._config.run.dir / "checkpoints")
         if not found:
             return "no checkpoint is kept, and the same command starts from the beginning"

@@ -280,8 +280,8 @@ print("killed" if killed >= 2 else f"only {killed} killed")
 async def test_an_execution_killed_for_memory_reports_it(sandbox: LocalSandbox):
     if not sandbox.memory_is_bounded_per_execution:
         pytest.skip("no writable memory cgroup: memory is bounded per process only")
-    # The kernel kills the largest process: here the first one, while its children hold most of the
-    # cgroup.
+    # The kernel kills the largest process. Here that is the parent, while its children use most of
+    # the cgroup's memory.
     code = """
 import os, time
 read_end, write_end = os.pipe()

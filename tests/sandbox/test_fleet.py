@@ -245,7 +245,7 @@ async def test_a_cancelled_call_frees_its_place():
             assert (await sandbox.execute("1")).ok
 
 
-# --------------------------------------------------------------- servers of our own
+# --------------------------------------------------------------- our own servers
 
 
 def start(port: int) -> subprocess.Popen[str]:

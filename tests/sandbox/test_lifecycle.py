@@ -18,7 +18,7 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, start_owner, until_running
 
 
-async def test_a_bounded_number_executes_in_order_of_arrival():
+async def test_a_bounded_number_of_calls_executes_in_order_of_arrival():
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
     async with sandbox:
         ended: list[int] = []

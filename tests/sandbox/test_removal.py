@@ -47,7 +47,7 @@ def test_a_tree_deeper_than_any_stack_or_path_is_removed(tmp_path: Path):
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
-def test_nothing_behind_a_link_is_touched(tmp_path: Path):
+def test_targets_of_links_are_not_touched(tmp_path: Path):
     host = tmp_path / "host"
     host.mkdir()
     (host / "checkpoint").write_text("weights")

@@ -254,7 +254,7 @@ def test_an_answer_reports_that_its_session_was_restarted(url: str):
     httpx.delete(f"{url}/v1/sessions/r")
 
 
-async def test_an_answer_of_another_service_is_an_outage():
+async def test_an_answer_of_another_service_counts_as_an_outage():
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = (await reader.readline()).decode()
         body = b'"pong"' if "ping" in request else json.dumps({"status": "Success"}).encode()
@@ -339,7 +339,7 @@ def test_an_open_address_without_a_token_gets_a_warning(tmp_path: Path):
 # --------------------------------------------------------------------- slow and many clients
 
 
-async def test_half_sent_bodies_delay_nobody_and_are_given_up(strongest: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
+async def test_incomplete_bodies_delay_nobody_and_time_out(strongest: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(app, "BODY_TIMEOUT_S", 1.0)
     async with served(strongest) as url, httpx.AsyncClient(base_url=url) as http:
         port = int(url.rpartition(":")[2])
@@ -426,7 +426,7 @@ async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytes
             assert (await http.get("/health")).status_code == 200
 
             async def refuse(*_: object, **__: object) -> object:
-                raise SandboxUnavailable("no process can be had")
+                raise SandboxUnavailable("no free process")
 
             with monkeypatch.context() as broken:
                 broken.setattr(sandbox._light[0], "spawn", refuse)  # pyright: ignore[reportPrivateUsage]
@@ -435,7 +435,7 @@ async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytes
                     assert (answer.status_code, answer.json()["status"]) == (200, "SandboxError")
                 answer = await http.get("/health")
                 body = answer.json()
-                assert (answer.status_code, body["status"], body["reason"]) == (503, "failing", "no process can be had")
+                assert (answer.status_code, body["status"], body["reason"]) == (503, "failing", "no free process")
             assert (await http.get("/health")).status_code == 200
 
 

@@ -26,7 +26,7 @@ def sandboxes() -> Iterator[list[Uids]]:
         each.close()
 
 
-def test_no_two_sandboxes_share_a_uid_however_many_workers_they_have(sandboxes: list[Uids]):
+def test_no_two_sandboxes_share_a_uid_with_any_number_of_workers(sandboxes: list[Uids]):
     """If uids depended only on pid and slot number, those of two pids would overlap."""
     taken = [each.of(number) for each in sandboxes for number in range(-1, 130)]
     assert len(set(taken)) == 3 * 131
