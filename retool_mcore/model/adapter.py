@@ -113,9 +113,9 @@ def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, An
     found = base_hashes(model or named)
     if differing := sorted(name for name in {**hashes, **found} if hashes.get(name) != found.get(name)):
         raise CheckpointError(
-            f"the adapters in {folder} were trained on {named}, and {model or named} is another model, or is not here: "
-            f"{', '.join(differing[:3])} {'differs' if len(differing) == 1 else 'differ'}. Put back the model of then, "
-            "or start a run with another run.name."
+            f"the adapters in {folder} were trained on {named}, but {model or named} is a different or incomplete "
+            f"model: {', '.join(differing[:3])} {'differs' if len(differing) == 1 else 'differ'}. Restore the original "
+            "model, or start a new run with another run.name."
         )
     with safe_open()(folder / WEIGHTS, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping

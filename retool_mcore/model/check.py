@@ -43,21 +43,21 @@ def check_model(config: RunConfig) -> None:
     experts = shape.experts
     if config.parallel.ep > 1 and (not experts or experts % config.parallel.ep):
         raise ConfigError(
-            f"{config.source}: parallel.ep = {config.parallel.ep} spreads experts, and {config.model.path} has "
-            f"{experts or 'none'}. Set parallel.ep to a number that divides them; 1 for a dense model."
+            f"{config.source}: parallel.ep = {config.parallel.ep} distributes experts, but {config.model.path} has "
+            f"{experts or 'none'}. Set parallel.ep to a divisor of the number of experts, or to 1 for a dense model."
         )
     if not experts:
         _check_dense(config)
     if experts and config.lora.rank:
         raise ConfigError(
-            f"{config.source}: lora.rank = {config.lora.rank}, and {config.model.path} has {experts} experts, which "
-            "get no adapters here. Take a dense model, or train all weights with lora.rank = 0."
+            f"{config.source}: lora.rank = {config.lora.rank}, but {config.model.path} has {experts} experts, which "
+            "cannot have adapters. Use a dense model, or train all weights with lora.rank = 0."
         )
     if experts and shape.ffn % config.parallel.expert_tp:
         size = f"{config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'}"
         raise ConfigError(
             f"{config.source}: parallel.etp = {size} does not divide the {shape.ffn} hidden units of an "
-            f"expert of {config.model.path}. 1 keeps experts whole."
+            f"expert of {config.model.path}. With 1, experts are not split."
         )
     if experts and isinstance(config, RlConfig):
         _check_old_log_prob(config)
@@ -93,9 +93,9 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
     check_headers(folder, files, trained_tensors(values), config.model.path)
     if HEAD in files and HEAD not in trained_tensors(values) and not same_tensor(folder, files, EMBEDDING, HEAD):
         raise CheckpointError(
-            f"{config.model.path} says tie_word_embeddings = true in its config.json, and its {HEAD} differs from "
-            f"{EMBEDDING}: one of the two would be left out. Set tie_word_embeddings = false in a copy of its "
-            "config.json, or remove the tensor that is not meant."
+            f"{config.model.path} has tie_word_embeddings = true in its config.json, but its {HEAD} differs from its "
+            f"{EMBEDDING}, so training would ignore one of them. Set tie_word_embeddings = false in a copy of its "
+            "config.json, or remove the wrong tensor."
         )
 
 
@@ -104,8 +104,8 @@ def _check_vocabulary(model: str, vocabulary: int) -> None:
     highest = highest_token(Path(model))
     if highest >= vocabulary:
         raise CheckpointError(
-            f"the tokenizer of {model} has a token {highest}, and its embedding has {vocabulary} rows (vocab_size in "
-            "config.json). Take a tokenizer and weights that belong together."
+            f"the tokenizer of {model} has token id {highest}, but its embedding has only {vocabulary} rows "
+            "(vocab_size in config.json). Use a tokenizer and weights of the same model."
         )
 
 
@@ -118,7 +118,7 @@ def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
     beyond = f"sequences of {wanted} tokens exceed max_position_embeddings = {longest} of {config.model.path}"
     if wanted <= scaled:
         raise ConfigError(
-            f"{config.source}: {beyond}, which verl and SGLang keep to, though yarn scales {scaled}. "
+            f"{config.source}: {beyond}. verl and SGLang apply that limit, although yarn extends it to {scaled}. "
             f"Write max_position_embeddings = {scaled} and original_max_position_embeddings in a copy "
             "of its config.json."
         )
@@ -146,9 +146,9 @@ def _check_old_log_prob(config: RlConfig) -> None:
     a = config.algorithm
     if a.old_log_prob == "rollout" and a.importance_sampling == "off":
         raise ConfigError(
-            f'{config.source}: algorithm.old_log_prob = "rollout", and {config.model.path} has experts, which engine '
-            'and actor choose differently for some tokens. Set algorithm.importance_sampling = "token", or '
-            'old_log_prob = "actor".'
+            f'{config.source}: algorithm.old_log_prob = "rollout" needs importance weights for {config.model.path}: '
+            "for some tokens its engine and actor choose different experts. Set algorithm.importance_sampling = "
+            '"token", or old_log_prob = "actor".'
         )
 
 
@@ -156,7 +156,7 @@ def check_recompute(config: RunConfig, shape: ModelShape) -> None:
     """Raise ConfigError if the longest sequence does not fit even with all layers recomputed."""
     if config.memory.recompute != "auto":
         return
-    assert isinstance(config, SftConfig | RlConfig), "a run is one of both"
+    assert isinstance(config, SftConfig | RlConfig), "a run is either SFT or RL"
     usual_tokens, longest_tokens = config.train.micro_batch_tokens, config.max_sequence_tokens
     layers = shape.layers // (config.parallel.pp * config.parallel.vpp)
     rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
@@ -167,7 +167,8 @@ def check_recompute(config: RunConfig, shape: ModelShape) -> None:
         limit = "data.max_prompt_tokens + rollout.max_response_tokens"
         limit = "data.max_length_tokens" if isinstance(config, SftConfig) else limit
         raise ConfigError(
-            f'{config.source}: memory.recompute = "auto" and {limit} = {longest_tokens}: a rank\'s {tokens} '
-            f"tokens take more memory with all {layers} layers of a stage recomputed than train.micro_batch_tokens = "
-            f"{usual_tokens} without. Raise it to {least}, or parallel.cp."
+            f'{config.source}: memory.recompute = "auto" is not enough for {limit} = {longest_tokens}: with all '
+            f"{layers} layers of a stage recomputed, {tokens} tokens on a rank need more memory than "
+            f"train.micro_batch_tokens = {usual_tokens} without recomputation. Raise train.micro_batch_tokens to "
+            f"{least}, or raise parallel.cp."
         )

@@ -92,7 +92,7 @@ class Family:
 
 FAMILIES = {
     "qwen2": Family(
-        models="Qwen2, Qwen2.5, and what is made from them",
+        models="Qwen2, Qwen2.5 and models derived from them",
         architecture="Qwen2ForCausalLM",
         needs=("num_key_value_heads",),
         also=frozenset({"attention_bias"}),  # the family always has this bias, and transformers ignores the field
@@ -113,9 +113,7 @@ FAMILIES = {
     "mistral": Family(models="Mistral 7B", architecture="MistralForCausalLM", needs=("num_key_value_heads",)),
 }
 DEFAULT_WINDOW = 4096  # transformers' default if the file has no sliding_window
-WAYS_OUT = (
-    "Take a model without it; if the weights do not depend on it, take the field out of a copy of its config.json"
-)
+WAYS_OUT = "Use a model without it. If the weights do not depend on it, remove the field from a copy of its config.json"
 
 
 def check_fields(values: Mapping[str, Any], model: str) -> None:
@@ -124,24 +122,24 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
     family = FAMILIES.get(str(kind))
     if family is None:
         known = "; ".join(f"{name} ({each.models})" for name, each in FAMILIES.items())
-        raise ConfigError(f"model_type of {model} is {kind!r}, and training knows {known}. Take one of these.")
+        raise ConfigError(f"model_type of {model} is {kind!r}. Use a model of a supported type: {known}.")
     if values.get("architectures") != [family.architecture]:
         raise ConfigError(
-            f"architectures of {model} is {values.get('architectures')}, and training of {kind} takes "
-            f"{[family.architecture]}. Take a model for text."
+            f"architectures of {model} is {values.get('architectures')}, but training {kind} needs "
+            f"{[family.architecture]}. Use a model for text."
         )
     missing = [names for names in family.needs if not values.keys() & set(names.split(" or "))]
     if missing:
         raise ConfigError(
-            f"config.json of {model} lacks {', '.join(missing)}, whose default in {kind} is transformers' own. "
-            "Write it there."
+            f"config.json of {model} lacks {', '.join(missing)}, whose default for {kind} only transformers knows. "
+            "Add the value to the file."
         )
     if str(kind).startswith("qwen") and values.get("head_dim", 1) is None:
-        raise ConfigError(f"head_dim of {model} is null, which transformers does not load. Take the line out.")
+        raise ConfigError(f"head_dim of {model} is null, which transformers cannot load. Remove the line.")
     try:
         rope_of_config(values)
     except ConfigError as error:
-        raise ConfigError(f"{model}: {error}. Take a model with other positions.") from error
+        raise ConfigError(f"{model}: {error}. Use a model with other RoPE settings.") from error
     for name, value in values.items():
         _check_field(name, value, family, model)
 
@@ -152,10 +150,10 @@ def _check_field(name: str, value: Any, family: Family, model: str) -> None:
     only = family.only.get(name) or ONLY.get(name)
     if only is None:
         if value:  # a field that is off has no effect
-            raise ConfigError(f"{name} of {model} is {value!r}, and training does not know this field. {WAYS_OUT}.")
+            raise ConfigError(f"{name} of {model} is {value!r}, but training does not know this field. {WAYS_OUT}.")
     elif value not in only.values:
-        taken = " or ".join(repr(each) for each in only.values) or "none"
-        raise ConfigError(f"{name} of {model} is {value!r}, and training takes {taken}: {only.why}. {WAYS_OUT}.")
+        accepted = " or ".join(repr(each) for each in only.values) or "no value"
+        raise ConfigError(f"{name} of {model} is {value!r}, but training accepts {accepted}: {only.why}. {WAYS_OUT}.")
 
 
 def check_engine_fields(values: Mapping[str, Any], model: str) -> None:
@@ -163,14 +161,14 @@ def check_engine_fields(values: Mapping[str, Any], model: str) -> None:
     try:
         check_engine_rope(values)
     except ConfigError as error:
-        raise ConfigError(f"{model}: {error}. SFT takes it; for RL take a model with the usual factor.") from error
+        raise ConfigError(f"{model}: {error}. SFT supports it. For RL, use a model with that factor.") from error
 
 
 def window_of(values: Mapping[str, Any]) -> int | None:
     """The sliding window in tokens, if some layer has one; None for full attention."""
     kinds = set(values.get("layer_types") or ()) - {"full_attention"}
     if other := kinds - {"sliding_attention"}:
-        raise ConfigError(f"layer_types has {', '.join(sorted(other))}, and training takes full attention")
+        raise ConfigError(f"layer_types has {', '.join(sorted(other))}, but training computes full attention")
     width: int | None = values.get("sliding_window", DEFAULT_WINDOW)
     if values.get("model_type") == "mistral":
         return width
@@ -187,9 +185,10 @@ def check_window(values: Mapping[str, Any], longest_tokens: int, model: str) -> 
     try:
         window = window_of(values)
     except ConfigError as error:
-        raise ConfigError(f"{model}: {error}. Take another model.") from error
+        raise ConfigError(f"{model}: {error}. Use another model.") from error
     if window is not None and longest_tokens > window:
         raise ConfigError(
-            f"sliding_window of {model} is {window}, and training looks back all the way, which is the same up to "
-            f"{window} tokens: sequences here have up to {longest_tokens}. Shorten them, or take a model without."
+            f"sliding_window of {model} is {window}, but training uses full attention, which is equivalent only up to "
+            f"{window} tokens. The run's sequences have up to {longest_tokens}. Shorten them, or use a model without "
+            "a sliding window."
         )

@@ -30,13 +30,13 @@ def read_config(path: str) -> dict[str, Any]:
         if is_hub_name(path):
             return _cached_config(path)
         raise CheckpointError(
-            f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
+            f"model.path = {path!r} does not exist. Create it first, or name a hub model as owner/name."
         )
     refuse_gguf(path)
     require_regular_files(folder)
     values = _config_json(folder)
     if (generation := folder / GENERATION).exists():  # the engine would fail on it after minutes
-        _table_of(generation, "a model's settings for sampling")
+        _table_of(generation, "a model's sampling settings")
     _check_shards(folder)
     return values
 
@@ -53,8 +53,8 @@ def require_regular_files(folder: Path) -> None:
             raise CheckpointError(f"{file} is not a regular file. Replace it, or remove it.")
         if file.exists() and file.stat().st_size > TEXT_BYTES:
             raise CheckpointError(
-                f"{file} has {file.stat().st_size / 2**20:.0f} MiB, and no file of a configuration or tokenizer has "
-                f"more than {TEXT_BYTES // 2**20}. Replace it, or remove it."
+                f"{file} has {file.stat().st_size / 2**20:.0f} MiB. A configuration or tokenizer file may have at "
+                f"most {TEXT_BYTES // 2**20} MiB. Replace it, or remove it."
             )
 
 
@@ -63,7 +63,7 @@ def refuse_gguf(path: str) -> None:
     if Path(path).suffix == ".gguf" and Path(path).is_file():
         folder = Path(path).with_suffix("")
         raise CheckpointError(
-            f"{path} is a GGUF file, and a model is a folder here. Make one of it: `retool data model {path} {folder}`."
+            f"{path} is a GGUF file, but a model must be a folder. Convert it: `retool data model {path} {folder}`."
         )
 
 
@@ -204,8 +204,8 @@ def check_files(folder: Path) -> None:
     """Raise CheckpointError if a folder contains its weights twice; readers would use only one."""
     if (folder / INDEX).is_file() and (folder / WHOLE).is_file() and WHOLE not in _index(folder).values():
         raise CheckpointError(
-            f"{folder} has both {WHOLE} and {INDEX} with other files, and transformers reads the first. Move one of "
-            "them away."
+            f"{folder} has both {WHOLE} and an index ({INDEX}) that lists other files. transformers would read only "
+            f"{WHOLE}. Move one of them away."
         )
     if (folder / ADAPTER).is_file() and ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
         raise CheckpointError(
@@ -253,6 +253,7 @@ def of_model(path: str) -> ModelShape:
         if f"{name.lower()}-" in f"{plain}-".replace("/", "-"):
             return shape
     raise ConfigError(
-        f"model.path = {path!r} is not a folder here, and its name is not like one of {', '.join(PUBLISHED)}, so its "
-        "shape is not known. Fetch its config.json into a folder, or name it after the model it is made from."
+        f"the shape of model.path = {path!r} is unknown: the folder does not exist, and its name contains none of "
+        f"{', '.join(PUBLISHED)}. Download the model's config.json into a folder, or add the name of its base model "
+        "to the path."
     )

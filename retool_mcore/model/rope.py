@@ -54,10 +54,10 @@ def rope_of_config(values: Mapping[str, Any]) -> Rope:
     key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
     found: dict[str, Any] = values.get(key) or {}
     if any(isinstance(each, dict) for each in found.values()):
-        raise ConfigError(f"{key} has settings for each type of layer, and training takes one for all")
+        raise ConfigError(f"{key} has settings for each type of layer, but training uses the same for all layers")
     kind = found.get("rope_type", found.get("type", "default"))
     if kind not in NEEDED:
-        raise ConfigError(f'{key} has type "{kind}", and training takes {", ".join(NEEDED)}')
+        raise ConfigError(f'{key} has type "{kind}", but training supports only {", ".join(NEEDED)}')
     _check_keys(key, kind, found)
     if kind != "yarn":
         return Rope(kind=kind)
@@ -76,16 +76,16 @@ def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:
         if name in MARKS or value is None or name in UNREAD.get(kind, ()) or NEUTRAL.get(name) == value:
             continue
         if name not in numbers:
-            raise ConfigError(f"{key} of type {kind} has {name} = {value!r}, which training does not know there")
+            raise ConfigError(f"{key} of type {kind} has {name} = {value!r}, which training does not support")
         if not isinstance(value, int | float):
             raise ConfigError(f"{key} has {name} = {value!r}, but it must be a number")
     if kind == "llama3" and not found["high_freq_factor"] > found["low_freq_factor"]:
         raise ConfigError(
-            f"{key} has high_freq_factor = {found['high_freq_factor']}, which is not above low_freq_factor = "
+            f"{key} has high_freq_factor = {found['high_freq_factor']}, but it must be above low_freq_factor = "
             f"{found['low_freq_factor']}"
         )
     if found.get("factor") is not None and found["factor"] < 1:
-        raise ConfigError(f"{key} has factor = {found['factor']}, and scaling has at least 1")
+        raise ConfigError(f"{key} has factor = {found['factor']}, but it must be at least 1")
 
 
 def check_engine_rope(values: Mapping[str, Any]) -> None:
@@ -98,6 +98,6 @@ def check_engine_rope(values: Mapping[str, Any]) -> None:
         factor = (0.1 * mscale * log(rope.factor) + 1) / (0.1 * of_all * log(rope.factor) + 1)
     if rope.kind == "yarn" and factor is not None and abs(factor - usual) > 1e-6:
         raise ConfigError(
-            f"yarn with attention factor {factor:.6g} (attention_factor, or mscale and mscale_all_dim), and SGLang "
-            f"samples with 0.1 ln(factor) + 1 = {usual:.6g} whatever they say"
+            f"yarn has attention factor {factor:.6g} (attention_factor, or mscale and mscale_all_dim), but SGLang "
+            f"ignores these fields and uses 0.1 ln(factor) + 1 = {usual:.6g}"
         )

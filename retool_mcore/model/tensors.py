@@ -57,14 +57,15 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
     tied = {HEAD} if HEAD not in wanted else set[str]()
     unknown = sorted(name for name in found - wanted - tied if not UNREAD.fullmatch(name))
     for different, verb, why in (
-        (unknown, "has", "which training would leave out"),
-        (sorted(wanted - found), "lacks", "which training reads"),
+        (unknown, "has", "which training would ignore"),
+        (sorted(wanted - found), "lacks", "which training needs"),
     ):
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             raise CheckpointError(
-                f"the checkpoint {model} {verb} {', '.join(different[:3])}{more}, {why} by its config.json (model_type "
-                f"{values['model_type']}). Take a checkpoint and a config.json that belong together, or another model."
+                f"the checkpoint {model} {verb} {', '.join(different[:3])}{more}, {why} according to its config.json "
+                f"(model_type {values['model_type']}). Use the checkpoint and the config.json of the same model, or "
+                "another model."
             )
 
 
@@ -80,20 +81,21 @@ def check_headers(folder: Path, files: Mapping[str, str], wanted: Mapping[str, t
             for name in sorted(name for name in wanted if files[name] == file):
                 if name not in present:
                     raise CheckpointError(
-                        f"{folder / INDEX} says that {name} is in {file}, which does not have it. Copy or fetch the "
-                        "index and its files again."
+                        f"{folder / INDEX} lists {name} in {file}, which does not have it. Copy or fetch the index and "
+                        "its files again."
                     )
                 matrix = opened.get_slice(name)
                 shape, dtype = tuple(matrix.get_shape()), matrix.get_dtype()
                 if shape != wanted[name]:
                     raise CheckpointError(
-                        f"{folder / file} has {name} of shape {list(shape)}, and by its config.json {model} has "
-                        f"{list(wanted[name])}. Take a checkpoint and a config.json that belong together."
+                        f"{folder / file} has {name} of shape {list(shape)}, but the shape must be "
+                        f"{list(wanted[name])} according to the config.json of {model}. Use the checkpoint and the "
+                        "config.json of the same model."
                     )
                 if dtype not in DTYPES:
                     raise CheckpointError(
-                        f"{folder / file} has {name} as {dtype}, and {model} is trained from {', '.join(DTYPES)}: a "
-                        "quantized checkpoint. Take the one that it was made from."
+                        f"{folder / file} has {name} as {dtype}, so {model} is a quantized checkpoint. Training reads "
+                        f"only {', '.join(DTYPES)}. Use the checkpoint from which it was quantized."
                     )
 
 

@@ -111,7 +111,7 @@ def test_the_checks_of_a_run_take_it(folder: Path, case: Case):
     check_model(
         load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}", "data.max_length_tokens=200"])
     )
-    sampled = nullcontext() if case.rope in SAMPLED else pytest.raises(ConfigError, match="SFT takes it")
+    sampled = nullcontext() if case.rope in SAMPLED else pytest.raises(ConfigError, match="SFT supports it")
     with sampled:
         rl = ["rollout.max_response_tokens=100", "data.max_prompt_tokens=100", f"model.path={model}"]
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", rl))

@@ -73,7 +73,11 @@ AGAIN = "Correct it, copy or fetch it again, or name another model."
     [
         (stray_comma("config.json"), "config.json cannot be read as a model's configuration: ", AGAIN),
         (without("config.json"), "config.json cannot be read as a model's configuration: No such file", AGAIN),
-        (stray_comma("generation_config.json"), "generation_config.json cannot be read as a model's settings", AGAIN),
+        (
+            stray_comma("generation_config.json"),
+            "generation_config.json cannot be read as a model's sampling settings",
+            AGAIN,
+        ),
         (cut("model.safetensors"), "model.safetensors are missing or corrupt", "or name another model."),
         (second_shard_missing, "model-2-of-2.safetensors are missing or corrupt", "or name another model."),
         (holding(INDEX, '{"weight_map": ["a"]}'), "weight_map is not a JSON object", "Copy or fetch it again."),
@@ -164,12 +168,12 @@ def with_adapter(model: Path) -> None:
     [
         (
             changed(embed_tokens_weight=lambda held: held[:-32]),
-            "model.embed_tokens.weight of shape [480, 128], and by",
+            "model.embed_tokens.weight of shape [480, 128], but the shape must be",
         ),
         (changed(down_proj_weight=lambda held: held.T), "mlp.down_proj.weight of shape [384, 128]"),
         (changed(q_proj_weight=lambda held: held.to(torch.float8_e4m3fn)), "self_attn.q_proj.weight as F8_E4M3"),
-        (with_token_beyond, "has a token 512, and its embedding has 512 rows"),
-        (partial(as_shards, keep_whole=True), "has both model.safetensors and model.safetensors.index.json"),
+        (with_token_beyond, "has token id 512, but its embedding has only 512 rows"),
+        (partial(as_shards, keep_whole=True), "has both model.safetensors and an index (model.safetensors.index.json)"),
         (partial(as_shards, swapped=True), "which does not have it. Copy or fetch the index"),
         (with_adapter, "has adapter_config.json and full weights"),
         (as_shards, ""),

@@ -41,7 +41,7 @@ def test_what_does_not_go_with_adapters_is_refused_by_name(settings: tuple[str, 
 
 
 def test_experts_get_no_adapters(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"lora\.rank = 8, and .* has 16 experts, which get no adapters here"):
+    with pytest.raises(ConfigError, match=r"lora\.rank = 8, and .* has 16 experts, which cannot have adapters"):
         check(tmp_path, EXPERTS, RANK)
     check(tmp_path, {}, RANK, DENSE)
 
@@ -159,7 +159,7 @@ def test_an_adapter_is_exported_alone_when_it_is_asked_for(tmp_path: Path, base:
 def test_an_export_wants_the_base_that_the_adapters_were_trained_on(tmp_path: Path, base: Path):
     save(run_in(tmp_path, RANK), 5, **adapter_on(base))
     save_file({f"{Q}.weight": torch.zeros(6, 4)}, base / "one.safetensors")
-    with pytest.raises(CheckpointError, match=r"were trained on .*base, and .* one\.safetensors differs\. Put back"):
+    with pytest.raises(CheckpointError, match=r"were trained on .*base, but .* one\.safetensors differs\. Restore"):
         export(tmp_path / "sft_tiny_cpu", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     merged_from = tmp_path / "sft_tiny_cpu/checkpoints/global_step_5/actor/model/huggingface"

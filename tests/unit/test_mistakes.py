@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             f"eval {RL} --model m.gguf --data mine.jsonl",
-            "m.gguf is a GGUF file, and a model is a folder here. Make one of it: `retool data model m.gguf m`.",
+            "m.gguf is a GGUF file, but a model must be a folder. Convert it: `retool data model m.gguf m`.",
         ),
         ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: the name must end in .parquet."),
         ("data rl a.parquet --out a.parquet", "--out a.parquet is also an input and would be overwritten"),
@@ -81,7 +81,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "mine.jsonl: no problem is in part sft with --",
         ),
         ("data fetch here --local nowhere --only openai/gsm8k", "neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
-        ("data lint mine.jsonl --model runs/no/export", "model.path = 'runs/no/export' does not exist. Make it first"),
+        (
+            "data lint mine.jsonl --model runs/no/export",
+            "model.path = 'runs/no/export' does not exist. Create it",
+        ),
         ("data task file", "file: the task cannot be written there: File exists. Name another folder."),
         ("watch file", "file is not a run's folder: it is a file."),
         ("export nothere --to out", "nothere has no complete checkpoint: there is no such folder."),

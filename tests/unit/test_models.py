@@ -52,8 +52,8 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("experts", "settings", "message"),
     [
-        ({}, (), r"parallel\.ep = 8 spreads experts, and .* has none"),
-        (MOE | {"num_experts": 12}, (), r"parallel\.ep = 8 spreads experts, and .* has 12\. "),
+        ({}, (), r"parallel\.ep = 8 distributes experts, but .* has none"),
+        (MOE | {"num_experts": 12}, (), r"parallel\.ep = 8 distributes experts, but .* has 12\. "),
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
         (
             {},

@@ -97,10 +97,10 @@ def test_of_an_rl_run_the_longest_response_counts():
         load_config(RlConfig, path, [*layout, "train.micro_batch_tokens=8192", "memory.recompute=full"])
     settings = [*layout, "memory.recompute=auto"]
     check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=8192"]), QWEN_7B)
-    message = r"max_response_tokens = 18432: .* = 2048 without\. Raise it to (\d+)"
+    message = r"max_response_tokens = 18432: .* = 2048 without recomputation\. Raise train\.micro_batch_tokens to (\d+)"
     with pytest.raises(ConfigError, match=message) as told:
         check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=2048"]), QWEN_7B)
-    least = int(str(told.value).partition("Raise it to ")[2].partition(",")[0])
+    least = int(str(told.value).partition("Raise train.micro_batch_tokens to ")[2].partition(",")[0])
     check_recompute(load_config(RlConfig, path, [*settings, f"train.micro_batch_tokens={least}"]), QWEN_7B)
 
 
