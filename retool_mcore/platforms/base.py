@@ -77,7 +77,7 @@ class HostFacts:
     shm_gib: float = 16.0  # /dev/shm, for Ray's object store and the data of a weight sync
     open_files: int = 65_536  # as Ray recommends for clusters
     has_devices: bool = True  # False: processes share the cores, and Ray counts logical devices
-    least_addresses_gib: int = 32  # virtual memory of a process; not measured on devices
+    min_address_space_gib: int = 32  # virtual memory of a process; not measured on devices
 
 
 class Platform(ABC):
@@ -187,7 +187,7 @@ class Platform(ABC):
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
         """The environment that restricts a process to these of this process's visible devices."""
-        raise PlatformError(f'run.platform = "{self.name}" has no devices to share out among servers.')
+        raise PlatformError(f'run.platform = "{self.name}" has no devices to assign to servers.')
 
     @abstractmethod
     def set_device(self, local_rank: int) -> None:
@@ -214,7 +214,7 @@ class Platform(ABC):
         if config.model.dtype not in self.training.dtypes:
             known = " or ".join(f'"{dtype}"' for dtype in self.training.dtypes)
             raise ConfigError(
-                f'{config.source}: model.dtype = "{config.model.dtype}" does not train on platform "{self.name}". '
+                f'{config.source}: model.dtype = "{config.model.dtype}" is not supported on platform "{self.name}". '
                 f"Use {known}."
             )
 
@@ -237,9 +237,9 @@ class Platform(ABC):
         count = min(present, config.cluster.gpus_per_node) // tp
         if not count:
             raise ConfigError(
-                f"{config.source}: rollout.engine_tp = {tp} is more than the {present} devices that this machine "
-                f"shows, of cluster.gpus_per_node = {config.cluster.gpus_per_node}. Lower it, or evaluate where there "
-                "are more."
+                f"{config.source}: rollout.engine_tp = {tp} is more than the {present} devices that an evaluation can "
+                f"use on this machine (cluster.gpus_per_node = {config.cluster.gpus_per_node}). Lower it, or use a "
+                "machine with more devices."
             )
         return [list(range(first, first + tp)) for first in range(0, count * tp, tp)]
 
@@ -309,8 +309,8 @@ def check_entry_points(*groups: str) -> None:
         ours = entry_points(group=group).select(name="retool_mcore")
         if not any(importlib.util.find_spec(entry.module) for entry in ours):
             raise PlatformError(
-                f"the installed metadata of retool_mcore names no plugin of group {group}: it is not installed, was "
-                "installed from an older source, or a stale retool_mcore.egg-info lies here. Delete that and run "
+                f"the installed metadata of retool_mcore has no plugin of group {group}. Either retool_mcore is not "
+                "installed, or the metadata is outdated. Delete any retool_mcore.egg-info in this folder, and run "
                 "`make install`."
             )
 
@@ -322,13 +322,13 @@ def get_platform(name: str) -> Platform:
     is missing.
     """
     if name not in PLATFORMS:
-        raise PlatformError(f'run.platform = "{name}" is not a platform. Known: {", ".join(PLATFORMS)}.')
+        raise PlatformError(f'Unknown run.platform = "{name}". Choose one of: {", ".join(PLATFORMS)}.')
     module_name, _, class_name = PLATFORMS[name].partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise PlatformError(
-            f'run.platform = "{name}" needs the module {module_name}, and {error.name} is not installed. '
+            f'run.platform = "{name}" needs the module {module_name}, but {error.name} is not installed. '
             "Run `make install`."
         ) from error
     platform: Platform = getattr(module, class_name)()

@@ -67,13 +67,13 @@ class Record:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError as error:
             raise PlatformError(
-                f"the {self.kind} of {self.title} needs {self.applies_to}, and {requirement.name} is not installed. "
+                f"the {self.kind} of {self.title} needs {self.applies_to}, but {requirement.name} is not installed. "
                 "Run `make install`."
             ) from error
         if not requirement.specifier.contains(version, prereleases=True):
             raise PlatformError(
-                f"the {self.kind} of {self.title} was written for {self.applies_to}, and {requirement.name} {version} "
-                f"is installed. Install a version in that range, or check whether the {self.kind} can go "
+                f"the {self.kind} of {self.title} was written for {self.applies_to}, but {requirement.name} {version} "
+                f"is installed. Install a version in that range, or check whether the {self.kind} can be removed "
                 f"({self.remove_when})."
             )
 
@@ -83,8 +83,9 @@ class Record:
         owner = _resolve(path)
         if owner is None or not hasattr(owner, name):
             raise PlatformError(
-                f"the {self.kind} of {target} does not fit the installed {Requirement(self.applies_to).name}: there is "
-                f"no such attribute any more. It was made because {self.reason}. Check whether it can go."
+                f"the {self.kind} of {target} does not fit the installed {Requirement(self.applies_to).name}, which no "
+                f"longer has that attribute. The {self.kind} exists because {self.reason}. Check whether it can be "
+                "removed."
             )
         return owner, name
 
@@ -99,8 +100,9 @@ class Record:
         found = tuple(inspect.signature(getattr(owner, name)).parameters)
         if found != parameters:
             raise PlatformError(
-                f"the {self.kind} at {target} takes {', '.join(found)}, and was read with {', '.join(parameters)}. "
-                f"It was made because {self.reason}. Read what changed."
+                f"the {self.kind} of {target} was written for the parameters {', '.join(parameters)}, but the "
+                f"installed ones are {', '.join(found)}. The {self.kind} exists because {self.reason}. Adapt it to "
+                "the change."
             )
 
 
@@ -135,7 +137,7 @@ class Patch(Record):
 
     def __str__(self) -> str:
         upstream = f" ({self.upstream})" if self.upstream else ""
-        return f"{self.title}: {self.reason}. {self.gain}. Goes when {self.remove_when}{upstream}"
+        return f"{self.title}: {self.reason}. {self.gain}. Remove when {self.remove_when}{upstream}"
 
     @property
     def applied(self) -> bool:
@@ -187,7 +189,7 @@ class Seam(Record):
         return _title(self.targets)
 
     def __str__(self) -> str:
-        return f"{self.title}: {self.reason}. Goes when {self.remove_when}"
+        return f"{self.title}: {self.reason}. Remove when {self.remove_when}"
 
     def check_signature(self) -> None:
         """Import the targets. Raises PlatformError if one is missing or its parameters differ."""

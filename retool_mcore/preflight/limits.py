@@ -68,7 +68,7 @@ def threads_problem() -> str:
 
 def address_space_problem(platform: Platform) -> str:
     """The problem with `ulimit -v`, or ""."""
-    needed = platform.host.least_addresses_gib
+    needed = platform.host.min_address_space_gib
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or limit >= needed * GIB:
         return ""

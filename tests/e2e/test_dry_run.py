@@ -63,7 +63,7 @@ def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
         ),
         (
             ("sft", "configs/sft_tiny_cpu.toml", "--platform", "ascend"),
-            'model.dtype = "float32" does not train on platform "ascend"',
+            'model.dtype = "float32" is not supported on platform "ascend"',
         ),
     ],
 )

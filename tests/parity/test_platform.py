@@ -78,7 +78,7 @@ def test_stale_installed_metadata_is_refused(tmp_path):
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()"
     )
-    assert "names no plugin of group sglang.srt.plugins" in run(code).stderr
+    assert "has no plugin of group sglang.srt.plugins" in run(code).stderr
 
 
 @pytest.mark.long

@@ -52,9 +52,9 @@ class Cpu(Platform):
         enforce_eager=True,
         weight_transport=("tcp", "retool_mcore.platforms.cpu.weights"),
     )
-    # A laptop's run needs a tenth of a cluster's resources. least_addresses_gib is measured
+    # A laptop's run needs a tenth of a cluster's resources. min_address_space_gib is measured
     # (preflight/limits.py).
-    host = HostFacts(shm_gib=0.5, open_files=4096, has_devices=False, least_addresses_gib=8)
+    host = HostFacts(shm_gib=0.5, open_files=4096, has_devices=False, min_address_space_gib=8)
 
     def check_machine(self) -> None:
         import torch
@@ -62,7 +62,7 @@ class Cpu(Platform):
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is not None:
             raise PlatformError(
-                f'run.platform = "cpu", and this process sees an accelerator ({accelerator.type}). '
+                f'run.platform = "cpu", but this process sees an accelerator ({accelerator.type}). '
                 'Set run.platform to "cuda" or "ascend", or hide the device from the run with CUDA_VISIBLE_DEVICES="".'
             )
 
@@ -93,7 +93,7 @@ class Cpu(Platform):
             EnvVar(
                 "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT",
                 "30",
-                "s, for each of three attempts: a lost node is an error after minutes; batches are small here",
+                "seconds for each of three attempts; batches are small here, so a lost node is found in minutes",
                 forced=False,
             ),
             EnvVar("RAY_USAGE_STATS_ENABLED", "0", "sends no usage statistics", forced=False),
@@ -125,8 +125,8 @@ class Cpu(Platform):
             sys.path.insert(0, str(STUBS))
         self.check_machine()
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            # The user has hidden all devices, as check_machine suggests. Ray counts the entries,
-            # and would have no logical GPU. An entry -1 also hides devices, and Ray counts it.
+            # The user has hidden all devices, as check_machine suggests. Ray counts the entries, so
+            # it would have no logical GPU. An entry -1 hides devices, too, but Ray counts it.
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * self.device_count())
         check_entry_points("verl.plugins", SGLANG_PLUGINS)
         from retool_mcore.platforms.cpu import patches
@@ -146,8 +146,8 @@ class Cpu(Platform):
         cores, processes = os.cpu_count() or 1, config.cluster.gpus_per_node
         if processes > cores:
             raise ConfigError(
-                f"{config.source}: cluster.gpus_per_node = {processes} processes share {cores} cores, and each would "
-                f"wait for the others at every step. Use at most {cores}."
+                f"{config.source}: cluster.gpus_per_node = {processes} processes would share {cores} cores and wait "
+                f"for each other at every step. Use at most {cores}."
             )
 
     def extend_verl(self) -> None:
@@ -174,13 +174,13 @@ class Cpu(Platform):
         ):
             if value != plain:
                 raise ConfigError(
-                    f'{config.source}: {name} = {value!r} needs kernels of a GPU, and run.platform = "cpu". '
-                    f"Leave it at {plain!r} here."
+                    f'{config.source}: {name} = {value!r} needs GPU kernels, which run.platform = "cpu" does not have. '
+                    f"Set it to {plain!r}."
                 )
         if memory.recompute == "selective":
             raise ConfigError(
-                f'{config.source}: memory.recompute = "selective" needs Transformer Engine in its backward pass, and '
-                'run.platform = "cpu" has none. Use "none", "full" or "auto" here.'
+                f'{config.source}: memory.recompute = "selective" needs Transformer Engine in its backward pass, '
+                'which run.platform = "cpu" does not have. Use "none", "full" or "auto".'
             )
 
     def peak_memory_gib(self) -> float:

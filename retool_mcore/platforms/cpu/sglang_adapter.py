@@ -41,7 +41,7 @@ class ServerAdapter(VerlServerAdapter):
         sends. Raises PlatformError for LoRA and delta updates, and if the server rejects a weight.
         """
         if wire_format != "named_tensors" or kwargs.get("peft_config"):
-            raise PlatformError(f"platform cpu sends full weights only, not {wire_format} or LoRA updates.")
+            raise PlatformError(f"platform cpu can send only full weights, not {wire_format} or LoRA updates.")
         await self._init_server_adapter()
         engine = self._engine if self._engine is not None and self._is_server_tp_leader() else None
         bucket_bytes = int(self.config.checkpoint_engine.update_weights_bucket_megabytes) << 20
@@ -62,4 +62,4 @@ class ServerAdapter(VerlServerAdapter):
             )
         )
         if not reply.get("success", False):
-            raise PlatformError(f"SGLang refused the weights from {bucket[0][0]} on: {reply}")
+            raise PlatformError(f"SGLang rejected the bucket of weights that starts with {bucket[0][0]}: {reply}")

@@ -93,8 +93,8 @@ class TcpCheckpointEngine(CheckpointEngine):
                 header, *payload = socket.recv_multipart()
             except zmq.Again as error:
                 raise PlatformError(
-                    f"no weights came from the actor for {self.timeout_s:.0f} s. The log of the run says what the "
-                    "actor does; start the same command again, it continues from the last checkpoint."
+                    f"the actor sent no weights for {self.timeout_s:.0f} s. The run's log shows what the actor was "
+                    "doing. The same command resumes from the last checkpoint."
                 ) from error
             if not payload:
                 return
@@ -116,6 +116,6 @@ class TcpCheckpointEngine(CheckpointEngine):
                 socket.send_multipart(parts)
             except zmq.Again as error:
                 raise PlatformError(
-                    f"a rollout engine's worker took no weights for {self.timeout_s:.0f} s. The log of the run says "
-                    "what the engine does; start the same command again, it continues from the last checkpoint."
+                    f"a rollout engine's worker accepted no weights for {self.timeout_s:.0f} s. The run's log shows "
+                    "what the engine was doing. The same command resumes from the last checkpoint."
                 ) from error

@@ -67,7 +67,7 @@ class Cuda(Platform):
 
         if not torch.cuda.is_available():
             raise PlatformError(
-                f'run.platform = "cuda", and torch {torch.__version__} sees no CUDA device. Check nvidia-smi and that '
+                f'run.platform = "cuda", but torch {torch.__version__} sees no CUDA device. Check nvidia-smi and that '
                 'torch is a CUDA build, or set run.platform to "cpu".'
             )
 
@@ -79,7 +79,7 @@ class Cuda(Platform):
 
     def environment(self) -> Sequence[EnvVar]:
         return (
-            EnvVar(PLATFORM_ENV, self.name, "tells our plugins the run's platform"),
+            EnvVar(PLATFORM_ENV, self.name, "names the run's platform for our plugins"),
             EnvVar(
                 "VERL_PLATFORM", self.verl_platform, "selects verl's platform in processes without a visible device"
             ),
@@ -88,7 +88,7 @@ class Cuda(Platform):
             EnvVar(
                 "SGLANG_JIT_DEEPGEMM_PRECOMPILE",
                 "0",
-                "FP8 engines compile kernels when they need them, instead of all sizes for minutes before the start",
+                "FP8 engines compile a kernel at its first use, instead of minutes for all sizes before the start",
                 forced=False,
             ),
             EnvVar(
@@ -147,8 +147,8 @@ class Cuda(Platform):
         asked = [name for name, wanted in needs.items() if wanted]
         if asked and importlib.util.find_spec(TRANSFORMER_ENGINE) is None:
             raise PlatformError(
-                f"{config.source}: {' and '.join(asked)} as set needs Transformer Engine, which is not installed. "
-                "Install the extra `cuda`, or leave the setting at its default."
+                f"{config.source}: the value of {' and '.join(asked)} needs Transformer Engine, which is not "
+                "installed. Install the extra `cuda`, or leave the setting at its default."
             )
         if not isinstance(config, RlConfig):
             return
@@ -165,8 +165,8 @@ class Cuda(Platform):
         if config.model.fp8 != "off" and config.parallel.ep > 1:
             warnings.append(
                 f'model.fp8 = "{config.model.fp8}" with experts (parallel.ep = {config.parallel.ep}): each expert\'s '
-                "small products are cast one by one, and Qwen3-30B-A3B's layers then train slower than in bfloat16 "
-                '(perf/RESULTS.md). Set model.fp8 = "off".'
+                "small matrices are quantized one by one, so that Qwen3-30B-A3B's layers train slower than in "
+                'bfloat16 (perf/RESULTS.md). Set model.fp8 = "off".'
             )
         if isinstance(config, RlConfig) and config.rollout.precision == "fp8":
             warnings += _without_deep_gemm(config.rollout.engine_args.get("fp8_gemm_runner_backend", "auto"))
@@ -210,12 +210,12 @@ class Cuda(Platform):
 
 
 def _driver() -> str:
-    """The driver's version, and the number and name of the GPUs that CUDA_VISIBLE_DEVICES leaves.
+    """The driver's version, and the number and name of the GPUs in CUDA_VISIBLE_DEVICES.
 
     Raises PlatformError if another process uses one: the first step would run out of memory.
     """
     if shutil.which("nvidia-smi") is None:
-        return "nvidia-smi is not on the path: not known"
+        return "unknown, because nvidia-smi is not on the PATH"
     query = [
         "nvidia-smi",
         "--query-gpu=index,uuid,name,driver_version,memory.used,memory.total",
@@ -223,17 +223,17 @@ def _driver() -> str:
     ]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:
-        raise PlatformError(f"nvidia-smi fails: {(done.stderr or done.stdout).strip()[:300]}. Look at the driver.")
+        raise PlatformError(f"nvidia-smi failed: {(done.stderr or done.stdout).strip()[:300]}. Check the driver.")
     rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
     visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    # UUIDs may be abbreviated. Parts of GPUs (MIG) are not among the rows, so then all rows count.
+    # UUIDs may be abbreviated. MIG devices are not among the rows, so with them all rows count.
     rows = [
         row for row in rows if any(word and (word == row[0] or row[1].startswith(word)) for word in visible)
     ] or rows
     busy = [f"{index} ({used} of {total} MiB)" for index, *_, used, total in rows if int(used) > BUSY_MIB]
     if busy:
         raise PlatformError(
-            f"another process holds memory of GPU {', '.join(busy)}. Stop it, or hide those by CUDA_VISIBLE_DEVICES."
+            f"another process uses memory of GPU {', '.join(busy)}. Stop it, or hide the GPU with CUDA_VISIBLE_DEVICES."
         )
     return f"{rows[0][3]}, {len(rows)} x {rows[0][2]}"
 
@@ -254,7 +254,7 @@ def _without_deep_gemm(backend: str) -> Sequence[str]:
     if backend not in ("auto", "cutlass") or (backend == "auto" and importlib.util.find_spec(DEEP_GEMM)):
         return ()
     return (
-        f'rollout.precision = "fp8" with {"no DeepGEMM installed" if backend == "auto" else "CUTLASS products"}: '
+        f'rollout.precision = "fp8" with {"no DeepGEMM installed" if backend == "auto" else "CUTLASS GEMMs"}: '
         "engines then sample no faster than in bfloat16 (perf/RESULTS.md). Install sgl-deep-gemm, and leave "
         "fp8_gemm_runner_backend to SGLang.",
     )

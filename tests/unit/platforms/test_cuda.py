@@ -61,7 +61,7 @@ def test_a_step_in_parts_counts_one_step_and_restores_the_groups(
 @pytest.mark.parametrize("name", ["cuda", "ascend"])
 def test_float32_is_refused_without_the_cpu(name: str):
     config = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"run.platform={name}"])
-    with pytest.raises(ConfigError, match=rf'model\.dtype = "float32" does not train on platform "{name}". Use "bfl'):
+    with pytest.raises(ConfigError, match=rf'model\.dtype = "float32" is not supported on platform "{name}". Use "b'):
         get_platform(name).check_settings(config)
 
 
@@ -70,7 +70,7 @@ def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatc
     config = load_config(
         SftConfig, "configs/sft_qwen2.5_7b_h200x8.toml", ["parallel.cp=2", "memory.adam_states=compact"]
     )
-    with pytest.raises(PlatformError, match=r"parallel\.cp and memory\.adam_states as set needs Transformer Engine"):
+    with pytest.raises(PlatformError, match=r"value of parallel\.cp and memory\.adam_states needs Transformer Engine"):
         get_platform("cuda").check_settings(config)
 
 
@@ -79,7 +79,7 @@ def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatc
     [
         ("auto", "a_package_that_is_not_there", "no DeepGEMM installed"),
         ("auto", "json", None),
-        ("cutlass", "json", "CUTLASS products"),
+        ("cutlass", "json", "CUTLASS GEMMs"),
     ],
 )
 def test_preflight_warns_of_fp8_engines_that_are_no_faster(
@@ -209,7 +209,7 @@ def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: py
     monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     if busy:
-        with pytest.raises(PlatformError, match=rf"another process holds memory of GPU {busy} \(94606 of 143771 MiB\)"):
+        with pytest.raises(PlatformError, match=rf"another process uses memory of GPU {busy} \(94606 of 143771 MiB\)"):
             platform._driver()
     else:
         assert platform._driver() == "580.159.04, 1 x NVIDIA H200"

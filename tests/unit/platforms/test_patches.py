@@ -92,13 +92,13 @@ def test_a_patch_refuses_other_versions():
 
 @pytest.mark.parametrize("target", ["math.no_such_number", "no_such_module.value"])
 def test_a_patch_refuses_a_target_that_moved(target):
-    with pytest.raises(PlatformError, match="there is no such attribute any more"):
+    with pytest.raises(PlatformError, match="which no longer has that attribute"):
         tau_patch(target=target).apply()
 
 
 def test_a_patch_refuses_a_function_with_other_parameters():
     changed = tau_patch("json.JSONDecoder.raw_decode", ("self", "text"))
-    with pytest.raises(PlatformError, match=r"patch at json\.\S+ takes self, s, idx, and was read with self, text"):
+    with pytest.raises(PlatformError, match=r"patch of json\.\S+ was .* self, text, but the .* are self, s, idx"):
         changed.apply()
     assert json.loads("[1]") == [1] and not changed.applied
     read = tau_patch("json.JSONDecoder.raw_decode", ("self", "s", "idx"))

@@ -149,9 +149,9 @@ def test_every_worker_gets_every_weight_bit_for_bit_update_after_update(engine_c
 
 def test_an_end_without_a_peer_fails_after_its_timeout(engine_class):
     [sender], [worker] = connected(engine_class, actors=1, workers=1, timeout_s=0.3)
-    with pytest.raises(PlatformError, match="no weights came from the actor"):
+    with pytest.raises(PlatformError, match="the actor sent no weights"):
         next(worker.receive_weights())
     worker.finalize()
-    with pytest.raises(PlatformError, match="took no weights"):
+    with pytest.raises(PlatformError, match="accepted no weights"):
         asyncio.run(sender.send_weights((f"layer.{n}", torch.zeros(1 << 20)) for n in range(64)))
     sender.finalize()

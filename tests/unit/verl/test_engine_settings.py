@@ -90,7 +90,7 @@ def test_a_draft_model_is_refused_in_training_alone(algorithm: str):
 
 @pytest.mark.parametrize(("settings", "name"), [(FP8, "precision"), (CACHE, "kv_cache")])
 def test_a_cpu_has_no_fp8(settings: tuple[str, ...], name: str):
-    with pytest.raises(ConfigError, match=rf"rollout\.{name} = 'fp8' needs kernels of a GPU"):
+    with pytest.raises(ConfigError, match=rf"rollout\.{name} = 'fp8' needs GPU kernels"):
         get_platform("cpu").check_settings(load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", settings))
 
 
