@@ -34,13 +34,13 @@ from torch.nn.functional import dropout, linear
 
 from retool_mcore.model.adapter import from_fp8, merged, row_scales, to_fp8
 
-HELD = {  # path of a linear in Megatron's layer -> the Hugging Face matrices fused into it, in order
+FUSED = {  # path of a linear in Megatron's layer -> the Hugging Face matrices fused into it, in order
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention.linear_proj": ("self_attn.o_proj",),
     "mlp.linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.linear_fc2": ("mlp.down_proj",),
 }
-CUT_BY_INPUT = ("self_attention.linear_proj", "mlp.linear_fc2")
+ROW_PARALLEL = ("self_attention.linear_proj", "mlp.linear_fc2")
 Pair = tuple[torch.Tensor, torch.Tensor]  # A [r, in] and B [out, r], unsharded
 MODULE = "lora"  # name of the adapter submodule; part of its parameters' names
 
@@ -69,14 +69,14 @@ class Factor(torch.nn.Module):
     that the model starts as its base.
     """
 
-    def __init__(self, name: str, adapters: Adapters, width: int, out: int, *, by_input: bool, like: torch.Tensor):
+    def __init__(self, name: str, adapters: Adapters, width: int, out: int, *, row_parallel: bool, like: torch.Tensor):
         super().__init__()
         self.name = name  # in the Hugging Face model
-        self.cut = "A" if by_input else "B"
+        self.cut = "A" if row_parallel else "B"
         ranks, rank = parallel_state.get_tensor_model_parallel_world_size(), 0
-        if by_input:
+        if row_parallel:
             rank = parallel_state.get_tensor_model_parallel_rank()
-        whole = width * (ranks if by_input else 1)
+        whole = width * (ranks if row_parallel else 1)
         digest = hashlib.sha256(f"{adapters.seed} {name}".encode()).digest()
         drawn = torch.empty(adapters.rank, whole)
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -84,7 +84,7 @@ class Factor(torch.nn.Module):
         mine = drawn[:, rank * width : (rank + 1) * width]
         self.A = torch.nn.Parameter(mine.to(like.device, like.dtype).contiguous())
         self.B = torch.nn.Parameter(torch.zeros(out, adapters.rank, device=like.device, dtype=like.dtype))
-        set_tensor_model_parallel_attributes(self.A if by_input else self.B, True, 1 if by_input else 0, 1)
+        set_tensor_model_parallel_attributes(self.A if row_parallel else self.B, True, 1 if row_parallel else 0, 1)
 
 
 class Adapter(torch.nn.Module):
@@ -95,25 +95,34 @@ class Adapter(torch.nn.Module):
     """
 
     def __init__(
-        self, held: Sequence[str], layer: Any, adapters: Adapters, widths: Sequence[int], *, by_input: bool, groups: int
+        self,
+        fused: Sequence[str],
+        layer: Any,
+        adapters: Adapters,
+        widths: Sequence[int],
+        *,
+        row_parallel: bool,
+        groups: int,
     ) -> None:
         super().__init__()
         config, weight = layer.config, layer.weight
-        self.by_input, self.groups, self.widths = by_input, groups, tuple(widths)
+        self.row_parallel, self.groups, self.widths = row_parallel, groups, tuple(widths)
         self.scale, self.dropout, self.on = adapters.scale, adapters.dropout, True
         self.ranks = parallel_state.get_tensor_model_parallel_world_size()
         self.sequence_parallel = bool(config.sequence_parallel) and self.ranks > 1
         self.factors = torch.nn.ModuleDict()
-        for name, rows in zip(held, widths, strict=True):
+        for name, rows in zip(fused, widths, strict=True):
             short = name.rpartition(".")[2]
             if short in adapters.matrices:
                 where = f"model.layers.{layer.lora_layer}.{name}"
-                self.factors[short] = Factor(where, adapters, weight.shape[1], rows, by_input=by_input, like=weight)
-        self._order = [name.rpartition(".")[2] for name in held]
+                self.factors[short] = Factor(
+                    where, adapters, weight.shape[1], rows, row_parallel=row_parallel, like=weight
+                )
+        self._order = [name.rpartition(".")[2] for name in fused]
         for factor in self.factors.values():
             # The replicated factor sees only this rank's tokens, so mark it for Megatron to sum its
             # gradient over TP ranks.
-            whole = factor.B if by_input else factor.A
+            whole = factor.B if row_parallel else factor.A
             whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +131,7 @@ class Adapter(torch.nn.Module):
             x = self._drop(x)
         parts: list[Any] = list(self.factors.values())
         h = linear(x, torch.cat([part.A for part in parts])) * self.scale
-        if self.by_input:
+        if self.row_parallel:
             if self.sequence_parallel:
                 h = reduce_scatter_to_sequence_parallel_region(h)
             elif self.ranks > 1:
@@ -139,7 +148,7 @@ class Adapter(torch.nn.Module):
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         """Apply dropout; TP ranks with the same x use the same mask, those with shards do not."""
-        if not self.by_input and not self.sequence_parallel:
+        if not self.row_parallel and not self.sequence_parallel:
             return dropout(x, self.dropout)
         tracker: Any = tensor_parallel.get_cuda_rng_tracker()
         with tracker.fork():
@@ -159,7 +168,7 @@ class Adapter(torch.nn.Module):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         del metadata
-        cut = {f"factors.{name}.{factor.cut}": 1 if self.by_input else 0 for name, factor in self.factors.items()}
+        cut = {f"factors.{name}.{factor.cut}": 1 if self.row_parallel else 0 for name, factor in self.factors.items()}
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True), prefix, cut, sharded_offsets
         )
@@ -191,9 +200,9 @@ def adapt(chunk: Any, adapters: Adapters) -> None:
     """
     chunk.requires_grad_(False)
     for layer in chunk.decoder.layers:
-        for path, held in HELD.items():
-            if any(name.rpartition(".")[2] in adapters.matrices for name in held):
-                _adapt_linear(layer, path, held, adapters)
+        for path, fused in FUSED.items():
+            if any(name.rpartition(".")[2] in adapters.matrices for name in fused):
+                _adapt_linear(layer, path, fused, adapters)
     if getattr(chunk, "pre_process", False):
         # Recomputed layers get gradients only if their input requires one.
         chunk.embedding.register_forward_hook(_start_gradients)
@@ -205,7 +214,7 @@ def _start_gradients(module: Any, args: Any, output: torch.Tensor) -> None:
         output.requires_grad_(True)
 
 
-def _adapt_linear(layer: Any, path: str, held: Sequence[str], adapters: Adapters) -> None:
+def _adapt_linear(layer: Any, path: str, fused: Sequence[str], adapters: Adapters) -> None:
     one, name = dict(linears_of(layer))[path], path.rpartition(".")[2]
     config, ranks = layer.config, parallel_state.get_tensor_model_parallel_world_size()
     groups = 1
@@ -213,9 +222,9 @@ def _adapt_linear(layer: Any, path: str, held: Sequence[str], adapters: Adapters
         groups = config.num_query_groups // ranks
         widths = [config.num_attention_heads * config.kv_channels // ranks, *[groups * config.kv_channels] * 2]
     else:
-        widths = [one.weight.shape[0] // len(held)] * len(held)
+        widths = [one.weight.shape[0] // len(fused)] * len(fused)
     one.lora_layer = layer.layer_number - 1
-    adapter = Adapter(held, one, adapters, widths, by_input=path in CUT_BY_INPUT, groups=groups)
+    adapter = Adapter(fused, one, adapters, widths, row_parallel=path in ROW_PARALLEL, groups=groups)
     one.add_module(MODULE, adapter)
     one.__class__ = type(f"Adapted{type(one).__name__}", (_Adapted, type(one)), {})
     if hasattr(one, "return_layernorm_output"):
@@ -224,7 +233,7 @@ def _adapt_linear(layer: Any, path: str, held: Sequence[str], adapters: Adapters
 
 def linears_of(layer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the path and the module of each linear in one of Megatron's layers."""
-    for path in HELD:
+    for path in FUSED:
         owner, _, name = path.partition(".")
         yield path, getattr(getattr(layer, owner), name)
 
@@ -252,7 +261,7 @@ def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
             adapter.on = True
 
 
-class _Stored:
+class _Fp8Linear:
     """Mixin for the class of a linear layer whose weight is stored in FP8 (model/adapter.py).
 
     The parameter has one byte per element. It is dequantized while the layer computes its output.
@@ -272,7 +281,7 @@ class _Stored:
 
         def pack(saved: torch.Tensor) -> Any:
             if saved.untyped_storage().data_ptr() == address:
-                return _Noted(self, saved)
+                return _WeightReference(self, saved)
             # Detached: a node that saved its own output through a hook would never be freed.
             return saved if saved.is_leaf else saved.detach()
 
@@ -292,10 +301,10 @@ class _Stored:
         return made
 
 
-class _Noted:
+class _WeightReference:
     """What autograd saves instead of a layer's dequantized weight or a view of it."""
 
-    def __init__(self, layer: _Stored, saved: torch.Tensor) -> None:
+    def __init__(self, layer: _Fp8Linear, saved: torch.Tensor) -> None:
         self._layer = layer
         self._view = (saved.size(), saved.stride(), saved.storage_offset())
 
@@ -304,11 +313,11 @@ class _Noted:
 
 
 def _unpack(kept: Any) -> torch.Tensor:
-    return kept.whole() if isinstance(kept, _Noted) else kept
+    return kept.whole() if isinstance(kept, _WeightReference) else kept
 
 
 @torch.no_grad()
-def store(chunk: Any) -> None:
+def quantize_base(chunk: Any) -> None:
     """Convert the frozen matrices of a loaded chunk's layers to FP8. Collective.
 
     Each row has one scale. TP ranks that shard the columns of a row agree on its scale, so that the
@@ -318,21 +327,21 @@ def store(chunk: Any) -> None:
     for layer in chunk.decoder.layers:
         for path, one in linears_of(layer):
             largest = one.weight.abs().amax(1)
-            if cut and path in CUT_BY_INPUT:
+            if cut and path in ROW_PARALLEL:
                 group = parallel_state.get_tensor_model_parallel_group()
                 dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-            one.scales, one.made = row_scales(largest, one.weight.dtype), _nothing
+            one.scales, one.made = row_scales(largest, one.weight.dtype), _dead_reference
             one.weight.data = to_fp8(one.weight.data, one.scales)
-            one.__class__ = type(f"Stored{type(one).__name__}", (_Stored, type(one)), {})
+            one.__class__ = type(f"Fp8{type(one).__name__}", (_Fp8Linear, type(one)), {})
 
 
-def _nothing() -> None:
+def _dead_reference() -> None:
     """A dead weak reference."""
 
 
 def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a chunk's parameters by name; FP8 weights are dequantized one at a time."""
-    layers = {f"{name}.weight": module for name, module in chunk.named_modules() if isinstance(module, _Stored)}
+    layers = {f"{name}.weight": module for name, module in chunk.named_modules() if isinstance(module, _Fp8Linear)}
     for name, parameter in chunk.named_parameters():
         layer = layers.get(name)
         if layer is None:
@@ -403,7 +412,7 @@ class _WithoutAdapters:
 
 
 def _is_adapter(name: str) -> bool:
-    return any(f".{path}.{MODULE}." in name for path in HELD)
+    return any(f".{path}.{MODULE}." in name for path in FUSED)
 
 
 class AdaptedBridge:
@@ -416,14 +425,14 @@ class AdaptedBridge:
         self._adapters = adapters
         self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
         bridge.get_model = partial(self._get_model, bridge.get_model)
-        bridge.load_weights = partial(self._load_and_store, bridge.load_weights)
+        bridge.load_weights = partial(self._load_and_quantize, bridge.load_weights)
         bridge.export_weights = lambda models: self._merged(_unwrapped(models))
 
     def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         callbacks = [*kwargs.pop("post_model_creation_callbacks", []), self._adapt]
         return build(*args, post_model_creation_callbacks=callbacks, **kwargs)
 
-    def _load_and_store(self, load_weights: Callable[..., None], models: Sequence[Any], *args: Any) -> None:
+    def _load_and_quantize(self, load_weights: Callable[..., None], models: Sequence[Any], *args: Any) -> None:
         from verl.utils.device import get_torch_device
 
         chunks = _unwrapped(models)
@@ -431,7 +440,7 @@ class AdaptedBridge:
         if not self._adapters.base_in_fp8:
             return
         for chunk in chunks:
-            store(chunk)
+            quantize_base(chunk)
         device = get_torch_device()
         device.empty_cache()
         device.reset_peak_memory_stats()  # excludes the load, when no weight is in FP8 yet

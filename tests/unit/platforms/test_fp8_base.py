@@ -42,9 +42,9 @@ class SavesItsOutput(Plain):
 
 
 def stored(chunk: Any) -> Any:
-    from retool_mcore.platforms.lora import store
+    from retool_mcore.platforms.lora import quantize_base
 
-    store(chunk)
+    quantize_base(chunk)
     return chunk
 
 
