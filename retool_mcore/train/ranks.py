@@ -36,7 +36,7 @@ def rank_loss_reported() -> Generator[None]:
         gone = isinstance(error, dist.DistNetworkError) or any(words in str(error) for words in PEER_IS_GONE)
         if isinstance(error, ReToolError) or not gone:
             raise
-        raise RankLost("another rank has ended; its error is the cause") from error
+        raise RankLost("another rank has ended. Its error is the cause") from error
 
 
 @contextmanager

@@ -100,21 +100,21 @@ def _run(
         assert_loaded()
         from retool_mcore.verl.runner import run  # imports verl and Ray, so only after platform.activate
 
-        run(config, platform, resume.path if resume is not None else None, watchdog.also_asks)
+        run(config, platform, resume.path if resume is not None else None, watchdog.polling)
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
     """Raise ConfigError if a run on several nodes finds no Ray cluster in ``wait_s`` seconds."""
     if config.cluster.nodes == 1:
         return
-    several = f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS"
+    several = f"{config.source}: cluster.nodes = {config.cluster.nodes}, but RAY_ADDRESS"
     what_to_do = "Start a script of launch/ or ascend/ on each node, which starts Ray first."
     address = os.environ.get("RAY_ADDRESS", "")
     if not address:
-        raise ConfigError(f"{several} names no Ray cluster. {what_to_do}")
+        raise ConfigError(f"{several} is not set. {what_to_do}")
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()) or "://" in host:
-        raise ConfigError(f"{several} = {address!r} is not HOST:PORT of a Ray cluster. {what_to_do}")
+        raise ConfigError(f"{several} = {address!r} is not the HOST:PORT of a Ray cluster. {what_to_do}")
     end_s = time.monotonic() + wait_s
     while True:
         try:

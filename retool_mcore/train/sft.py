@@ -135,7 +135,7 @@ def _require_world(config: SftConfig) -> None:
     world = int(os.environ.get("WORLD_SIZE", "0"))
     if world != config.cluster.num_gpus:
         raise ConfigError(
-            f"{world or 'no'} processes were started, and [cluster] of {config.source} asks for "
+            f"{world or 'no'} processes were started, but [cluster] of {config.source} needs "
             f"{config.cluster.num_gpus} ({config.cluster.nodes} nodes x {config.cluster.gpus_per_node}). Start it with "
             f"torchrun --nproc-per-node {config.cluster.gpus_per_node} launch/sft_mcore.py {config.source}"
         )
@@ -151,7 +151,7 @@ def _require_equal_nodes(config: SftConfig) -> None:
     prints: list[dict[str, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(prints, fingerprint(config) if os.environ["LOCAL_RANK"] == "0" else None)
     if different := differing([found for found in prints if found is not None]):
-        raise ConfigError(f"the nodes differ: {'; '.join(different)}. Give every node the same.")
+        raise ConfigError(f"the nodes differ: {'; '.join(different)}. Use the same on every node.")
 
 
 def print_left_out_rows(files: Sequence[SftDataset], max_length_tokens: int, console: Console) -> None:

@@ -1,9 +1,9 @@
 """Ends a run that hangs or has lost a process.
 
 A collective that one rank never joins, or an engine that never answers, raises no error, and the
-run would occupy its devices until somebody looks. The watchdog counts as progress whatever the run
-writes, including the signs of life of its processes within a step (run/alive.py). It writes the
-stacks of a hanging run to the run's logs.
+run would occupy its devices until somebody looks. The watchdog counts everything that the run
+writes as progress, including the signs of life of its processes within a step (run/alive.py). It
+writes the stacks of a hanging run to the run's logs.
 """
 
 import faulthandler
@@ -31,12 +31,12 @@ from retool_mcore.run.folder import remove_temporary
 logger = logging.getLogger(__name__)
 
 SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # files and folders of the run
-LOOKS = 20  # checks per train.stall_s
-ASK_S = 2.0  # between two checks for a dead process
+CHECKS_PER_STALL = 20  # checks for signs of life per train.stall_s
+POLL_S = 2.0  # between two checks for a dead process
 DUMP_S = 20.0  # timeout for the stacks of one process
 STALLED = signal.SIGUSR2  # sent to this process, to interrupt its main thread
 GRACE_S = 60.0  # time for the main thread to exit after a stall
-LOST_GRACE_S = 10.0  # the same after a process died; shorter, because whatever waits for it waits forever
+LOST_GRACE_S = 10.0  # the same after a process died; shorter, because a wait for that process never ends
 FREED_S = 3.0  # the same once its child processes are killed
 
 
@@ -45,10 +45,10 @@ class Watchdog:
 
     Signs are stages of the start; sampled turns, finished trajectories, passes and updates; rows of
     metrics, records of trajectories and checkpoints. The time of a sign is when this process sees
-    it, because the clocks of other nodes may differ. In SFT each node has a watchdog, in its first
-    rank, since no other node can end it if the network fails. ``terminal``: where to print the
-    error if the main thread is blocked in a library and handles no signal. Raises RunError on exit
-    if the watchdog ended the run.
+    it, because the clocks of other nodes may differ. In SFT the first rank of each node has a
+    watchdog, since no other node can end this node's ranks if the network fails. ``terminal``:
+    where to print the error if the main thread is blocked in a library and handles no signal.
+    Raises RunError on exit if the watchdog ended the run.
     """
 
     def __init__(self, config: SftConfig | RlConfig, terminal: IO[str], rank: int = 0) -> None:
@@ -56,8 +56,8 @@ class Watchdog:
         self._terminal, self._rank = terminal, rank
         self._ended = threading.Event()
         self._error: RunError | None = None
-        self._asking = threading.Lock()  # locked during a check for dead processes
-        self._lost: Callable[[], RunError | None] | None = None
+        self._checking = threading.Lock()  # locked during a check for dead processes
+        self._find_dead: Callable[[], RunError | None] | None = None
         self._family: dict[int, psutil.Process] = {}  # all descendants seen so far, including orphans
 
     def __enter__(self) -> "Watchdog":
@@ -73,27 +73,27 @@ class Watchdog:
             raise self._error from error
 
     @contextmanager
-    def also_asks(self, lost: Callable[[], RunError | None]) -> Generator[None]:
-        """Within this context, poll ``lost``; an error that it returns ends the run in seconds."""
-        self._lost = lost
-        threading.Thread(target=self._ask, daemon=True).start()
+    def polling(self, find_dead: Callable[[], RunError | None]) -> Generator[None]:
+        """Poll ``find_dead`` within this context. An error that it returns ends the run."""
+        self._find_dead = find_dead
+        threading.Thread(target=self._poll, daemon=True).start()
         try:
             yield
         finally:
-            self._lost = None
-            if self._asking.acquire(timeout=LOST_GRACE_S):  # finish the check before the block's processes end
-                self._asking.release()
+            self._find_dead = None
+            if self._checking.acquire(timeout=LOST_GRACE_S):  # finish the check before the block's processes end
+                self._checking.release()
 
-    def _ask(self) -> None:
-        while not self._ended.wait(ASK_S):
-            with self._asking:
-                lost, error = self._lost, None
-                if lost is None:
+    def _poll(self) -> None:
+        while not self._ended.wait(POLL_S):
+            with self._checking:
+                find_dead, error = self._find_dead, None
+                if find_dead is None:
                     return
                 try:
-                    error = lost()
+                    error = find_dead()
                 except Exception as failure:  # noqa: BLE001  the next check finds the reason
-                    logger.warning("no answer to which processes of the run have died: %s", failure)
+                    logger.warning("could not check for dead processes of the run: %s", failure)
                 self._family |= {each.pid: each for each in psutil.Process().children(recursive=True)}
             if error is not None:
                 self._end(error, LOST_GRACE_S)
@@ -101,7 +101,7 @@ class Watchdog:
 
     def _look_for_signs(self) -> None:
         seen, seen_s = signs(self._dir), time.monotonic()
-        while not self._ended.wait(self._stall_s / LOOKS):
+        while not self._ended.wait(self._stall_s / CHECKS_PER_STALL):
             if (now := signs(self._dir)) != seen:
                 seen, seen_s = now, time.monotonic()
             silent_s = time.monotonic() - seen_s
@@ -116,10 +116,10 @@ class Watchdog:
         write_stacks(stacks)
         saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
         return RunError(
-            f"no turn, pass, update, step, stage or checkpoint was ended for {silent_s:.0f} s, and train.stall_s = "
-            f"{self._stall_s:g}. All stacks are in {stacks}, the output in {self._dir / 'logs'}. The "
-            f"same command resumes {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a run whose "
-            "longest turn, pass or update takes more than that needs a higher train.stall_s: `retool plan` has them."
+            f"no turn, pass, update, step, stage or checkpoint was finished for {silent_s:.0f} s, with train.stall_s = "
+            f"{self._stall_s:g}. The stacks of all processes are in {stacks}, the output is in {self._dir / 'logs'}. "
+            f"The same command resumes {f'after step {saved[-1].step}' if saved else 'from the beginning'}. If a turn, "
+            "pass or update takes longer than that, raise train.stall_s; `retool plan` estimates these times."
         )
 
     def _end(self, error: RunError, grace_s: float) -> None:
@@ -132,7 +132,7 @@ class Watchdog:
         for process in self._family.values():
             with suppress(psutil.Error):  # it has ended
                 process.kill()
-        if self._ended.wait(FREED_S):  # the main thread waited for one of these processes, and prints the error itself
+        if self._ended.wait(FREED_S):  # the main thread had waited for one of these, and prints the error itself
             return
         line = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
         os.write(self._terminal.fileno(), line.encode())
@@ -175,16 +175,15 @@ def signs(run_dir: Path) -> dict[Path, int]:
 
 
 def write_stacks(path: Path) -> None:
-    """Write what each of the user's run processes on this node is doing.
+    """Write the state of each of the user's run processes on this node, and stacks.
 
-    With py-spy, writes the Python stack of each process. Otherwise writes the state of each
-    process, and the stack of this process only.
+    With py-spy, writes the Python stack of each process; otherwise only that of this process.
     """
     spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         if spy is None:
-            file.write("py-spy is not installed: of other processes the state alone.\n")
+            file.write("py-spy is not installed, so other processes have only their state here.\n")
         for process in _processes():
             try:
                 command = " ".join(process.cmdline())[:200]

@@ -70,5 +70,5 @@ def test_ctrl_c_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
 
 def test_a_mistake_of_two_ranks_is_one_line_and_nothing_is_written(task: Path, tmp_path: Path, mark: str):
     done = run(argv_sft(*sft_settings(task, tmp_path, "cluster.gpus_per_node=1")), mark)
-    assert_one_error(done, "2 processes were started, and [cluster] of configs/sft_tiny_cpu.toml asks")
+    assert_one_error(done, "2 processes were started, but [cluster] of configs/sft_tiny_cpu.toml needs")
     assert not list(tmp_path.rglob("metrics.jsonl"))

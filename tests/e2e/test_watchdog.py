@@ -26,7 +26,7 @@ def run(what: str, root: Path, stall_s: float, **env: str) -> subprocess.Complet
 def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_path: Path):
     done = run("still", tmp_path, 1.0)
     assert done.returncode == 2, done.stderr
-    assert "was ended for" in done.stdout and "train.stall_s = 1." in done.stdout
+    assert "was finished for" in done.stdout and "train.stall_s = 1." in done.stdout
     assert "resumes from the beginning" in done.stdout
     (stacks,) = (tmp_path / "run" / "logs").glob("stall-*.txt")
     text = stacks.read_text(encoding="utf-8")
