@@ -274,7 +274,7 @@ def _logprobs(output: TokenOutput, stop: str) -> Sequence[float]:
     """Log-probs of the sampled tokens; verl returns None for an abort before the first token."""
     if output.log_probs is None and stop == "abort" and not output.token_ids:
         return []
-    assert output.log_probs is not None, "verl's server returned no logprobs although they were asked for"
+    assert output.log_probs is not None, "verl's server returned no log-probs, although they were requested"
     return output.log_probs
 
 

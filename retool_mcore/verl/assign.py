@@ -56,7 +56,7 @@ def assign_to_updates(groups: Sequence[str | None], updates: int, seed: Sequence
     """
     size, rest = divmod(len(groups), updates)
     if rest:
-        raise ValueError(f"{len(groups)} rows do not make {updates} updates of one size")
+        raise ValueError(f"{len(groups)} rows cannot be split into {updates} equal updates")
     rows: dict[str, list[int]] = {}
     padding: list[int] = []
     for row, group in enumerate(groups):
@@ -66,7 +66,7 @@ def assign_to_updates(groups: Sequence[str | None], updates: int, seed: Sequence
     assigned = [[row for name in part for row in rows[names[name]]] for part in np.array_split(order, updates)]
     for part in assigned:
         if len(part) > size:
-            raise ValueError(f"an update of {size} rows got whole groups of {len(part)}")
+            raise ValueError(f"the groups of an update have {len(part)} rows, but it may have only {size}")
         while len(part) < size:
             part.append(padding.pop())
     return assigned

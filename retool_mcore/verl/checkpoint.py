@@ -53,7 +53,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     if new_seed is not None:
         from verl.workers.engine.megatron.utils import set_random_seed
 
-        logger.warning("random states are of another layout than %s: they start afresh from %d", folder, new_seed)
+        logger.warning("%s has another parallel layout: its random states are replaced by seed %d", folder, new_seed)
         set_random_seed(new_seed)
 
 
@@ -171,7 +171,7 @@ def explain_failed_write(folder: str) -> Iterator[None]:
     except CheckpointException as error:
         causes = [f"rank {rank}: {cause[0]}" for rank, cause in error.failures.items()]
         raise CheckpointError(
-            f"{folder} could not be written: {'; '.join(causes)[:500] or 'rank 0 says why'}"
+            f"{folder} could not be written: {'; '.join(causes)[:500] or 'see the error of rank 0'}"
         ) from error
 
 

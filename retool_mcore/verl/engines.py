@@ -4,8 +4,8 @@ verl's trainer cannot restart engines. We do it with verl's replicas, router and
 trainer's thread, at two points where the actor is idle:
 
 - While the trainer waits for a batch. We start the new engine on the GPUs of the dead one. Then all
-  engines pause for a weight sync: requests in flight return the tokens that they have, and continue
-  after the sync.
+  engines pause for a weight sync: requests in flight return their tokens so far, and resume after
+  the sync.
 - At the end of a step, before its weight sync, for an engine that died while the actor trained.
 
 A new engine has random weights until the sync, so we add it to the router only afterwards. Until
@@ -35,8 +35,8 @@ from retool_mcore.verl.weight_check import different_layers
 
 logger = logging.getLogger(__name__)
 
-# How long a request is retried. In mode "partial_rollout" an engine may die before a step's update,
-# and restarts only after it.
+# How long a request is retried. In mode "partial_rollout" an engine that dies before a step's
+# update restarts only after it.
 MAX_RETRY_S = 3600.0
 PAUSE_S = (0.2, 5.0)  # between attempts: initial and maximum
 ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error message for a dead router
@@ -174,9 +174,9 @@ class EngineRestarts(PPOTrainer):
             if different:
                 raise RunError(
                     f"Engine {number} does not have the actor's weights after the weight sync of step "
-                    f"{self.global_steps}: {len(different)} parts differ, the first of them {different[0]!r}. What it "
-                    "samples would not be from this model. The same command resumes from the last checkpoint; if it "
-                    "happens again, report it with the versions that `retool preflight` lists"
+                    f"{self.global_steps}: {len(different)} parts differ, for example {different[0]!r}. It would "
+                    "sample from wrong weights. The same command resumes from the last checkpoint. If the error "
+                    "occurs again, report it with the versions that `retool preflight` lists"
                 )
 
     def replace_dead_engines(self) -> None:
@@ -201,7 +201,7 @@ class EngineRestarts(PPOTrainer):
             if replica in self._lost or (error := self._watch.death(replica.servers)) is None:
                 continue
             self._count(error)
-            logger.warning("engine %d died and is restarted: %s", replica.replica_rank, error)
+            logger.warning("restarting engine %d, which died: %s", replica.replica_rank, error)
             ray.get(manager.global_load_balancer.remove_servers.remote([address]))
             syncs.remove_replicas([replica])
             self._lost.append(replica)
@@ -277,7 +277,7 @@ class DetachedEngineRestarts(EngineRestarts):
 
 
 async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:
-    """Restart each replica. Returns Ray's error or None for each; raises any other error."""
+    """Restart each replica. Returns Ray's error or None for each; raises the first other error."""
     results = await asyncio.gather(*(replica.relaunch() for replica in replicas), return_exceptions=True)
     failed: list[RayError | None] = []
     for result in results:

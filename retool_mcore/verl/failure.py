@@ -78,7 +78,7 @@ class ProcessWatch:
 
 
 def _server_name(process: psutil.Process) -> str:
-    """Which of SERVERS the process is, by its command line; "" if none."""
+    """The name in SERVERS of a process, from its command line; "" if it is another process."""
     try:
         files = [Path(word) for word in process.cmdline()]
     except psutil.Error:  # it has ended
@@ -110,7 +110,7 @@ def _has_died(cause: Any) -> bool:
 def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolError:
     """The error that the command line prints: a worker's own ReToolError, or else a RunError.
 
-    ``why``: the setting because of which the error ends the run, if there is one.
+    ``why``: the setting that makes the error end the run, if there is one.
     """
     while isinstance(error, RayTaskError) and isinstance(error.cause, RayError):
         error = error.cause  # this process failed because another one did
@@ -123,7 +123,7 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
         what = f"Ray ended the run: {type(error).__name__}: {text.splitlines()[0]}"
     elif isinstance(error, RayTaskError):
         first, *more = f"{type(error.cause).__name__}: {error.cause}".splitlines()
-        cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # Hydra has it in line 2
+        cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # Hydra's message is in line 2
         what = f"{name} (process {found['pid']}) failed with {cause}"
     else:
         return death_for_user(name, int(found["pid"]), config, why)

@@ -34,7 +34,7 @@ def assert_loaded() -> None:
     except ValueError as error:  # the name is not registered
         raise PlatformError(f'verl does not know VERL_PLATFORM = "{expected}": {error}') from error
     if found != expected:
-        raise PlatformError(f'verl runs on platform "{found}" and the run asks for "{expected}".')
+        raise PlatformError(f'verl runs on platform "{found}", but the run needs "{expected}".')
 
 
 _load()

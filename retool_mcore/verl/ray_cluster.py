@@ -21,9 +21,9 @@ GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
 def ray_arguments(config: RlConfig) -> Generator[dict[str, Any]]:
     """Additional arguments of ``ray.init``. Changes the environment.
 
-    By default, on one node, Ray connects to the cluster that RAY_ADDRESS or Ray's folder names. It
-    may be dead, or belong to another user or program. Ray also prestarts a worker per core, none of
-    which an actor can use because they lack the run's runtime_env.
+    By default, on one node, Ray connects to the cluster that RAY_ADDRESS or Ray's folder names.
+    That cluster may be dead, or belong to another user or program. Ray also prestarts a worker per
+    core. No actor can use these workers, because they lack the run's runtime_env.
     """
     if config.cluster.nodes > 1:
         yield {}

@@ -3,13 +3,13 @@
 They count dropped trajectories, measure behaviour and write trajectories to a file. verl loads them
 through trainer.v1.sampler.custom_sampler. They differ from verl's replay buffers as follows:
 
-- They poll for finished trajectories every 0.1 s instead of every 2 s, which is most of a small
+- They poll for finished trajectories every 0.1 s. verl polls every 2 s, which is most of a small
   model's step.
 - They count the trajectories that outages dropped, and stop the run if these exceed
   rollout.max_dropped_fraction of the batch. An exception in the agent loop or in a tool also drops
   a trajectory. In the modes that keep prompts in flight, verl then replaces the whole group.
-- They skip a group with a single remaining trajectory, which has no other to compare with. (verl
-  would use its reward as its advantage.)
+- They skip a group with a single remaining trajectory, because it cannot be compared. (verl would
+  use its reward as its advantage.)
 """
 
 import logging
@@ -117,16 +117,16 @@ class ReplayMixin:
         self.refilled += prompts
         if self.refilled > self.max_refills:
             raise RolloutError(
-                f"step {self.global_steps} has asked for {self.refilled} prompts in place of others and is not full; "
-                f"{self.max_refills} is the limit, algorithm.filter_groups ({REFILL_BATCHES} where it is 0) * "
-                "train.prompts_per_step. Under that filter most groups are then all right or all wrong: take other "
-                "problems, or a larger rollout.group_size. Of trajectories that failed the log says why: look for "
+                f"step {self.global_steps} needed {self.refilled} replacement prompts and is still not full. "
+                f"The limit is {self.max_refills}: algorithm.filter_groups ({REFILL_BATCHES} if it is 0) * "
+                "train.prompts_per_step. If the filter is on, most groups are all right or all wrong: use other "
+                "problems, or a larger rollout.group_size. If trajectories failed, the log has the reasons: look for "
                 "'Error in _run_prompt'"
             )
         self._add_prompts(prompts)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Run verl's filter, but hide groups that outages left empty, on which it would fail.
+        """Run verl's filter without the groups that outages left empty, on which it would fail.
 
         Empty groups count as dropped when verl selects them. Right after this call verl replaces
         the filtered groups, so the curriculum gets their answers here. In the modes that keep
@@ -136,15 +136,15 @@ class ReplayMixin:
         finished, present = self.finished_keys[partition_id], self.partitions[partition_id]
         empty = finished - {uid_of(key) for key in present}
         finished -= empty
-        aside, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+        filtered, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         finished |= empty
-        self._observe_answers([key for key in present if uid_of(key) in aside], partition_id)
+        self._observe_answers([key for key in present if uid_of(key) in filtered], partition_id)
         failed = self.failure_keys[partition_id] if self.trainer_mode != "sync" else set[str]()
         if failed:
             there = {tuple(key.rsplit("_", 2)[:2]) for key in present if uid_of(key) in failed}
             self.failed += self.group_size[partition_id] * len(failed) - len(there)
             self._require_few_dropped(self.failed, partition_id)
-        return aside, counts
+        return filtered, counts
 
     def _require_few_dropped(self, dropped: int, partition_id: str) -> None:
         """Raise RolloutError if ``dropped`` is more than rollout.max_dropped_fraction allows."""
@@ -152,16 +152,16 @@ class ReplayMixin:
             return
         causes, step = self.causes(), f"step {self.global_steps} ({partition_id})"
         kinds = {cause.partition(":")[0] for cause in causes}  # by type: messages may differ, as in a time
-        first = causes.most_common(1)[0][0] if causes else "not known"
+        most_frequent = causes.most_common(1)[0][0] if causes else "unknown"
         resume = "Fix it and run the same command again; it resumes from the last checkpoint."
         if dropped == self.expected and len(kinds) == 1:
             raise RolloutError(
-                f"All {dropped} trajectories of {step} failed with {first}. The log has the traceback. {resume}"
+                f"All {dropped} trajectories of {step} failed with {most_frequent}. The log has the traceback. {resume}"
             )
         raise RolloutError(
             f"{dropped} of {self.expected} trajectories of {step} were dropped, {dropped / self.expected:.1%}; "
-            f"rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The most frequent cause is {first}. "
-            f"The log has each: look for 'dropped' and 'Error in _run_prompt'. {resume}"
+            f"rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The most frequent cause is "
+            f"{most_frequent}. The log has all: look for 'dropped' and 'Error in _run_prompt'. {resume}"
         )
 
     def _observe_answers(self, keys: list[str], partition_id: str) -> None:
@@ -187,9 +187,9 @@ class ReplayMixin:
         if dropped:
             self.causes()  # clears them for the next batch
         compared = self.compares_groups and partition_id == "train"
-        lonely = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
-        if lonely:
-            keys = [key for key in snapshot if key.rsplit("_", 2)[0] in lonely]
+        single = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
+        if single:
+            keys = [key for key in snapshot if key.rsplit("_", 2)[0] in single]
             tq.kv_clear(partition_id=partition_id, keys=keys)
             snapshot = {key: tag for key, tag in snapshot.items() if key not in set(keys)}
         return uids, snapshot, steps
@@ -228,7 +228,7 @@ def clear_orphans() -> None:
 def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
     """The fraction of trajectories without a token in the loss, padding rows excluded.
 
-    Raises RolloutError if no trajectory has one; the error names ``settings`` as the cause.
+    Raises RolloutError if none has such a token; the error names ``settings`` as the cause.
     """
     keys = real_keys(rows)
     data: Any = tq.kv_batch_get(keys=keys, partition_id=rows.partition_id, select_fields=["response_mask"])
@@ -241,7 +241,7 @@ def require_learnable(rows: KVBatchMeta, step: int, settings: str) -> float:
 def no_learnable_response(step: int, settings: str) -> RolloutError:
     """The error for a step in which ``settings`` excluded every response from the loss."""
     return RolloutError(
-        f"No response of step {step} has a token to learn from: {settings} left out all of them. Loosen that "
+        f"No response of step {step} has a token to learn from: {settings} excluded all of them. Loosen that "
         "setting and run the same command again; it resumes from the last checkpoint."
     )
 

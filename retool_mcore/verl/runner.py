@@ -139,7 +139,7 @@ def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
             raise error_for_user(error, config) from error
         if isinstance(error, Exception) and config.cluster.nodes == 1 and not driver.has_ray:
             log = config.run.dir / "logs" / "rl.log"
-            raise RunError(f"Ray did not start: {error} {log} has more. The same command tries again.") from error
+            raise RunError(f"Ray did not start: {error} See {log}. The same command tries again.") from error
         raise
     finally:
         ray.shutdown()

@@ -116,7 +116,7 @@ class MeasuredServer(SGLangHttpServer):
         """For each rank, ``Sums`` of the weights whose names start with ``prefix``."""
         request = CheckWeightsReqInput(action=f"{ACTION}{prefix}")
         success, message, ranks, _ = await self.tokenizer_manager.check_weights(request)
-        assert success and ranks, f"SGLang did not sum its weights: {message}"
+        assert success and ranks, f"SGLang returned no checksums of its weights: {message}"
         return [rank["sums"] for rank in ranks]
 
     async def take_polls(self) -> list[tuple[int, int]]:
@@ -128,7 +128,7 @@ class MeasuredServer(SGLangHttpServer):
 def _log_failed_poll(poller: asyncio.Task[None]) -> None:
     """Log a warning if polling failed; the run continues without load metrics."""
     if not poller.cancelled() and (error := poller.exception()):
-        logger.warning("SGLang's load is not polled any more: %r", error)
+        logger.warning("stopped polling SGLang's load: %r", error)
 
 
 class MeasuredReplica(SGLangReplica):

@@ -40,7 +40,7 @@ _CONSTANTS = ("kl_coef",)
 
 
 def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
-    """Compute a micro-batch's loss, also if the micro-batch or the update has no token in its loss.
+    """Compute a micro-batch's loss, even if the micro-batch or the update has no token in the loss.
 
     Masked responses and padding rows can leave no token. verl divides by the update's number of
     tokens, so loss and gradient would be 0 / 0. verl also raises if it computes importance weights
@@ -231,7 +231,7 @@ class UpdateWorker(TrainingWorker):
         if self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.step(1)
         gc.collect()  # frees unreachable tensors, which freeze would keep
-        gc.freeze()  # else a full collection scans all imports: 0.5 s, in which all ranks wait for this one
+        gc.freeze()  # else a full collection scans all imports: 0.5 s, while all ranks wait for this one
 
     def free_reserved_memory(self) -> None:
         """Free the reserved memory; call just before Adam's states are allocated or loaded."""

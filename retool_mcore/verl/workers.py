@@ -131,7 +131,7 @@ class _Actor(_Saving):
         kept, self.actor.log_probs = [row for update in self.actor.log_probs for row in update.unbind()], []
         if not kept:
             return None
-        assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
+        assert len(kept) == len(data), f"the updates kept {len(kept)} rows, not {len(data)}"
         rows = torch.nested.as_nested_tensor(kept, layout=torch.jagged).cpu()
         return tu.get_tensordict({"old_log_probs": response_from_nested(rows, data["response_mask"])})
 

@@ -72,7 +72,7 @@ def test_a_run_continues_on_another_layout_from_a_path(whole: Path, task: Path, 
         [row["loss"] for row in read_metrics(each / "metrics.jsonl")] for each in (tmp_path / "dp2", whole)
     )
     assert losses == pytest.approx(wanted[4:], abs=1e-4)
-    assert "start afresh from" in (tmp_path / "dp2" / "logs" / "sft_rank0.log").read_text()
+    assert "random states are replaced" in (tmp_path / "dp2" / "logs" / "sft_rank0.log").read_text()
 
 
 def test_a_save_killed_in_the_middle_leaves_the_one_before(

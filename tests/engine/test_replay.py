@@ -108,7 +108,7 @@ def test_a_resume_carries_no_trajectory_whose_prompt_is_gone(scenarios: dict[str
 def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str, Any]):
     assert scenarios["filtered"]["metrics"]["rollout/refilled_prompts"] == 2
     error = scenarios["filtered in vain"]["error"]
-    assert "4 is the limit, algorithm.filter_groups (10 where it is 0)" in error
+    assert "The limit is 4: algorithm.filter_groups (10 if it is 0)" in error
 
 
 def test_a_curriculum_gets_each_group_once_even_if_the_filter_removes_it(scenarios: dict[str, Any]):

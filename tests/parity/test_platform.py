@@ -62,7 +62,7 @@ def test_verl_on_another_platform_than_the_run_is_an_error():
         "import os, verl.plugin.platform as p; p.get_platform()\n"
         "from retool_mcore.verl.plugin import assert_loaded\nassert_loaded()"
     )
-    assert 'verl runs on platform "nvidia" and the run asks for "cpu"' in run(code, **env).stderr
+    assert 'verl runs on platform "nvidia", but the run needs "cpu"' in run(code, **env).stderr
 
 
 @cpu_only

@@ -110,7 +110,7 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
         graphs = engine.graphs(config.rollout.max_running_requests, config.rollout.engine_tp)
     found = {**platform.rollout_engine_kwargs(), **graphs, **seed, **config.rollout.engine_args}
     if isinstance(config, RlConfig) and config.rollout.kv_cache == "fp8":
-        assert engine.fp8_cache is not None, f"platform {platform.name} refuses a cache that its engine has not"
+        assert engine.fp8_cache is not None, f"platform {platform.name} refuses a cache type that its engine lacks"
         name, value = engine.fp8_cache
         found[name] = value
     return found
@@ -133,17 +133,16 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
     draft = args.get(engine.draft_argument) if engine.draft_argument else None
     if isinstance(config, RlConfig) and draft is not None and draft not in engine.drafts_without_weights:
         raise ConfigError(
-            f'{config.source}: rollout.engine_args has {engine.draft_argument} = "{draft}", which drafts with a second '
-            "model. In training no weight sync fills its weights, and an engine's sleep discards them (sglang issue "
-            f'31674). Use "{engine.drafts_without_weights[0]}", or leave it to `retool eval`.'
+            f'{config.source}: rollout.engine_args has {engine.draft_argument} = "{draft}", which needs a draft model. '
+            "In training, an engine's sleep discards the draft model's weights, and no weight sync restores them "
+            f'(sglang issue 31674). Use "{engine.drafts_without_weights[0]}", or set it only for `retool eval`.'
         )
     known = engine.known_arguments()
     if known is not None and (unknown := sorted(args.keys() - known)):
         near = difflib.get_close_matches(unknown[0], known)
-        hint = f" Near it: {', '.join(near)}." if near else ""
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(
-            f"{config.source}: rollout.engine_args has {', '.join(unknown)}, which {engine.title}'s arguments do not "
-            f"have.{hint}"
+            f"{config.source}: rollout.engine_args has {', '.join(unknown)}, which {engine.title} does not know.{hint}"
         )
 
 

@@ -49,7 +49,7 @@ MISSING = "(not set)"
 
 
 def _refused_keys(tables: Tables) -> dict[str, str]:
-    """Refused keys -> what controls them; later tables win, as for the critic's learning rate."""
+    """Refused keys -> our setting; later tables win, as for the critic's learning rate."""
     return {path: setting for under, keys in tables for path, setting in refused(keys, under=under).items()}
 
 
@@ -67,7 +67,7 @@ def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str
     if found:
         listed = "; ".join(f"{key} = {overrides[key]!r}: {setting} decides it" for key, setting in found.items())
         raise ConfigError(
-            f"{source}: [verl_overrides] refuses {listed}. Leave the raw key out, and set what decides it."
+            f"{source}: [verl_overrides] refuses {listed}. Remove the raw key, and change that setting instead."
         )
 
 
@@ -142,7 +142,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
 
 
 def _is_of_megatron(key: str, platform: Platform) -> bool:
-    """Whether the key is an option of Megatron's; verl's tree lists few but passes on any."""
+    """Whether the key is one of Megatron's options; verl's tree lists few but passes on any."""
     table, _, option = key.rpartition(".")
     return table.endswith(TRANSFORMER) and platform.has_transformer_option(option)
 

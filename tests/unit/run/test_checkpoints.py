@@ -407,7 +407,7 @@ def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):
     tell = explain_failed_write("step_4/actor")
     with pytest.raises(CheckpointError, match="no space is left for"), explain_full_disk(tmp_path, "Free some."), tell:
         raise CheckpointException("write", full)
-    said = "step_4/actor could not be written: rank 0 says why"
+    said = "step_4/actor could not be written: see the error of rank 0"
     with pytest.raises(CheckpointError, match=said), explain_failed_write("step_4/actor"):
         raise CheckpointException("write", {})
 

@@ -64,9 +64,9 @@ def test_fillers_take_the_places_of_rows_that_outages_took():
 
 
 def test_rows_that_make_no_whole_updates_are_refused():
-    with pytest.raises(ValueError, match="10 rows do not make 4 updates"):
+    with pytest.raises(ValueError, match="10 rows cannot be split into 4 equal updates"):
         assign_to_updates(groups_of(5, 2), 4, (0,))
-    with pytest.raises(ValueError, match="an update of 2 rows got whole groups of 3"):
+    with pytest.raises(ValueError, match="have 3 rows, but it may have only 2"):
         assign_to_updates([*groups_of(1, 3), None], 2, (0,))
 
 

@@ -85,7 +85,7 @@ def test_a_prompt_over_the_budget_is_refused_as_its_protocol_renders_it(tokenize
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ('{attention_backnd="triton"}', r"has attention_backnd, which SGLang's .* Near it: attention_backend"),
+        ('{attention_backnd="triton"}', r"has attention_backnd, which SGLang .* mean attention_backend"),
         ("{tp_size=2}", r"may not set arguments that a setting controls \(tp_size: rollout\.engine_tp\)"),
     ],
 )
