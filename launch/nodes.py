@@ -3,8 +3,8 @@
     python launch/nodes.py (sft | rl) CONFIG [section.key=value ...] [--dry-run]
 
 The launch scripts set the environment of their hardware and then become this process. On several
-nodes the same command runs on each of them: in SFT each node starts its own ranks; in RL node 0
-drives the run, and the others serve their GPUs through Ray until node 0 leaves.
+nodes, start the same command on each. In SFT each node starts its own ranks. In RL node 0 drives
+the run, and the other nodes provide their GPUs through Ray until node 0 leaves.
 
 Environment: NODE_RANK and HEAD_IP, which Slurm sets, and the names in ``DEFAULTS``.
 """
@@ -58,12 +58,12 @@ def main(kind: str, *words: str) -> int:
         if signal.getsignal(each) != signal.SIG_IGN:  # ignored under nohup, for example
             signal.signal(each, lambda number, _: _signals.append(number))
     os.environ.setdefault("PYTHON", PYTHON)  # launch/sandbox.sh reads it
-    given = [word for word in words if word != "--dry-run"]
+    arguments = [word for word in words if word != "--dry-run"]
     dry_run = "--dry-run" in words or bool(os.environ.get("DRY_RUN"))
-    if dry_run and (code := subprocess.call([*PROGRAMS[kind], *given, "--dry-run"])):
+    if dry_run and (code := subprocess.call([*PROGRAMS[kind], *arguments, "--dry-run"])):
         return code
     try:
-        node = find_node(kind, given, dry_run)
+        node = find_node(kind, arguments, dry_run)
         commands = sft_commands(node) if kind == "sft" else rl_commands(node)
         return show(node, commands) if dry_run else carry_out(node, commands)
     except ReToolError as error:
@@ -76,7 +76,7 @@ def main(kind: str, *words: str) -> int:
 
 @dataclass(frozen=True)
 class Node:
-    given: list[str]  # the run file and the overrides from the command line
+    arguments: list[str]  # from the command line: the run file and the overrides
     run: "RunConfig"
     rank: int
     head_ip: str
@@ -93,19 +93,22 @@ def sft_commands(node: Node) -> Commands:
     torchrun = [PYTHON, "-m", "retool_mcore.cli.torchrun", "--nnodes", node.run.cluster.nodes, "--node-rank", node.rank]
     torchrun += ["--nproc-per-node", node.run.cluster.gpus_per_node, "--master-addr", node.head_ip]
     torchrun += ["--master-port", number("TORCH_PORT"), "--rdzv-conf", f"timeout={number('NODES_WAIT_S')}"]
-    return {"preflight": [*RETOOL, "preflight", *node.given], "run": [*torchrun, PROGRAMS["sft"][1], *node.given]}
+    return {
+        "preflight": [*RETOOL, "preflight", *node.arguments],
+        "run": [*torchrun, PROGRAMS["sft"][1], *node.arguments],
+    }
 
 
 def rl_commands(node: Node) -> Commands:
     """Return the RL commands of this node. On a single node, the run itself starts Ray."""
-    preflight = [*RETOOL, "preflight", *node.given]
+    preflight = [*RETOOL, "preflight", *node.arguments]
     commands: Commands = {"preflight": preflight, "sandbox": sandbox_command(node)}
     if node.run.cluster.nodes > 1:
         commands["ray"] = ray_command(node)
     if node.rank == 0:
         if node.run.cluster.nodes > 1:
             commands["nodes"] = [*preflight, "--cluster", "--wait-s", number("NODES_WAIT_S")]
-        config, *settings = node.given
+        config, *settings = node.arguments
         where = f"sandbox.where={json.dumps([f'unix://{sandbox_folder(node)}/sandbox.sock'])}"
         # The sandbox service has these settings; a run with a remote sandbox must not set them.
         commands["run"] = [*PROGRAMS["rl"], config, where, *settings, "sandbox.python=", "sandbox.preload=[]"]
@@ -125,7 +128,7 @@ def carry_out(node: Node, commands: Commands) -> int:
 
     Locks the run's folder before it changes anything there.
     """
-    with ExitStack() as folders, Processes(node.run.checkpoint.grace_s).stopped_atend() as processes:
+    with ExitStack() as folders, Processes(node.run.checkpoint.grace_s).stopped_at_end() as processes:
         processes.locks.append(lock(node.folder, f".lock.node{node.rank}"))
         require_free(node.folder)
         processes.require(commands["preflight"])
@@ -139,33 +142,33 @@ def carry_out(node: Node, commands: Commands) -> int:
         elif node.rank != 0:
             wait_for_head(node.head_ip, number("TORCH_PORT"))
 
-        def meet_again() -> None:
+        def wait_for_other_nodes() -> None:
             if "nodes" in commands:
                 processes.require(commands["nodes"])
             elif node.rank != 0:  # SFT: wait until node 0's old torchrun is gone
-                left = partial(answers, node.head_ip, number("TORCH_PORT"), wanted=False)
-                wait_until(left, number("NODES_WAIT_S") / 2)
+                is_gone = partial(answers, node.head_ip, number("TORCH_PORT"), wanted=False)
+                wait_until(is_gone, number("NODES_WAIT_S") / 2)
 
-        return processes.supervise(commands["run"], before_restart=meet_again)
+        return processes.supervise(commands["run"], before_restart=wait_for_other_nodes)
 
 
 # Which node this is
 
 
-def find_node(kind: str, given: list[str], dry_run: bool) -> Node:
-    """Read the settings and export them, for preflight to compare nodes. Raises ConfigError."""
+def find_node(kind: str, arguments: list[str], dry_run: bool) -> Node:
+    """Read the settings. Export them for preflight, which compares nodes. Raises ConfigError."""
     # Imported here because it takes half a second, and the signal handlers must be set before.
     from retool_mcore.cli.common import settings_of
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.preflight.cluster import NODE_SETTINGS
 
-    config, *settings = given
+    config, *settings = arguments
     run = load_config(SftConfig if kind == "sft" else RlConfig, config, settings_of(settings, None))
     os.environ[NODE_SETTINGS] = "\n".join([str(Path(config).resolve()), *settings])
-    return Node(given, run, *find_place(run.cluster.nodes, os.environ, dry_run))
+    return Node(arguments, run, *rank_and_head(run.cluster.nodes, os.environ, dry_run))
 
 
-def find_place(nodes: int, env: Mapping[str, str], dry_run: bool = False) -> tuple[int, str]:
+def rank_and_head(nodes: int, env: Mapping[str, str], dry_run: bool = False) -> tuple[int, str]:
     """Return this node's rank and node 0's address: NODE_RANK and HEAD_IP, or Slurm's.
 
     Raises ConfigError.
@@ -179,7 +182,7 @@ def find_place(nodes: int, env: Mapping[str, str], dry_run: bool = False) -> tup
             first = subprocess.run(list_nodes, capture_output=True, text=True, check=True).stdout.split()[0]
         except (OSError, subprocess.CalledProcessError) as error:
             raise ConfigError(
-                f"cluster.nodes = {nodes}, and scontrol cannot list the nodes of SLURM_JOB_NODELIST here ({error}). "
+                f"cluster.nodes = {nodes}, but scontrol cannot list the nodes of SLURM_JOB_NODELIST here ({error}). "
                 "Set NODE_RANK and HEAD_IP on each node, or start launch/slurm.sbatch."
             ) from error
         rank, head_ip = env["SLURM_NODEID"], ipv4(first) or first
@@ -187,10 +190,10 @@ def find_place(nodes: int, env: Mapping[str, str], dry_run: bool = False) -> tup
         rank, head_ip = rank or "0", head_ip or "HEAD_IP"
     if not rank or not head_ip:
         raise ConfigError(
-            f"cluster.nodes = {nodes}, and NODE_RANK and HEAD_IP are not both set. Set them on each node, or use Slurm."
+            f"cluster.nodes = {nodes}, but NODE_RANK and HEAD_IP are not both set. Set them on each node, or use Slurm."
         )
     if not rank.isdecimal() or int(rank) >= nodes:
-        raise ConfigError(f"NODE_RANK = {rank} is not one of 0 to {nodes - 1}, and cluster.nodes = {nodes}.")
+        raise ConfigError(f"NODE_RANK = {rank} must be one of 0 to {nodes - 1}, because cluster.nodes = {nodes}.")
     return int(rank), head_ip
 
 
@@ -246,7 +249,7 @@ def answers(host: str, port: int, *, wanted: bool = True) -> bool:
 def wait_for_head(head_ip: str, port: int) -> None:
     if not wait_until(partial(answers, head_ip, port), wait_s := number("HEAD_WAIT_S")):
         raise PlatformError(
-            f"HEAD_IP = {head_ip} does not answer on port {port} within {wait_s} s. Start node 0 first, check the "
+            f"HEAD_IP = {head_ip} did not answer on port {port} within {wait_s} s. Start node 0 first, check the "
             "address and the firewall, or set HEAD_WAIT_S."
         )
 
@@ -265,7 +268,7 @@ def lock(folder: Path, name: str = ".lock") -> IO[str]:
             if time.monotonic() >= end_s:
                 raise
             if not announced:
-                say(f"note: {str(error).partition('.')[0]}; it gets up to {wait_s} s to end")
+                say(f"note: {str(error).partition('.')[0]}; waiting up to {wait_s} s for it to end")
             announced = True
             pause(0.2)
 
@@ -337,15 +340,14 @@ class Processes:
             if code in (0, EXIT_USER_ERROR, *map(exit_code, SIGNALS)) or restart > restarts:
                 return code
             self.run.signal(signal.SIGKILL)  # in case a killed launcher left processes behind
-            again = f"start {restart} of RESTARTS = {restarts} follows in {wait_s} s"
-            say(f"the run ended by a fault (exit code {code}); {again}")
+            say(f"the run failed (exit code {code}); restart {restart} of RESTARTS = {restarts} in {wait_s} s")
             wait_until(lambda: False, wait_s)
             wait_s *= 2
             before_restart()
         raise AssertionError("the last start returns")
 
     @contextmanager
-    def stopped_atend(self) -> Iterator["Processes"]:
+    def stopped_at_end(self) -> Iterator["Processes"]:
         try:
             yield self
         finally:
@@ -356,12 +358,12 @@ class Processes:
             end(self.services, SERVICES_END_S)
 
     def _stop_run(self, run: Group) -> None:
-        """Make the run save and exit within grace_s. Forward a second signal, to stop at once."""
-        heard, end_s = len(_signals), time.monotonic() + self.grace_s + MARGIN_S
+        """Make the run save and exit within grace_s. Forward another signal, which skips saving."""
+        forwarded, end_s = len(_signals), time.monotonic() + self.grace_s + MARGIN_S
         run.leader.terminate()  # only the leader: it needs its child processes for saving
         while run.leader.poll() is None and time.monotonic() < end_s:
-            if len(_signals) > heard:
-                heard = len(_signals)
+            if len(_signals) > forwarded:
+                forwarded = len(_signals)
                 run.leader.terminate()
             time.sleep(0.1)
         end([run], MARGIN_S)
@@ -401,8 +403,8 @@ def start_sandbox(node: Node, processes: Processes, command: Sequence[object]) -
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.environ.get("SANDBOX_DIR") and folder.parent.lstat().st_uid != os.getuid():
         raise PlatformError(
-            f"{folder.parent} belongs to another user, who could answer in the sandbox's place. Set SANDBOX_DIR to a "
-            "folder of yours."
+            f"{folder.parent} belongs to another user, who could impersonate the sandbox. Set SANDBOX_DIR to a folder "
+            "of yours."
         )
     processes.locks.append(lock(folder))  # runs of the same name in different roots share this folder
     path, log = folder / "sandbox.sock", folder / "log"
@@ -457,7 +459,8 @@ def start_ray(node: Node, processes: Processes, command: Sequence[object], folde
         wait_for_head(node.head_ip, port)
     elif answers(node.head_ip, port):  # otherwise Ray would retry for most of a minute
         raise PlatformError(
-            f"RAY_PORT = {port} of {node.head_ip} is in use. Stop what listens there, or set another on every node."
+            f"RAY_PORT = {port} of {node.head_ip} is in use. Stop the program that uses it, or set another RAY_PORT on "
+            "every node."
         )
     os.environ.pop("RAY_ADDRESS", None)  # `ray start` fails if it is set
     os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing to drain once the run has ended
@@ -490,8 +493,8 @@ def _share_ray_token(node: Node) -> None:
         draft.replace(file)
     if not wait_until(file.exists, number("HEAD_WAIT_S")):
         raise PlatformError(
-            f"this node does not see {file}, which node 0 writes. Start node 0 first, or set run.root to a folder that "
-            "all nodes share."
+            f"{file}, which node 0 writes, is missing on this node. Start node 0 first, or set run.root to a folder "
+            "that all nodes share."
         )
 
 

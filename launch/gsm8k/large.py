@@ -2,12 +2,12 @@ r"""Makes variants of GSM8K's problems with numbers too large for mental arithme
 
     python launch/gsm8k/large.py train.jsonl --draws 3 --out large_train.jsonl
 
-Replaces the question's numbers that are used in calculations by numbers 1,000 to 100,000 times as
-large, in question, solution and marks, and recalculates each step with fractions. A problem has to
-pass these stages:
+Makes the question's numbers that are used in calculations 1,000 to 100,000 times as large, in the
+question, the solution and its calculation marks, and recalculates each step with fractions. A
+problem must pass these stages:
 
-- source: each operand is a number of the question, an earlier step's value, or a constant that a
-  word explains, and exactly one of these. The same holds for each number in the solution's text.
+- source: each operand has exactly one source: a number of the question, an earlier step's value, or
+  a constant that a word implies ("dozen": 12). So does each number in the solution's text.
 - calculation: there are new numbers for which each step is an integer, each part of a step keeps
   its sign, and the question's numbers keep their order.
 - execution: the solution runs as one program and prints the new answer.
@@ -57,7 +57,7 @@ ALL_MODES = 3
 
 @dataclass(frozen=True)
 class Operand:
-    """A number in a calculation. ``free``: replaceable. ``step``: the step that gives it."""
+    """A number in a calculation. ``free``: replaceable. ``step``: the step whose value it is."""
 
     literal: Literal
     free: bool = False
@@ -94,7 +94,8 @@ def read(question: str, answer: str) -> Problem:
     named = numbers_in(question)
     counts = Counter(number.value for number in named) + word_numbers(question)
     constants = explained_constants(question, answer)
-    # 2 in a question with "half" may be either. Keeping it is right in both cases.
+    # With "half" in the question, a 2 may be that constant or a number of the question. Keeping it
+    # is right in both cases.
     free = {number.value for number in named if not number.fixed and counts[number.value] == 1} - constants
     if AVERAGE.search(question):  # a divisor may be the number of things that the question lists
         found = [(step.expression, each) for step in solution.steps for each in literals(step.expression)]
@@ -184,7 +185,7 @@ def enlarge(problem: Problem, generator: random.Random) -> Enlarged:
 
 
 def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction, Fraction]]:
-    """Draws for all numbers first, then for fewer and fewer of them."""
+    """Yield draws that replace all numbers, then draws that replace fewer and fewer of them."""
     for index in range(DRAWS_OF_ALL):
         yield _draw(problem, problem.free, index % ALL_MODES, generator)
     sizes = range(len(problem.free) - 1, 0, -1)
@@ -196,9 +197,11 @@ def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction
 def _draw(
     problem: Problem, chosen: Sequence[Fraction], mode: int, generator: random.Random
 ) -> dict[Fraction, Fraction]:
-    """New numbers of a common scale, congruent to the old ones modulo the divisors, or multiples.
+    """Draw new numbers of one scale, in one of three modes.
 
-    Multiples (mode 2) keep quotients integer. They use two factors, of which one divides the other.
+    Mode 0: congruent to the old numbers modulo the problem's divisors. Mode 1: multiples of these
+    divisors. Mode 2: the old numbers times one of two factors, of which one divides the other, so
+    that quotients stay integers.
     """
     if mode == 2:
         small = generator.randint(SMALLEST_FACTOR, 4 * SMALLEST_FACTOR)
@@ -232,7 +235,7 @@ def recalculate(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlar
     distinct = len(set(numbers.values()) | problem.constants) == len(numbers) + len(problem.constants)
     bounds = [number for number in numbers_in(problem.question) if number.bound and not number.fixed]
     if not (in_range and in_order and distinct) or any(number.value not in numbers for number in bounds):
-        return None  # the last condition: a bound must grow with the number that it bounds
+        return None  # last condition: a bound ("more than 5") must grow with the number that it bounds
     steps, expressions = list[Fraction](), list[str]()
     for step, operands in zip(problem.solution.steps, problem.operands, strict=True):
         expression = step.expression
@@ -332,7 +335,7 @@ async def build(
         if isinstance(result, Rejected):
             report.reject(where, result, source)
         elif result["question"] in seen:
-            copy = Rejected("calculation", f"duplicate: seed {of_seed} draws the numbers of an earlier seed")
+            copy = Rejected("calculation", f"duplicate: seed {of_seed} draws the same numbers as an earlier seed")
             report.reject(where, copy, source)
         else:
             seen.add(result["question"])

@@ -1,9 +1,9 @@
 r"""Parses GSM8K's solutions, evaluates them exactly, and rewrites them as programs.
 
 A solution marks its calculations: ``48/2 = <<48/2=24>>24 clips``. In a program, each calculation is
-an assignment with its sentence as a comment. An operand that equals an earlier step's value, but no
-number of the question, becomes that step's name, also in comments. So the program contains no
-number that it should compute.
+an assignment with its sentence as a comment. If an operand equals an earlier step's value and no
+number of the question, the program has the step's name instead, also in comments. So the program
+contains no number that it should compute.
 """
 
 import ast

@@ -158,7 +158,7 @@ async def test_each_draw_has_other_numbers_and_copies_are_rejected(sandbox, monk
     report = await build(rows[:1], sandbox, seed=7, draws=3)
     assert list(report.rows) == [one_number]
     assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
-        f" seed {seed} draws the numbers of an earlier seed" for seed in (8, 9)
+        f" seed {seed} draws the same numbers as an earlier seed" for seed in (8, 9)
     ]
 
 

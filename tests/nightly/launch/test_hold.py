@@ -58,7 +58,7 @@ def test_a_requeue_that_overlaps_the_old_job_waits_for_it(scripts: Scripts):
     first = scripts.start(RL_ONE)
     scripts.until(lambda: "run" in scripts.calls(), "the first runs")
     second = scripts.start(RL_ONE, "second", LOCK_WAIT_S="60")
-    scripts.until(lambda: "it gets up to 60 s to end" in scripts.said("second"), "the second waits")
+    scripts.until(lambda: "waiting up to 60 s for it to end" in scripts.said("second"), "the second waits")
     first.terminate()
     assert first.wait(timeout=300) == 143
     scripts.until(lambda: scripts.calls().count("run") == 2, "the second runs")

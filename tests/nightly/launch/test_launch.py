@@ -130,8 +130,8 @@ def test_the_whole_recipe_takes_one_model(words: tuple[str, ...]):
     [
         ({}, "NODE_RANK and HEAD_IP are not both set"),
         ({"NODE_RANK": "0"}, "NODE_RANK and HEAD_IP are not both set"),
-        ({"NODE_RANK": "2", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = 2 is not one of 0 to 1"),
-        ({"NODE_RANK": "one", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = one is not one of 0 to 1"),
+        ({"NODE_RANK": "2", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = 2 must be one of 0 to 1"),
+        ({"NODE_RANK": "one", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = one must be one of 0 to 1"),
     ],
 )
 def test_a_node_that_does_not_know_its_place(env: dict[str, str], message: str):
@@ -142,7 +142,7 @@ def test_a_node_that_does_not_know_its_place(env: dict[str, str], message: str):
 
 def test_a_head_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HEAD_WAIT_S", "1")
-    with pytest.raises(PlatformError, match=r"HEAD_IP = 127.0.0.1 does not answer on port 1 within 1 s"):
+    with pytest.raises(PlatformError, match=r"HEAD_IP = 127.0.0.1 did not answer on port 1 within 1 s"):
         nodes.wait_for_head("127.0.0.1", 1)
     assert nodes.DEFAULTS["HEAD_WAIT_S"] <= 30
 
@@ -241,7 +241,7 @@ def test_a_run_that_ended_by_a_fault_starts_again(
     scripts.does("run", program)
     assert scripts.start(RL_ONE, RESTARTS=str(restarts)).wait(timeout=300) == code
     assert scripts.calls().count("run") == starts
-    assert scripts.said().count("the run ended by a fault") == starts - 1
+    assert scripts.said().count("the run failed (exit code") == starts - 1
 
 
 def test_what_a_killed_launcher_left_has_ended_before_the_next_start(scripts: Scripts):

@@ -30,7 +30,7 @@ def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int)
     assert [node.wait(timeout=300) for node in nodes] == [0, 0]
     other = scripts.said(f"log{1 - lost}")
     assert "error: another rank has ended" in other or "error: rank 1: another rank has ended" in other
-    assert "the run ended by a fault (exit code 3); start 1 of RESTARTS = 1" in other
+    assert "the run failed (exit code 3); restart 1 of RESTARTS = 1" in other
 
 
 def test_a_node_that_never_comes_is_told_in_one_line(scripts: Scripts):

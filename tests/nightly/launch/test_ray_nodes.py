@@ -72,7 +72,7 @@ def test_a_script_ends_within_ten_seconds_of_sigterm(scripts: Scripts, phase: st
     scripts.until(lambda: command in scripts.calls(), phase)
     if phase == "it waits for the lock":
         node = scripts.start(script, "second", LOCK_WAIT_S="100")
-        scripts.until(lambda: "it gets up to" in scripts.said("second"), phase)
+        scripts.until(lambda: "waiting up to" in scripts.said("second"), phase)
     time.sleep(0.3)
     began_s = time.monotonic()
     node.terminate()
