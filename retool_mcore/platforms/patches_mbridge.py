@@ -1,9 +1,9 @@
 """Patches of mbridge: RoPE scaling, unknown tensors, tied embeddings and the export of experts.
 
-Megatron-core 0.16.1 supports two types of RoPE scaling incompletely: llama3 with hard-coded factors
-1, 4 and 8192, and yarn without attention_factor, whose factor its fused kernel for packed sequences
-drops. So we replace Megatron's frequencies by those that transformers computes, and put yarn's
-factor into softmax_scale, which every kernel applies.
+Megatron-core 0.16.1 supports two types of RoPE scaling, both incompletely. llama3 has hard-coded
+factors 1, 4 and 8192. yarn ignores attention_factor, and the fused kernel for packed sequences
+drops yarn's own factor. So we replace Megatron's frequencies by those that transformers computes,
+and put yarn's factor into softmax_scale, which every kernel applies.
 
 mbridge exports experts with one gather per expert. Here the experts of a layer are stacked and
 gathered together: with 128 experts on 2 ranks, linear_fc1.weight0 to weight63 take one gather.
@@ -75,7 +75,7 @@ def _refuse_unknown_tensors(original: Callable[..., None]) -> Callable[..., None
     """Refuse a checkpoint with tensors that the model does not have, and load tied critics.
 
     A critic's output layer is its value head, which a language model's checkpoint lacks. mbridge
-    does not load it either, but still reads the language model's head first, which fails for a tied
+    does not load a value head, but it reads the language model's head first, which fails for a tied
     model.
     """
 
@@ -146,7 +146,7 @@ def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., 
             for each in after.pop(name, ()):
                 mine = [expert.detach() for _, expert in islice(experts, each.count)]
                 yield from _gathered(bridge, each, mine)
-        assert not after, f"these come after no exported weight: {sorted(after)}"
+        assert not after, f"experts were not exported, because these weights were not: {sorted(after)}"
 
     return export_weights
 
@@ -194,8 +194,8 @@ MODEL_PATCHES = (
                 _apply_rope_scaling,
             ),
         ),
-        reason="mbridge passes rope_theta to Megatron and drops every scaling of positions",
-        gain="Wrong result without it: with yarn, linear or llama3 scaling training and engine use different positions",
+        reason="mbridge passes rope_theta to Megatron and drops every RoPE scaling",
+        gain="Wrong result without it: with yarn, linear or llama3, training and engine rotate by different angles",
         applies_to=requirement("mbridge"),
         remove_when="mbridge and Megatron-core apply a configuration's rope_parameters, attention_factor included",
     ),

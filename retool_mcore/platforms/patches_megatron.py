@@ -75,7 +75,7 @@ WRITER_PATCH = Patch(
     ),
     reason="a save waits forever for a writer process that the kernel killed when memory was short; all saves share "
     "one queue, whose manager process survives a killed rank",
-    gain="Lost data without it: a save hangs, or actor and critic, which save at once, get each other's results",
+    gain="Lost data without it: a save hangs, or actor and critic, which save at the same time, swap their results",
     applies_to=requirement("megatron-core"),
     remove_when="Megatron-core's checkpoint writer detects dead processes and has a queue for each save",
 )

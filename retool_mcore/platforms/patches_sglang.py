@@ -14,7 +14,7 @@ from retool_mcore.platforms.patches import Change, Patch, requirement
 from retool_mcore.platforms.weight_sums import with_sums
 
 FEW = 4  # requests are few if they are less than a quarter of the decoding requests
-MOST_STEPS = 16  # decode steps that the first request waits at most; far fewer than a turn takes
+MOST_STEPS = 16  # maximum number of decode steps that the first request waits; a turn takes far more
 WAITED = "_retool_steps_waited"
 
 
@@ -81,7 +81,7 @@ def prefill_can_wait(scheduler: Any) -> bool:
 
 PREFILL_PATCH = Patch(
     changes=(Change("sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill", ("self",), prefill_together),),
-    reason="each decoding step waits for a prefill of the few requests that arrived during the step before; SGLang's "
+    reason="each decoding step waits for a prefill of the few requests that arrived during the previous step; SGLang's "
     "own prefill delayer also holds back the last requests of a full engine while all others run",
     gain="Generation of 512 responses of 0.5B on an H100: 3.8 to 4.8 s instead of 6.6 to 8.7; "
     "rollout.batch_prefills = false disables it",
@@ -95,8 +95,8 @@ _read = lru_cache(maxsize=8)(CallEnd.read)
 def continue_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     """Wrap Req._check_token_based_finish: undo a stop on a token that does not complete the tag.
 
-    Then check the remaining new tokens, since speculative decoding adds several per step. The start
-    of the tag may be in the prompt, if an abort interrupted the turn there.
+    Then check the remaining new tokens, since speculative decoding adds several per step. If an
+    abort interrupted the turn inside the tag, the start of the tag is in the prompt.
     """
 
     @wraps(original)
@@ -140,7 +140,7 @@ CALL_END_PATCH = Patch(
             continue_without_a_tag,
         ),
     ),
-    reason="every token that can complete </code> ends a request, and most of them, as in x > 3, complete no tag",
+    reason="every token that can complete </code> ends a request, but most such tokens (as in x > 3) complete no tag",
     gain="One request per turn and no token after a call; without it a request ends at each such token",
     applies_to=requirement("sglang"),
     remove_when="SGLang stops on sequences of token ids without a tokenizer in its scheduler",
@@ -149,8 +149,8 @@ CALL_END_PATCH = Patch(
 
 WEIGHT_SUMS_PATCH = Patch(
     changes=(Change("sglang.srt.utils.weight_checker.WeightChecker.handle", ("self", "action"), with_sums),),
-    reason="SGLang's checksum is of fused and sharded matrices, which the actor does not have, and needs CUDA",
-    gain="A run ends with one error when an engine does not hold the actor's weights after a sync",
+    reason="SGLang's checksum covers fused and sharded matrices, which the actor does not have, and needs CUDA",
+    gain="A run ends with one error if an engine does not have the actor's weights after a sync",
     applies_to=requirement("sglang"),
     remove_when="SGLang reports a checksum by the names of the model's files",
 )

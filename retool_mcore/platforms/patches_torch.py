@@ -29,9 +29,10 @@ def _listen_on_host(original: Callable[..., None]) -> Callable[..., None]:
 def _listener(host: str, port: int) -> socket.socket | None:
     """A socket that listens on ``host``; None if the store must open its own.
 
-    It must if ``host`` is a name other than localhost, which may resolve to a loopback address here
-    and to another one elsewhere: on Debian a host's own name resolves to 127.0.1.1. It must also if
-    the port is in use, because torch can share a store that this process already has there.
+    The store must open its own if ``host`` is a name other than localhost. Such a name may resolve
+    to a loopback address here and to another one elsewhere: on Debian a host's own name resolves to
+    127.0.1.1. The store must also open its own if the port is in use, because torch can share a
+    store that this process already has there.
     """
     try:
         if host != "localhost":

@@ -32,8 +32,8 @@ VERL = requirement("verl")
 _MCORE = "verl.models.mcore."
 _ENGINE = "verl.workers.engine.megatron.transformer_impl."
 
-PADDING = -1  # instead of a token's index
-KEPT = 16  # cached layouts on the device: a few kinds for each micro-batch in a pipeline
+PADDING = -1  # in place of a token's index
+KEPT = 16  # cached layouts on the device; a pipeline needs a few for each of its micro-batches
 LAYOUT = "retool_layout"  # attribute of Megatron's PackedSeqParams
 
 _known_lengths = WeakTensorKeyDictionary()  # offsets of a nested tensor -> lengths of its sequences
@@ -159,7 +159,7 @@ def send_batch(batch: Any, device: torch.device) -> Any:
 
 
 def taker(rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that selects these rows, in this order, from a jagged tensor of a batch."""
+    """Return a function that selects ``rows``, in this order, from a jagged tensor of a batch."""
 
     @cache  # columns of the same lengths share an index
     def index(lengths: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -306,7 +306,7 @@ def padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         values_N = tensor.values() if tensor.is_nested else tensor
         prompts, responses = lengths_of(data["prompts"]), lengths_of(data["responses"])
         assert sum(prompts) + sum(responses) == len(values_N), "an output has as many tokens as its sequences"
-        assert all(prompts), "a response's first token is predicted at the prompt's last"
+        assert all(prompts), "a response's first token is predicted at the last token of its prompt"
         asked: Any = get_non_tensor_data(data, "max_response_len", -1)
         width: int = max(responses) if asked < 0 else asked
         sources_L, places_L = _moved(prompts, responses, width, values_N.device)
@@ -318,7 +318,7 @@ def padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def join(parts: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Join the jagged tensors of micro-batches into that of the batch, whose ``rows`` they have."""
+    """Join the jagged tensors of micro-batches into the batch's. ``rows``: the rows of each."""
     lengths = tuple(chain.from_iterable(lengths_of(part) for part in parts))
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=parts[0].offsets().dtype)
     values = torch.cat([part.values() for part in parts])
@@ -390,7 +390,7 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it on every plat
             _with_min_micro_batches,
         ),
     ),
-    reason="the budget of a micro-batch must hold the longest sequence, and verl fills every micro-batch up to it",
+    reason="the budget of a micro-batch must fit the longest sequence, and verl fills every micro-batch up to it",
     gain='SFT of 7B on two H200 with memory.recompute = "auto" and DP 2: 54.8 % MFU instead of 51.9 with CP 2',
     applies_to=VERL,
     remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
@@ -398,9 +398,9 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it on every plat
 
 
 def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the original for the first model chunk, then register the functions of all chunks.
+    """Call the original for the first model chunk, then register the hooks of all chunks.
 
-    Megatron's interleaved schedule needs a list with one function per chunk.
+    Megatron's interleaved schedule needs lists with one hook per chunk.
     """
 
     @wraps(original)
@@ -433,8 +433,8 @@ LOG_PROB_PATCH = Patch(
         Change(f"{_MCORE}model_forward_fused.linear_cross_entropy", None, log_probs_by_transformer_engine),
         Change(f"{_MCORE}get_mcore_forward_fused_model_engine_fn", ("hf_config",), entropy_on_request),
     ),
-    reason="verl's kernel computes the output layer two more times, slower than cuBLAS, and computes entropies that no "
-    "setting asks for; its plain path copies the logits to float32",
+    reason="verl's kernel computes the output layer two more times, slower than cuBLAS, and computes entropies even if "
+    "no setting needs them; its plain path copies the logits to float32",
     gain="SFT of 7B on two H200: 50.9 % MFU instead of 49.5; 2 bytes per logit instead of 14",
     applies_to=VERL,
     remove_when="verl computes log-probabilities with a kernel that neither copies nor recomputes the logits, and "
@@ -446,7 +446,7 @@ FORMAT = "flattened_bucket"  # SGLang's name
 
 
 def flattened(named: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-    """Copy the tensors into one allocation; returns SGLang's flattened bucket with metadata."""
+    """Copy the tensors into one allocation. Returns SGLang's flattened bucket with its metadata."""
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
 
     starts = [0, *accumulate(-(-tensor.nbytes // ALIGNED) * ALIGNED for _, tensor in named)]
@@ -526,7 +526,7 @@ KEY_PATCH = Patch(  # in processes that send weights to SGLang
             _with_key,
         ),
     ),
-    reason="verl sends weights to SGLang's server without the key that the server may ask for",
+    reason="verl sends weights to SGLang's server without the API key that the server may require",
     gain="Security: other users of the machine cannot make SGLang unpickle data, which would run their code",
     applies_to=VERL,
     remove_when="verl's adapter sends server_args.api_key with each request",
@@ -535,9 +535,9 @@ KEY_PATCH = Patch(  # in processes that send weights to SGLang
 
 
 def _below_client_ports(original: Callable[..., None]) -> Callable[..., None]:
-    """Have verl look for a port from a random one of LATER_PORTS on.
+    """Make verl search for a free port from a random start in LATER_PORTS.
 
-    From a fixed one two runs that start at once would find the same.
+    From a fixed start, two runs that start at the same time would find the same port.
     """
 
     @wraps(original)
@@ -559,8 +559,8 @@ MASTER_PORT_PATCH = Patch(
             _below_client_ports,
         ),
     ),
-    reason="verl picks a store's port seconds before the store listens, and Linux may give it to a client meanwhile",
-    gain="Two runs that start at once no longer fail with EADDRINUSE, nor does a quickstart during another run",
+    reason="verl picks a store's port seconds before the store listens, and Linux may assign it to a client meanwhile",
+    gain="Two runs that start at the same time, or a quickstart during another run, do not fail with EADDRINUSE",
     applies_to=VERL,
     remove_when="verl's trainer passes its worker groups a master_port_range",
 )

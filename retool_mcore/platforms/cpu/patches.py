@@ -119,7 +119,7 @@ def _counts_on_the_host(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NullStream:
-    """A stand-in for CUDA streams; the CPU executes operations in order."""
+    """Replaces a CUDA stream; the CPU executes operations in order."""
 
     def record_event(self) -> _NullStream:
         return self
@@ -137,7 +137,7 @@ def _one_stream(module: Any) -> ModuleView:
 
 
 def _all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: Any) -> None:
-    """all_gather of tensors with different first dimensions, which NCCL supports and gloo not."""
+    """all_gather for tensors with different first dimensions, which gloo does not support."""
     longest = max(len(output) for output in outputs)
     padded = tensor.new_zeros(longest, *tensor.shape[1:])
     padded[: len(tensor)] = tensor
@@ -179,7 +179,7 @@ PROCESS_PATCHES = (
         reason='verl builds the backend "cpu:gloo,<device>:<backend>", which torch refuses when the device is the CPU',
         gain="Without it no process group starts",
         applies_to=TORCH,
-        remove_when="verl.utils.distributed names the CPU's backend once",
+        remove_when="verl.utils.distributed lists the CPU's backend only once",
     ),
 )  # fmt: skip
 
@@ -257,7 +257,7 @@ ENGINE_PATCHES = (
         reason="Megatron-core's experts assume CUDA streams, NCCL and Transformer Engine",
         gain="Without it no model with experts trains on a CPU",
         applies_to=MEGATRON,
-        remove_when="Megatron-core's token dispatcher and router work on tensors of a CPU",
+        remove_when="Megatron-core's token dispatcher and router work on CPU tensors",
     ),
     Patch(
         changes=(
@@ -267,7 +267,7 @@ ENGINE_PATCHES = (
                 _with_adam_step,
             ),
         ),
-        reason="Megatron-core reads the step of each parameter from a reshardable checkpoint, which has no such entry",
+        reason="Megatron-core reads each parameter's step count from a reshardable checkpoint, which does not have it",
         gain="Without it no run resumes from a checkpoint of another layout",
         applies_to=MEGATRON,
         remove_when="Megatron-core's optimizer copies all states that it receives",
@@ -293,7 +293,7 @@ SGLANG_PATCHES = (
             # SGLang stores routed experts in pinned memory on any device.
             _torch_seen_by("sglang.srt.state_capturer.base", "zeros"),
         ),
-        reason="SGLang draws by seeds with Triton's kernels, and keeps routes in pinned memory",
+        reason="SGLang's seeded sampling needs Triton kernels, and its routed experts are in pinned memory",
         gain="Two runs with one seed sample the same first batch, and router replay R3 works",
         applies_to=requirement("sglang"),
         remove_when="SGLang uses sampling_seed in every mode and on a CPU, and pins memory only where a device exists",
