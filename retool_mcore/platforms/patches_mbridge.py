@@ -139,7 +139,7 @@ def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., 
         from mbridge.core.util import unwrap_model
 
         [chunk] = [unwrap_model(model) for model in models]
-        after = _experts_by_what_precedes_them(bridge, chunk)
+        after = _experts_by_preceding_weight(bridge, chunk)
         experts = ((name, weight) for name, weight in chunk.named_parameters() if _prefix(name) is not None)
         for name, weight in original(bridge, [_WithoutExperts(chunk)]):
             yield name, weight
@@ -151,7 +151,7 @@ def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., 
     return export_weights
 
 
-def _experts_by_what_precedes_them(bridge: Any, chunk: Any) -> dict[str, list[_Experts]]:
+def _experts_by_preceding_weight(bridge: Any, chunk: Any) -> dict[str, list[_Experts]]:
     """Exported name of a weight -> the expert matrices that follow it in the model."""
     whole_names = bridge._weight_name_mapping_mcore_local_to_global(chunk, consider_ep=False)
     last, after = "", defaultdict[str, list[_Experts]](list)

@@ -9,18 +9,18 @@ verl handles the output of ``ReToolAgentLoop.run`` as follows:
 - It stores a trajectory in TransferQueue together with its ``extra_fields``. The reward function
   gets these in ``extra_info``, and ``verl.replay`` reads them for the ``behavior/`` metrics and the
   trajectory file.
-- It stores nothing for ``[]``, a dropped trajectory. No advantage includes it, verl pads the batch
-  with rows of loss mask 0, and ``verl.replay`` counts it and stops the run above
-  rollout.max_dropped_fraction.
+- It stores nothing for ``[]``, a dropped trajectory. No advantage includes it, and verl pads the
+  batch with rows of loss mask 0. ``verl.replay`` counts it, and stops the run if more than
+  rollout.max_dropped_fraction are dropped.
 
-The worker processes start while the training workers build the model. verl creates them last; each
-then imports verl and SGLang and opens the sandbox before its first prompt, which took 22 s of a
-first validation of 40 s on an H100 node. Here they get verl's settings later, when verl creates its
-agent-loop manager.
+Our worker processes start while the training workers build the model. verl would create them last.
+Each would then import verl and SGLang and open the sandbox before its first prompt, which took 22 s
+of a first validation of 40 s on an H100 node. Our workers get verl's settings later, when verl
+creates its agent-loop manager.
 
-The router starts then, too. verl creates it last, with the engines' handles. Ray imports the class
-of a handle, and SGLang with it, in the process that gets the handle, so the first requests waited
-13 s for the router on an H200 node.
+Our router starts at the same time. verl would create it last, with the engines' handles. Ray
+imports the class of a handle, and SGLang with it, in the process that gets the handle, so the first
+requests waited 13 s for the router on an H200 node.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def _output(trajectory: Trajectory, recorded: dict[str, Any] | None, *, masked: 
 
 
 class CountCauses(logging.Handler):
-    """Counts exceptions that verl only logs as causes of dropped trajectories."""
+    """Counts the exceptions that dropped trajectories and that verl only logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None

@@ -224,7 +224,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     jobs: list[Callable[[], object]] = []
     finishers: list[Callable[[], object]] = []
 
-    def take_over(requests: Sequence[Any], finalize: Callable[[], object]) -> None:
+    def intercept(requests: Sequence[Any], finalize: Callable[[], object]) -> None:
         for request in requests:
             if request.async_fn is not None:
                 arguments = list(request.async_fn_args)
@@ -248,7 +248,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
         if job := adapters.staged(weights_path):
             jobs.append(job)
 
-    manager._dispatch_finalize = take_over
+    manager._dispatch_finalize = intercept
     save_weights = engine.bridge.save_weights
     engine.bridge.save_weights = stage_weights if adapters is None else stage_adapters
     try:

@@ -61,7 +61,7 @@ FORWARD = ("input_ids", "loss_mask", "response_mask", "routed_experts")
 CRITIC = (*FORWARD, "prompts", "responses", "values", "returns")
 ACTOR = (*FORWARD, "prompts", "responses", "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
 
-FOLLOWS_TOKENS = ("ppo", "reinforce_plus_plus")  # estimators that use per-token rewards
+PER_TOKEN_ESTIMATORS = ("ppo", "reinforce_plus_plus")  # estimators that use per-token rewards
 # Summed over the batches of a step. verl's aggregator would average these metrics.
 SUMMED = ("rollout/dropped", "rollout/refilled_prompts", f"actor/{LOSS_TOKENS}")
 
@@ -76,19 +76,19 @@ class RlStep(RlRun):
         """
         self.prepare_step()  # submits the step's prompts unless they are already in flight
 
-        learned, aggregator, batches = KVBatchMeta(partition_id="train", keys=[], tags=[]), MetricsAggregator(), []
+        trained_rows, aggregator, batches = KVBatchMeta(partition_id="train", keys=[], tags=[]), MetricsAggregator(), []
         for number in range(self.parameter_sync_step):  # one batch; several in mode "async"
             self.local_trigger_step = number
-            of_batch: dict[str, Any] = {}
-            rows = self.learn(self.sample(of_batch), of_batch)
-            batches.append(of_batch)
-            aggregator.add_step_metrics(of_batch, sample_count=len(real_keys(rows)))
-            learned.keys.extend(rows.keys)
-            learned.tags.extend(rows.tags)
+            batch_metrics: dict[str, Any] = {}
+            rows = self.learn(self.sample(batch_metrics), batch_metrics)
+            batches.append(batch_metrics)
+            aggregator.add_step_metrics(batch_metrics, sample_count=len(real_keys(rows)))
+            trained_rows.keys.extend(rows.keys)
+            trained_rows.tags.extend(rows.tags)
 
         metrics |= aggregator.get_aggregated_metrics()
         metrics |= {name: sum(each[name] for each in batches) for name in SUMMED if name in batches[-1]}
-        return learned
+        return trained_rows
 
     def sample(self, metrics: dict[str, Any]) -> KVBatchMeta:
         """Wait for one batch of finished groups and take it out of the replay buffer."""
@@ -121,22 +121,22 @@ class RlStep(RlRun):
         # Compute the actor's and the reference model's log-probs of the sampled tokens, before the
         # update, and the critic's values.
         with self.timed("old_log_prob"):
-            rows = self.old_log_probs(reading(rows, FORWARD), metrics)
+            rows = self.old_log_probs(with_columns(rows, FORWARD), metrics)
             if run.old_log_prob == "actor":
                 metrics |= mismatch_metrics(rows)
         if self.use_reference_policy:
             with self.timed("ref"):
-                rows = self._compute_ref_log_prob(reading(rows, FORWARD), metrics)
+                rows = self._compute_ref_log_prob(with_columns(rows, FORWARD), metrics)
         if self.use_critic:
             with self.timed("values"):
-                rows = self._compute_values(reading(rows, FORWARD), metrics)
+                rows = self._compute_values(with_columns(rows, FORWARD), metrics)
 
         # Apply KL penalty, importance weights and rejection; then compute advantages.
         with self.timed("adv"):
             rows = self.compute_advantages(rows, metrics)
 
-        # Take the gradient steps. No weight has changed yet, so in mode "sync" a run that was asked
-        # to stop stops here and repeats the step later.
+        # Take the gradient steps. No weight has changed yet, so in mode "sync" a run that got a
+        # stop request stops here and repeats the step later.
         self.stop_if_requested()
         if self.use_critic:
             with self.timed("update_critic"):
@@ -172,7 +172,7 @@ class RlStep(RlRun):
         Raises RolloutError if rejection leaves no token in the loss.
         """
         run = self._run.algorithm
-        if run.name in FOLLOWS_TOKENS:
+        if run.name in PER_TOKEN_ESTIMATORS:
             move_rewards_into_loss(rows)
         if run.rejection == "off" or run.old_log_prob == "rollout":  # with "rollout" the loss rejects
             return self._compute_advantage(rows, metrics)
@@ -190,7 +190,7 @@ class RlStep(RlRun):
         return self._compute_old_log_prob(rows, metrics)
 
     def update_critic(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        rows = reading(rows, CRITIC)
+        rows = with_columns(rows, CRITIC)
         rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows)}
         return self._update_critic(rows, metrics)
 
@@ -201,11 +201,11 @@ class RlStep(RlRun):
         passes of these steps. This method stores them for the trajectory file and the mismatch
         metrics.
         """
-        rows, of_engine = reading(rows, ACTOR), self._run.algorithm.old_log_prob == "rollout"
-        rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows), KEEP_LOG_PROBS: of_engine}
+        rows, uses_engine_log_probs = with_columns(rows, ACTOR), self._run.algorithm.old_log_prob == "rollout"
+        rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows), KEEP_LOG_PROBS: uses_engine_log_probs}
         rows = self._update_actor(rows, metrics)
-        if of_engine:
-            self.actor_rollout_wg.log_probs_of_update(reading(rows, ("response_mask",)))
+        if uses_engine_log_probs:
+            self.actor_rollout_wg.log_probs_of_update(with_columns(rows, ("response_mask",)))
             if self.local_trigger_step == 0:  # before later batches the actor's weights have changed
                 first = self.rows_of_update(rows, 0)
                 metrics |= mismatch_after_update(first, self.config.algorithm.rollout_correction)
@@ -242,11 +242,11 @@ class RlStep(RlRun):
             yield
 
 
-def reading(rows: KVBatchMeta, columns: Sequence[str]) -> KVBatchMeta:
-    """``rows`` limited to ``columns``, for one call of a worker; drops the last call's options."""
-    asked = copy.copy(rows)  # shallow: the constructor would copy the tags of each row
-    asked.fields, asked.extra_info = list(columns), {}
-    return asked
+def with_columns(rows: KVBatchMeta, columns: Sequence[str]) -> KVBatchMeta:
+    """Copy ``rows`` for one call of a worker: only ``columns``, without the last call's options."""
+    selected = copy.copy(rows)  # shallow: the constructor would copy the tags of each row
+    selected.fields, selected.extra_info = list(columns), {}
+    return selected
 
 
 @register_trainer(TRAINER_MODES["sync"])

@@ -49,7 +49,7 @@ PHASES = (  # consecutive timers of a step; with timing_s/other they add up to t
 
 
 class StoppedBeforeUpdate(Exception):
-    """The run was asked to stop, and the step stops before its first update."""
+    """The run got a stop request, and the step stops before its first update."""
 
 
 class RlRun(EngineRestarts):
@@ -57,7 +57,7 @@ class RlRun(EngineRestarts):
 
     verl_mode: str
     updates_per_batch: int  # optimizer updates per sampled batch
-    validated: Mapping[str, Any]  # metrics of the last validation, also of the one before the first step
+    validated: Mapping[str, Any]  # metrics of the last validation, which may precede the first step
     _order: SolveRateOrder | None = None  # order of the training rows; None without a curriculum
 
     def __init__(self, config: DictConfig) -> None:
@@ -90,13 +90,13 @@ class RlRun(EngineRestarts):
         start.begin(self._run.run.dir, "workers")
         create_workers(self._run)
         rollout = self.config.actor_rollout_ref.rollout
-        if not rollout.router_config_path:  # a router of the user's own
+        if not rollout.router_config_path:  # otherwise the user has configured another router
             self._router = create_router(self._run, full_determinism=rollout.full_determinism)
 
     def on_init_end(self) -> None:
         """Restore our state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""
         clear_orphans()
-        self._prompts_restored()
+        self._find_restored_prompts()
         self._resume_best(self.global_steps)
         super().on_init_end()
         self.replay_buffer.while_waiting = self.while_sampling
@@ -141,17 +141,17 @@ class RlRun(EngineRestarts):
     # --------------------------------------------------------------- prompts
 
     _has_fetched = False  # whether the next step's prompts are already in the queue
-    _named_step = -1  # the last step whose prompts got uids
-    _named = 0  # number of that step's prompts with uids
+    _uid_step = -1  # the last step whose prompts got uids
+    _uid_count = 0  # number of uids in that step
 
     def _fetch_one_gen_batch(self) -> Any:
-        """Fetch verl's prompts; uids by step and position, so that a resumed run repeats them."""
+        """Fetch prompts as verl does, with uids of step and position that a resumed run repeats."""
         batch = super()._fetch_one_gen_batch()
-        if self._named_step != self.global_steps:
-            self._named_step, self._named = self.global_steps, 0
-        names = [prompt_name(self.global_steps, self._named + place) for place in range(len(batch))]
-        self._named += len(batch)
-        batch["uid"] = tu.get_tensordict({"uid": np.array(names, dtype=object)})["uid"]
+        if self._uid_step != self.global_steps:
+            self._uid_step, self._uid_count = self.global_steps, 0
+        uids = [prompt_uid(self.global_steps, self._uid_count + position) for position in range(len(batch))]
+        self._uid_count += len(batch)
+        batch["uid"] = tu.get_tensordict({"uid": np.array(uids, dtype=object)})["uid"]
         return batch
 
     def prepare_step(self) -> dict[str, Any]:
@@ -170,15 +170,15 @@ class RlRun(EngineRestarts):
             self.global_steps -= 1
         self._has_fetched = True
 
-    def _prompts_restored(self) -> None:
+    def _find_restored_prompts(self) -> None:
         """Find prompts of an interrupted step in the queue that the checkpoint restored.
 
         The resumed step then submits no prompts. Otherwise one batch more than configured would be
         in flight.
         """
-        places = places_of_step(self.global_steps + 1)
-        self._has_fetched = bool(places)
-        self._named_step, self._named = self.global_steps + 1, max(places, default=-1) + 1
+        positions = positions_of_step(self.global_steps + 1)
+        self._has_fetched = bool(positions)
+        self._uid_step, self._uid_count = self.global_steps + 1, max(positions, default=-1) + 1
 
     # -------------------------------------------------------- stop on request
 
@@ -371,7 +371,7 @@ class RlRun(EngineRestarts):
 
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numeric metrics of a step's row, without duplicates under a second name."""
+    """The numeric metrics of a step's row, each under one name."""
     row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
     if row.get("critic/score/mean") == row.get("critic/rewards/mean"):  # no KL penalty is in the reward
         row.pop("critic/score/mean", None)
@@ -380,16 +380,16 @@ def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     return row
 
 
-def prompt_name(step: int, place: int) -> str:
+def prompt_uid(step: int, position: int) -> str:
     """The uid of a prompt: the step that submits it and its position. Uids sort in this order."""
-    return f"{step:06d}-{place:05d}"
+    return f"{step:06d}-{position:05d}"
 
 
-def places_of_step(step: int) -> list[int]:
-    """Positions of the prompts in verl's queue that ``step`` submitted."""
+def positions_of_step(step: int) -> list[int]:
+    """Positions of those prompts in verl's queue that ``step`` submitted."""
     items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
-    names = [name.split("-") for name, tag in items.items() if tag.get("is_prompt", False)]
-    return [int(place) for submitted, place in names if int(submitted) == step]
+    uids = [uid.split("-") for uid, tag in items.items() if tag.get("is_prompt", False)]
+    return [int(position) for submitted, position in uids if int(submitted) == step]
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:

@@ -31,7 +31,7 @@ LOSS_TOKENS = "loss_tokens"
 MAX_OVER_MEAN = EXPERTS + "load_max_over_mean"
 ADAM_MOMENTS = 2 * 4  # bytes per parameter, two float32 moments
 _SUM = "sum_over_tokens/"
-_OF_ENGINES = "rollout_corr/"  # verl/measure.py computes these once per step, over all rows
+_PER_STEP = "rollout_corr/"  # verl/measure.py computes these once per step, over all rows
 _REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 _CONSTANTS = ("kl_coef",)
 
@@ -44,8 +44,8 @@ def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> A
 
     Masked responses and padding rows can leave no token. verl divides by the update's number of
     tokens, so loss and gradient would be 0 / 0. verl also raises if it computes importance weights
-    for a micro-batch without tokens. Here the loss of such a micro-batch is that of all its tokens
-    times 0, so that all ranks run the same passes and report the same metrics.
+    for a micro-batch without tokens. Here the loss of such a micro-batch is computed over all its
+    tokens and multiplied by 0, so that all ranks run the same passes and report the same metrics.
     """
     if tu.get_non_tensor_data(data, key="batch_num_tokens", default=None) == 0:
         tu.assign_non_tensor(data, batch_num_tokens=1)
@@ -55,8 +55,8 @@ def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> A
     data = data.clone(recurse=False)
     data["response_mask"] = torch.ones_like(mask)
     loss, metrics = loss_function(data=data, **rest)
-    nothing = {name: Metric(metric.aggregation, 0.0) for name, metric in metrics.items() if isinstance(metric, Metric)}
-    return 0.0 * loss, metrics | nothing
+    zeros = {name: Metric(metric.aggregation, 0.0) for name, metric in metrics.items() if isinstance(metric, Metric)}
+    return 0.0 * loss, metrics | zeros
 
 
 def loss_of_micro_batch(loss_function: Any) -> Any:
@@ -81,7 +81,7 @@ def sum_over_tokens(loss_function: Callable[..., Any], *, data: TensorDict, **re
     for name, metric in metrics.items():
         if name in _CONSTANTS or (isinstance(metric, Metric) and metric.aggregation != AggregationType.MEAN):
             found[name] = metric
-        elif not name.startswith(_OF_ENGINES):
+        elif not name.startswith(_PER_STEP):
             found[_SUM + name] = _sum(tokens * (metric.aggregate() if isinstance(metric, Metric) else metric))
     return loss, found
 
@@ -157,7 +157,7 @@ def expert_load_metrics(counts_LE: torch.Tensor) -> dict[str, float]:
 def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
     """Allocate as much memory as Megatron's optimizer will allocate on this rank at its first step.
 
-    SGLang starts before that step and sizes itself by the memory that is free. Without the
+    SGLang starts before that step and chooses its size by the free memory. Without the
     reservation, Adam's states (43 GiB for 7 B parameters on one H200) would take memory that the
     engine needs when it wakes up. Free the tensor before that step, so that torch's allocator
     reuses its memory for the states.
@@ -180,9 +180,9 @@ def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
 def bytes_of_states(config: Any) -> int:
     """Bytes per parameter of the states that the first step allocates, by Megatron's config.
 
-    Includes master weights only if the optimizer allocates them. Megatron allocates them itself, at
-    the start, without the precision-aware optimizer or with
-    use_precision_aware_optimizer_no_fp8_or_ds_fp8 off.
+    Includes master weights only if the optimizer allocates them in that step. Without the
+    precision-aware optimizer, or with use_precision_aware_optimizer_no_fp8_or_ds_fp8 off, Megatron
+    allocates them at the start.
     """
     if not config.use_precision_aware_optimizer:
         return ADAM_MOMENTS

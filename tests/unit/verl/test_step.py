@@ -100,7 +100,7 @@ class Run:
 
         with monkeypatch.context() as fresh:  # no checkpoint was loaded, and there is no queue
             fresh.setattr(run_module, "clear_orphans", lambda: None)
-            fresh.setattr(kind, "_prompts_restored", lambda trainer: None)
+            fresh.setattr(kind, "_find_restored_prompts", lambda trainer: None)
             fresh.setattr(kind, "_resume_best", lambda trainer, step: None)
             trainer.on_init_end()
 
@@ -395,7 +395,7 @@ def test_a_resumed_run_names_its_prompts_like_the_unbroken_one(tmp_path: Path, m
     assert unbroken[1] == [f"000002-0000{place}" for place in range(4)]
     resumed: Any = Run(tmp_path / "resumed", monkeypatch).trainer
     resumed.global_steps = 2
-    resumed._prompts_restored()
+    resumed._find_restored_prompts()
     assert named(monkeypatch, resumed, range(3, 5)) == unbroken[2:]
 
 
@@ -418,7 +418,7 @@ def test_a_step_that_repeats_one_has_its_prompts_in_the_queue(
     monkeypatch.setattr(module.tq, "kv_list", lambda partition: {"train": tags})
     trainer: Any = Run(tmp_path, monkeypatch).trainer
     trainer.global_steps = 6
-    trainer._prompts_restored()
+    trainer._find_restored_prompts()
     assert named(monkeypatch, trainer, range(7, 9)) == submitted
 
 

@@ -314,7 +314,7 @@ def test_a_resume_keeps_of_the_queue_what_has_a_prompt_and_counts_on(tmp_path: P
     queue = {"6-3_0_0": {}, "6-3_1_0": {}, "7-11": prompt, "7-11_0_0": {}}
     trainer = resumed(tmp_path, monkeypatch, 6, queue)
     assert sorted(queue) == ["7-11", "7-11_0_0"]
-    assert (trainer._has_fetched, trainer._named_step, trainer._named) == (True, 7, 12)
+    assert (trainer._has_fetched, trainer._uid_step, trainer._uid_count) == (True, 7, 12)
 
 
 @pytest.mark.parametrize(
