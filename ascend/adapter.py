@@ -42,7 +42,7 @@ VERSIONS = (
     "vllm-ascend>=0.23.0,<0.24",
     "triton-ascend>=3.2.1,<3.3",
 )
-DRIVER = "25.3.rc1"  # the oldest with which verl's engines can read weights from another process's memory
+DRIVER = "25.3.rc1"  # minimum version: with older ones verl's engines cannot read another process's memory
 
 
 class Ascend(Platform):
@@ -94,7 +94,7 @@ class Ascend(Platform):
         if not npu.is_available():
             raise PlatformError(
                 'run.platform = "ascend" needs an NPU, but torch_npu finds none. Check `npu-smi info`, '
-                "ASCEND_RT_VISIBLE_DEVICES, and that the container has /dev/davinci*."
+                "ASCEND_RT_VISIBLE_DEVICES, and /dev/davinci* in the container."
             )
 
     def cann_version(self) -> str | None:
@@ -187,7 +187,7 @@ class Ascend(Platform):
         if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
             raise PlatformError(
                 "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's memory pool refuses. "
-                "Unset it. verl turns the option on while the actor trains."
+                "Unset it. verl enables the option while the actor trains."
             )
 
     def remarks(self, config: RunConfig) -> Sequence[str]:
@@ -246,7 +246,7 @@ def driver_version() -> str:
     """
     if shutil.which("npu-smi") is None:
         raise PlatformError(
-            "npu-smi is not on the PATH, and verl needs it for the driver's version before the engines start. Add its "
+            "npu-smi is not on the PATH, but verl reads the driver's version with it before the engines start. Add its "
             "folder to PATH. The driver's installer puts it in /usr/local/bin or /usr/local/sbin."
         )
     output = _board()
@@ -263,7 +263,7 @@ def driver_version() -> str:
 def _board() -> str:
     """npu-smi's description of card 1, as in verl, or of a visible card if there is no card 1."""
     visible = os.environ.get("ASCEND_VISIBLE_DEVICES", "").split(",")[0]
-    others = (visible, str(int(visible) // 2)) if visible.isdecimal() else ()  # two dies may be one card
+    others = (visible, str(int(visible) // 2)) if visible.isdecimal() else ()  # a card may have two dies
     error = ""
     for card in ("1", *others):
         command = ["npu-smi", "info", "-t", "board", "-i", card]
@@ -285,7 +285,7 @@ def _require_driver(version: str) -> str:
     found = re.match(r"\d+\.\d+(\.rc\d+|\.\d+)?", version.lower())
     if found is None or Version(found[0]) < Version(DRIVER):
         raise PlatformError(
-            f"the driver's version is {version}, and verl needs at least {DRIVER} to send weights to the engines. "
+            f"the driver's version is {version}, but verl needs at least {DRIVER} to send weights to the engines. "
             "Install the driver for the CANN version in ascend/README.md."
         )
     return version
@@ -298,12 +298,12 @@ def _npu() -> Any:
 
 
 def _check_positions(config: RunConfig) -> None:
-    """Raise ConfigError for scaled positions, because the patch for them is not used here."""
+    """Raise ConfigError for RoPE scaling, because the patch for it is not used here."""
     path = config.model.path
     values = read_config(path) if Path(path).exists() or is_hub_name(path) else {}
     kind = rope_of_config(values).kind
     if kind != "default":
         raise ConfigError(
-            f"{config.source}: {path} has positions of type {kind}, which is not tested on NPUs. Use a model without "
-            "scaled positions."
+            f"{config.source}: {path} has RoPE scaling of type {kind}, which is not tested on NPUs. Use a model "
+            "without RoPE scaling."
         )

@@ -41,7 +41,7 @@ TAIL = """\
 - A model with a sliding window (Mistral, `use_sliding_window`) trains on sequences up to the window's length.
 - In SFT yarn extends the context to `factor` times the original one, even if max_position_embeddings is smaller, as
   on Qwen2.5's page. verl and SGLang limit the context to max_position_embeddings. RL prints the number to set there.
-- Platform ascend refuses scaled positions, because no test shows that MindSpeed applies them.
+- Platform ascend refuses RoPE scaling, because no test shows that MindSpeed applies it.
 """
 REFUSED = ("dynamic", "longrope")
 

@@ -78,7 +78,7 @@ def test_scaled_positions_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     name = "meta-llama/Llama-3.2-1B-Instruct"
     write_hub_cache(tmp_path, name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=rf"{name} has positions of type llama3, which is not tested"):
+    with pytest.raises(ConfigError, match=rf"{name} has RoPE scaling of type llama3, which is not tested"):
         Ascend().check_settings(load_config(RlConfig, A2, [f"model.path={name}"]))
 
 
