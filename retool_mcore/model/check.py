@@ -128,17 +128,17 @@ def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
 def _check_dense(config: RunConfig) -> None:
     """Raise ConfigError for an MoE setting with a dense model."""
     fields = Experts.model_fields.items()
-    asked = {
+    changed = {
         f"experts.{name}": getattr(config.experts, name)
         for name, field in fields
         if getattr(config.experts, name) != field.default
     }
     if config.parallel.etp:
-        asked["parallel.etp"] = config.parallel.etp
+        changed["parallel.etp"] = config.parallel.etp
     if isinstance(config, RlConfig) and config.algorithm.router_replay != "off":
-        asked["algorithm.router_replay"] = config.algorithm.router_replay
-    if asked:
-        settings = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
+        changed["algorithm.router_replay"] = config.algorithm.router_replay
+    if changed:
+        settings = " and ".join(f"{name} = {value!r}" for name, value in changed.items())
         raise ConfigError(f"{config.source}: {settings}: {config.model.path} has no experts. Leave it out.")
 
 

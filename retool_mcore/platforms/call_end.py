@@ -35,7 +35,7 @@ class CallEnd:
         last character of a tag must occur only once in it, so that a token can complete it in only
         one way.
         """
-        assert tag.index(tag[-1]) == len(tag) - 1, f"the last character of {tag} comes twice"
+        assert tag.index(tag[-1]) == len(tag) - 1, f"the last character of {tag} occurs twice"
         left: list[dict[int, int]] = [{} for _ in range(len(tag) + 1)]
         for name, token_id in vocabulary.items():
             for end in range(1, len(tag)):
@@ -59,7 +59,7 @@ class CallEnd:
 
     @property
     def max_tokens(self) -> int:
-        """The maximum number of tokens in a tag."""
+        """The maximum number of tokens in the tag."""
         return len(self.left) - 1
 
     def complete(self, token_ids: Sequence[int]) -> bool:

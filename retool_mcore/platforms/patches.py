@@ -227,8 +227,8 @@ def apply_all(patches: Iterable[Patch]) -> None:
 class ModuleView(ModuleType):
     """A module with a few names replaced; all other names are those of the original module.
 
-    Set it as a global of another package's file (``some.module.torch``), to change what that file
-    uses and nothing else.
+    Set it as a global of another package's file (``some.module.torch``), to change the names for
+    that file only.
     """
 
     def __init__(self, module: ModuleType, **replaced: Any) -> None:

@@ -65,10 +65,10 @@ def prefill_together(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def prefill_can_wait(scheduler: Any) -> bool:
-    """Whether few requests could be prefilled by SGLang's ``scheduler`` while many decode."""
+    """Whether SGLang's ``scheduler`` has only few requests to prefill while many others decode."""
     running = scheduler.running_batch
     decoding = len(running.reqs)
-    # In a full engine many requests wait, but only as many can enter as have finished.
+    # In a full engine many requests wait, but only as many can start as have finished.
     enter = min(len(scheduler.waiting_queue), scheduler.get_num_allocatable_reqs(decoding))
     return (
         0 < enter * FEW < decoding

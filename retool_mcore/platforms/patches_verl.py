@@ -158,7 +158,7 @@ def send_batch(batch: Any, device: torch.device) -> Any:
     return sent
 
 
-def taker(rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def row_selector(rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that selects ``rows``, in this order, from a jagged tensor of a batch."""
 
     @cache  # columns of the same lengths share an index
@@ -183,7 +183,7 @@ def selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         if batch is None or not len(indices):
             return original(batch, indices)
         names = [name for name in batch.keys() if is_jagged(batch.get(name))]  # noqa: SIM118
-        take = taker(indices if isinstance(indices, list) else indices.tolist())
+        take = row_selector(indices if isinstance(indices, list) else indices.tolist())
         selected = original(batch.exclude(*names), indices)
         for name in names:
             selected.set(name, take(batch.get(name)))
@@ -307,8 +307,8 @@ def padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         prompts, responses = lengths_of(data["prompts"]), lengths_of(data["responses"])
         assert sum(prompts) + sum(responses) == len(values_N), "an output has as many tokens as its sequences"
         assert all(prompts), "a response's first token is predicted at the last token of its prompt"
-        asked: Any = get_non_tensor_data(data, "max_response_len", -1)
-        width: int = max(responses) if asked < 0 else asked
+        max_response: Any = get_non_tensor_data(data, "max_response_len", -1)
+        width: int = max(responses) if max_response < 0 else max_response
         sources_L, places_L = _moved(prompts, responses, width, values_N.device)
         rest = values_N.shape[1:]
         padded = values_N.new_zeros(len(responses) * width, *rest)
@@ -323,7 +323,7 @@ def join(parts: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]) -> torch.
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=parts[0].offsets().dtype)
     values = torch.cat([part.values() for part in parts])
     whole = jagged(values, send(offsets, values.device), lengths)
-    return taker(np.argsort([*chain.from_iterable(rows)]).tolist())(whole)
+    return row_selector(np.argsort([*chain.from_iterable(rows)]).tolist())(whole)
 
 
 def joined_by_index(original: Callable[..., Any]) -> Callable[..., Any]:

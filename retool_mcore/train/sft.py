@@ -56,7 +56,7 @@ from retool_mcore.verl.plugin import assert_loaded
 if TYPE_CHECKING:
     from retool_mcore.verl.sft_engine import SftEngine
 
-START_LOOK_S = 0.5
+START_POLL_S = 0.5
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -186,18 +186,18 @@ def _loop(
         config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
     timer.flush()
     saver = saving.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
-    asked = 0
+    stop_signal = 0
     with Ending(config.checkpoint.grace_s, partial(_end_at_once, rank)) as ending, saver:
         for step in range(done + 1, config.train.steps + 1):
-            if best.given_up or asked:
+            if best.given_up or stop_signal:
                 break
             with timer.span("data"):
                 sequences = batches(step)
             with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
-            asked = _signal_of_any_rank(ending.first_signal)
-            if asked and config.saved_every:  # before a validation, for which there may be no time
+            stop_signal = _signal_of_any_rank(ending.first_signal)
+            if stop_signal and config.saved_every:  # before a validation, for which there may be no time
                 with timer.span("save_checkpoint"):
                     saver.save(step)
             if _is_due(step, config.validation.every, config.train.steps):
@@ -205,17 +205,17 @@ def _loop(
                     metrics["val_loss"] = engine.validation_loss(val_batches)
                 best.validated(step, metrics)
                 metrics |= best.metrics()
-            if not asked and _is_due(step, config.saved_every, config.train.steps):
+            if not stop_signal and _is_due(step, config.saved_every, config.train.steps):
                 with timer.span("save_checkpoint"):
                     saver.save(step)
-            elif not asked and saver.busy:
+            elif not stop_signal and saver.busy:
                 with timer.span("save_checkpoint"):
                     saver.poll()
             times = timer.flush()
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)
-    if asked:
-        raise Ended(asked, saver.describe_kept())
+    if stop_signal:
+        raise Ended(stop_signal, saver.describe_kept())
     if rank == 0 and best.given_up:
         print_text(console, f"note: {best.summary()}")
 
@@ -228,8 +228,8 @@ def _set_up(
 
     tokenizer = tokenizer_of(config.model, day=date_of(config.run.dir, config.model.path))
     if console is not None:
-        asked = format_of_file(parquet_files(config.data.train_file)[0])
-        asked.write(config.run.dir, end_of_turn(tokenizer))
+        prompt_format = format_of_file(parquet_files(config.data.train_file)[0])
+        prompt_format.write(config.run.dir, end_of_turn(tokenizer))
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if console is not None:
@@ -245,18 +245,18 @@ def _set_up(
     return engine, batches, validation_batches(held_out, batch, dp_size=size, dp_rank=rank)
 
 
-def _signal_of_any_rank(asked: int) -> int:
+def _signal_of_any_rank(own_signal: int) -> int:
     """The signal that asked any rank to stop, 0 if none. Collective; the same on all ranks."""
-    number = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None means the CPU
+    number = torch.tensor(own_signal, device=torch.accelerator.current_accelerator())  # None means the CPU
     dist.all_reduce(number, dist.ReduceOp.MAX)
     return int(number)
 
 
-def _end_at_once(rank: int, asked: int) -> None:
+def _end_at_once(rank: int, stop_signal: int) -> None:
     """Exit the process even if the main thread waits in a collective for dead ranks."""
     if rank == 0:
         os.write(2, b"ended at once: the same command resumes from the newest complete checkpoint\n")
-    os._exit(exit_code(asked))
+    os._exit(exit_code(stop_signal))
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:
@@ -336,7 +336,7 @@ class Reporter:
         self._alarm_lines.print([{"step": step, **metrics}])
 
     def _follow(self) -> None:
-        while not self._stepped.wait(START_LOOK_S):
+        while not self._stepped.wait(START_POLL_S):
             self._stages.show()
 
     def _start_is_over(self) -> None:

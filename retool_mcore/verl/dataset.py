@@ -1,8 +1,8 @@
 """The dataset that verl's trainer reads, from parquet files in verl's format.
 
 verl loads this class through data.custom_cls. It returns only the columns that we read, because
-verl passes every column to the agent loop as an argument: a column ``agent_name`` would replace our
-loop by one of verl's, and ``output`` or ``trace`` would end the run.
+verl passes every column to the agent loop as an argument. A column ``agent_name`` would replace our
+loop by one of verl's, and a column ``output`` or ``trace`` would end the run.
 """
 
 from collections.abc import Sequence

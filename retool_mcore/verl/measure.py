@@ -69,9 +69,9 @@ def batch_metrics(
 def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The 95 % confidence interval accuracy/low to accuracy/high; {} for fewer than two problems.
 
-    It covers the choice of problems: it is computed from the variance of the per-problem means,
-    because answers to one problem are not independent. If all means are 0 or all are 1, the
-    variance is 0, and this is Wilson's interval.
+    The interval covers the choice of problems. It is computed from the variance of the per-problem
+    means, because answers to one problem are not independent. If all means are 0 or all are 1, the
+    variance is 0, and Wilson's interval is returned.
     """
     right: dict[str, list[float]] = {}
     for key, extra in zip(keys, extras, strict=True):
@@ -95,7 +95,7 @@ def write_groups(
     groups: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Write the ``groups`` groups with the lowest ranks, all trajectories of each.
+    """Write all trajectories of the ``groups`` groups with the lowest ranks.
 
     Returns the records written. verl assigns new uids in each validation, so validation groups are
     ranked by their row number.

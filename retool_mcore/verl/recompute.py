@@ -46,8 +46,8 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
 
     Args:
         data: this rank's TensorDict, changed in place.
-        lengths: tokens of each sequence of each data-parallel rank. Must be equal on all ranks, so
-            that the budget is.
+        lengths: tokens of each sequence of each data-parallel rank. Must be the same on all ranks,
+            so that they set the same budget.
         usual_tokens: the usual budget of one rank, in tokens, before it is multiplied by ``cp``.
         cp: context-parallel size.
     """

@@ -73,11 +73,11 @@ class Driver:
             tq.close()
 
     def options(self, **_: Any) -> Driver:
-        """Stand in for the method of a Ray actor class; see ``remote``."""
+        """Imitate this method of a Ray actor class; see ``remote``."""
         return self
 
     def remote(self) -> Any:
-        """Stand in for a Ray actor class; ``run_ppo`` calls ``run.remote(config)`` on it."""
+        """Imitate a Ray actor class; ``run_ppo`` calls ``run.remote(config)`` on the result."""
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 

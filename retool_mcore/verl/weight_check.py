@@ -57,7 +57,7 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     """The layers in which an engine's weights differ from the actor's.
 
     ``engine``: the sums of each rank. A weight that is replicated on every rank counts once. Skips
-    a layer with a different number of elements, which the engine stores in another form.
+    layers with a different number of elements, because the engine stores them in another form.
     """
     theirs: list[Sums] = [
         {name: each for name, each in sums.items() if not (rank and _is_replica(name, each, actor))}

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def _do_nothing(*_: object, **__: object) -> None:
-    """Stand in for what a CPU does not need: a current device, streams, caches, profilers."""
+    """Replaces functions that a CPU does not need, such as for streams, caches and profilers."""
 
 
 def _resident_bytes(device: object = None) -> int:

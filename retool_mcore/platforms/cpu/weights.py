@@ -1,9 +1,9 @@
 """verl's checkpoint engine `tcp`: sends weights from the actor to engines on other devices.
 
 verl imports this module (rollout.checkpoint_engine.custom_backend_module) in the trainer, in every
-actor process and in the weight-sync worker of every engine. For each sync every such worker opens a
-port. The actor's first rank connects to all of them and sends each tensor as one message. The
-worker forwards it to its engine's server through sglang_adapter.py.
+actor process and in the weight-sync worker of every engine. For each sync, every weight-sync worker
+opens a port. The actor's first rank connects to all of these ports and sends each tensor as one
+message. The worker forwards it to its engine's server through sglang_adapter.py.
 """
 
 import json

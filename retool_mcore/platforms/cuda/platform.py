@@ -144,10 +144,10 @@ class Cuda(Platform):
             "model.fp8": config.model.fp8 != "off",
             "memory.adam_states": config.memory.adam_states != "float32",
         }
-        asked = [name for name, wanted in needs.items() if wanted]
-        if asked and importlib.util.find_spec(TRANSFORMER_ENGINE) is None:
+        used = [name for name, wanted in needs.items() if wanted]
+        if used and importlib.util.find_spec(TRANSFORMER_ENGINE) is None:
             raise PlatformError(
-                f"{config.source}: the value of {' and '.join(asked)} needs Transformer Engine, which is not "
+                f"{config.source}: the value of {' and '.join(used)} needs Transformer Engine, which is not "
                 "installed. Install the extra `cuda`, or leave the setting at its default."
             )
         if not isinstance(config, RlConfig):

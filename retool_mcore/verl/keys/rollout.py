@@ -21,7 +21,7 @@ _SAMPLER = "trainer.v1.sampler."
 LENGTH = "rollout.max_response_tokens"
 NODES = "the section [cluster] and rollout.gpus"
 VALIDATION = "the section [validation]"
-WHOLE = "training, which has to sample from all tokens as the actor's log-probabilities assume,"
+WHOLE = "training, which has to sample from all tokens because the actor's log-probs assume that,"
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
     "sync": "retool_sync",

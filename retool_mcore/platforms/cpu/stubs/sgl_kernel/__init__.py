@@ -9,7 +9,7 @@ def __getattr__(name):
         raise AttributeError(name)
 
     def missing(*args, **kwargs):
-        raise NotImplementedError(f"sgl_kernel.{name} is CUDA code; this process runs on a CPU")
+        raise NotImplementedError(f"sgl_kernel.{name} needs CUDA, but this process runs on a CPU")
 
     missing.__name__ = name
     return missing

@@ -22,7 +22,7 @@ class _Missing(type):
 
     def __call__(cls, *args, **kwargs):
         raise NotImplementedError(
-            f"{cls.__module__}.{cls.__qualname__}: platform cpu has no torchvision, and a run has models of text only"
+            f"{cls.__module__}.{cls.__qualname__}: platform cpu has no torchvision, and runs support only text models"
         )
 
 
