@@ -102,7 +102,7 @@ def test_the_version_of_the_driver_is_found(monkeypatch: pytest.MonkeyPatch, tmp
     ("script", "message"),
     [
         (BOARD.format("25.2.3"), "the driver's version is 25.2.3, but verl needs at least 25.3.rc1"),
-        (BOARD.format("unknown"), "the driver's version is unknown, and verl needs"),
+        (BOARD.format("unknown"), "the driver's version is unknown, but verl needs"),
         ("echo 'DrvMngGetConsoleLogLevel failed'; exit 255", r"-i 1` failed with 255: DrvMng.*\. verl runs the same"),
         ("echo nothing", "prints no Software Version"),
     ],
