@@ -56,7 +56,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 # Keys for whether to train on an assistant turn: OpenAI's name, then other trainers' names.
 TRAINED = ("weight", "loss", "train", "trainable")
 REFUSED = {  # unsupported keys that change what the model sees, and the reason
-    **dict.fromkeys(MEDIA, "models are trained on text alone"),
+    **dict.fromkeys(MEDIA, "models are trained on text only"),
     "prefix": "a turn that the model completes is not supported",
 }
 PARTS_OF_TEXT = ("text", "output_text", "input_text")
@@ -181,8 +181,8 @@ def _turn_alone(
     header = prompt.removesuffix(fmt.opened) if fmt.opened else prompt
     if not text.startswith(header):
         raise DataError(
-            f"message {index} (assistant): the chat template writes the turn otherwise than its prompt begins it, with "
-            f"{text[len(header) - 40 : len(header)]!r} for {header[-40:]!r}"
+            f"message {index} (assistant): the chat template renders the conversation with "
+            f"{text[len(header) - 40 : len(header)]!r} before the turn, but its prompt ends with {header[-40:]!r}"
         )
     turn = text[len(header) : _end_of_turn(text, len(header), index, fmt)]
     if not fmt.opened:
@@ -207,7 +207,7 @@ def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
     """
     end = len(text) - len(fmt.after) if fmt.added else text.find(fmt.end_of_turn, start)
     if end < start or (fmt.added and not text.endswith(fmt.after)):
-        raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
+        raise DataError(f"message {index} (assistant): the template does not end the turn with {fmt.end_of_turn}")
     return end
 
 
@@ -233,7 +233,7 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
         return
     why = f"Qwen3 drops the thinking of earlier user turns). {SPLIT}"
     if "tool_calls" in message and lost in message["content"]:
-        why = "those of Llama 3 and Mistral drop words before a call). Use retool data sft --protocol retool"
+        why = "those of Llama 3 and Mistral drop text before a call). Use retool data sft --protocol retool"
     raise DataError(
         f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled ({why}"
     )
@@ -248,8 +248,8 @@ def _require_calls_end_once(message: Message, turn: str, index: int) -> None:
     tag = CALL_END if cut else CODE_END if ends > outputs else None
     if tag is not None:
         raise DataError(
-            f"message {index} (assistant): its code holds {tag}, where a rollout would end the call, or a call has no "
-            "output after it. Leave the row out"
+            f"message {index} (assistant): its code contains {tag}, which would end the call in a rollout, or a call "
+            "has no output after it. Leave the row out"
         )
 
 
@@ -260,7 +260,7 @@ def render_prompt(
     fmt = chat_format(tokenizer)
     messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
     if any(message["role"] == "assistant" for message in messages):
-        raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
+        raise DataError("a prompt must not contain an assistant turn: a rollout continues sampled turns by token ids")
     if tools:
         require_tool_turns(tokenizer)
     return encode(tokenizer, rendered(tokenizer, messages, tools, add_generation_prompt=True))
@@ -297,8 +297,8 @@ def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_id
     end = text.find(end_of_turn, text.find(PROBE))
     if PROBE not in text or end < 0:
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} does not end a turn with calls by {end_of_turn!r}, as it "
-            f"ends others. {_INLINE}"
+            f"the chat template of {name_of(tokenizer)!r} ends other turns with {end_of_turn!r}, but not a turn with "
+            f"calls. {_INLINE}"
         )
     return text[end:]
 
@@ -315,7 +315,8 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
     ]
     if chat_format(tokenizer).added:
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} ends a turn by no token, so renders no tool turns. {_INLINE}"
+            f"the chat template of {name_of(tokenizer)!r} has no end-of-turn token, so it cannot render tool turns. "
+            f"{_INLINE}"
         )
     try:
         prompt = rendered(tokenizer, messages[:1], [CODE_INTERPRETER], add_generation_prompt=True)
@@ -328,13 +329,13 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
         ) from error
     if "print(1)" not in turn:
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} renders a tool call as {turn!r}, without its code: it has no "
-            f"tool calls. {_INLINE}"
+            f"the chat template of {name_of(tokenizer)!r} renders a tool call as {turn!r}, without its code: it does "
+            f"not support tool calls. {_INLINE}"
         )
     if "retool-result" not in between:
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} drops tool messages, or changes them: what the "
-            f"interpreter prints would not reach the model. {_INLINE}"
+            f"the chat template of {name_of(tokenizer)!r} drops or changes tool messages: the interpreter's output "
+            f"would not reach the model. {_INLINE}"
         )
     return turn
 
@@ -398,9 +399,9 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
         prompt = rendered(tokenizer, [question], None, add_generation_prompt=True)
         text = rendered(tokenizer, [question, answer], None, add_generation_prompt=False)
     except DataError as error:
-        raise CheckpointError(f"{error}. It was asked for one user turn and its answer") from error
+        raise CheckpointError(f"{error}. The conversation was one user turn and its answer") from error
     if PROBE not in text:
-        raise CheckpointError(f"the chat template renders an assistant turn as {text!r}, without what it says")
+        raise CheckpointError(f"the chat template renders an assistant turn as {text!r}, without its content")
     after = text[text.index(PROBE) + len(PROBE) :]
     opened = _opened(prompt, text)
     _require_exact(tokenizer, prompt, text)
@@ -430,8 +431,8 @@ def _eos_of(tokenizer: PreTrainedTokenizerBase, after: str) -> str:
     token = tokenizer.eos_token
     if not isinstance(token, str) or len(encode_piece(tokenizer, token)) != 1:
         raise CheckpointError(
-            f"the chat template closes an assistant turn by {after!r}, which does not start with a control token, and "
-            f"the tokenizer of {name_of(tokenizer)!r} has no eos_token of one token: a rollout could not see the end"
+            f"the chat template ends an assistant turn with {after!r}, which does not start with a control token, and "
+            f"the tokenizer of {name_of(tokenizer)!r} has no eos_token of one token: a rollout could not detect the end"
         )
     return token
 
@@ -447,8 +448,8 @@ def _normaliser(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
 def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
     """Raise CheckpointError if earlier assistant turns end differently from the last one.
 
-    ``render`` looks for the next occurrence of ``end``, so it would otherwise put loss on the
-    user's text before that. ``end``: "" for a template without an end-of-turn token.
+    ``render`` looks for the next occurrence of ``end``. Without this check, it would put loss on
+    the user's text before that. ``end``: "" for a template without an end-of-turn token.
     """
     turns = [("user", "x"), ("assistant", PROBE), ("user", "y"), ("assistant", "z")]
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -459,16 +460,16 @@ def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
     after = text[text.index(PROBE) + len(PROBE) :] if PROBE in text else end
     if not after.startswith(end):
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} ends the last assistant turn by {end!r} and an earlier one "
-            f"by {after[: len(end) + 20]!r}, so a rollout could not tell where a turn ends. The shortest example is "
-            'two user turns, each with an answer. Set model.chat_template ("chatml" is one)'
+            f"the chat template of {name_of(tokenizer)!r} ends the last assistant turn with {end!r} and an earlier one "
+            f"with {after[: len(end) + 20]!r}, so a rollout could not detect where a turn ends. The shortest example "
+            'is two user turns, each with an answer. Set model.chat_template ("chatml" is one)'
         )
 
 
 def _opened(prompt: str, text: str) -> str:
     """The text that the prompt has after the header of a turn, such as "<think>\\n".
 
-    Raises CheckpointError if the conversation does not start with the prompt for another reason.
+    Raises CheckpointError if the conversation and the prompt differ in any other way.
     """
     if text.startswith(prompt):
         return ""
@@ -477,10 +478,10 @@ def _opened(prompt: str, text: str) -> str:
     if opened.startswith("<think>") and instead.lstrip().startswith(PROBE):
         return opened
     raise CheckpointError(
-        "the chat template is not stable: a prompt is no beginning of the conversation with its answer, so training "
+        "the chat template is not stable: a conversation does not start with the prompt of its answer, so training "
         f'would not see what sampling saw. The shortest example is a user turn "x" and its answer "{PROBE}": after '
-        f"{header[-_SHOWN:]!r} the prompt goes on with {opened[:_SHOWN]!r}, and the conversation with "
-        f"{instead[:_SHOWN]!r}. Set model.template_args if an argument of the template decides it, or "
+        f"{header[-_SHOWN:]!r} the prompt continues with {opened[:_SHOWN]!r}, but the conversation with "
+        f"{instead[:_SHOWN]!r}. Set model.template_args if an argument of the template controls this, or "
         "model.chat_template"
     )
 
@@ -492,12 +493,13 @@ def _require_exact(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -
     """
     cut = _common(prompt, text)
     ids = [*encode(tokenizer, text[:cut]), *encode_piece(tokenizer, text[cut:])]
-    spelt = decode(tokenizer, ids, clean_up=False)
-    if spelt.removeprefix(" ") != text.removeprefix(" "):
-        at = _common(spelt, text)
+    decoded = decode(tokenizer, ids, clean_up=False)
+    if decoded.removeprefix(" ") != text.removeprefix(" "):
+        at = _common(decoded, text)
         raise CheckpointError(
-            f"the tokenizer of {name_of(tokenizer)!r} does not spell what the chat template renders, put together "
-            f"by turns: it has {spelt[at : at + _SHOWN]!r} for {text[at : at + _SHOWN]!r}. Use a byte-level tokenizer"
+            f"the tokenizer of {name_of(tokenizer)!r} does not reproduce what the chat template renders when turns are "
+            f"tokenized separately: they decode to {decoded[at : at + _SHOWN]!r} instead of "
+            f"{text[at : at + _SHOWN]!r}. Use a byte-level tokenizer"
         )
 
 
@@ -589,7 +591,7 @@ def rendered(
             **dated,
         )
     except (TemplateError, TypeError) as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from error
+        raise DataError(f"the chat template rejects the conversation: {error}") from error
     assert isinstance(text, str), "apply_chat_template(tokenize=False) of one conversation gives one string"
     return text
 
@@ -607,11 +609,11 @@ def _normalised_message(message: Message, where: str) -> dict[str, Any]:
     turn["role"] = role = SAME_ROLE.get(role, role) if isinstance(role, str) else role
     for key, why in REFUSED.items():
         if turn.pop(key, None):
-            raise DataError(f"{where}: the message has {key}, and {why}. Leave the row out")
+            raise DataError(f"{where}: the message has {key}, but {why}. Leave the row out")
     if turn.get("name") and role not in ("tool", None):
         raise DataError(
-            f"{where} ({role}): name = {turn['name']!r:.80} would not reach the model. Put it into the text, or remove "
-            "it"
+            f"{where} ({role}): name = {turn['name']!r:.80} would not reach the model. Move it into the text, or "
+            "remove it"
         )
     if (content := turn.get("content")) is not None:
         turn["content"] = _one_text(content)
@@ -684,7 +686,7 @@ def _in_order_of_calls(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         names = [function.get("name") for call in calls if is_table(function := call.get("function"))]
         if unknown := next((name for each in results if (name := each.get("name")) and name not in names), None):
             raise DataError(
-                f"message {position}: a result has name {unknown!r:.80}, and the calls are of {names!r:.200}"
+                f"message {position}: a result has name {unknown!r:.80}, but the calls are of {names!r:.200}"
             )
         answered = [result.get("tool_call_id") for result in results]
         if None in answered or None in ids or not answered or len(set(ids)) < len(ids):
@@ -693,7 +695,7 @@ def _in_order_of_calls(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             raise DataError(f"message {position}: two results have tool_call_id {twice!r:.80}. Keep one of them")
         if unknown := next((each for each in answered if each not in ids), None):
             raise DataError(
-                f"message {position}: a result has tool_call_id {unknown!r:.80}, and the calls have "
+                f"message {position}: a result has tool_call_id {unknown!r:.80}, but the calls have "
                 f"{', '.join(map(repr, ids))[:200]}"
             )
         ordered[position + 1 : end] = sorted(results, key=lambda result: ids.index(result["tool_call_id"]))
@@ -720,7 +722,7 @@ def order_problem(turns: Sequence[Mapping[str, Any]]) -> str | None:
     """
     first = next((turn["role"] for turn in turns if turn["role"] != "system"), "user")
     if first != "user":
-        return f"the conversation begins with a turn of role {first!r}, where a user turn is due"
+        return f"the conversation starts with a turn of role {first!r} instead of a user turn"
     calls = results = 0
     for index, turn in enumerate(turns):
         if turn["role"] == "tool":
@@ -729,7 +731,7 @@ def order_problem(turns: Sequence[Mapping[str, Any]]) -> str | None:
                 return f"message {index} (tool): a result without a call before it"
             continue
         if results < calls:
-            return f"message {index} ({turn['role']}): {calls} calls before it have {results} results"
+            return f"message {index} ({turn['role']}): the {calls} calls before it have {results} results"
         calls, results = len(turn.get("tool_calls") or ()), 0
     return f"the last {calls} calls have {results} results" if 0 < results < calls else None
 
@@ -786,7 +788,7 @@ def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, A
 def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
     function = call.get("function") if is_table(call) else None
     if not is_table(function) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where}: a tool call is {{function: {{name, arguments}}}}, this one is {call!r:.200}")
+        raise DataError(f"{where}: a tool call must be {{function: {{name, arguments}}}}, not {call!r:.200}")
     arguments = arguments_of(function, where)
     _refuse_specials(json.dumps(arguments, ensure_ascii=False), where, fmt)
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -288,7 +288,7 @@ def test_a_key_that_means_something_is_used_or_refused(message, problem):
     ("results", "problem"),
     [
         (({"tool_call_id": "a"}, {"tool_call_id": "a"}), "two results have tool_call_id 'a'"),
-        (({"tool_call_id": "a"}, {"tool_call_id": "z"}), "a result has tool_call_id 'z', and the calls have 'a', 'b'"),
+        (({"tool_call_id": "a"}, {"tool_call_id": "z"}), "a result has tool_call_id 'z', but the calls have 'a', 'b'"),
         (({"tool_call_id": "a"},), "2 calls before it have 1 results"),
         (({}, {}, {}), "a result without a call before it"),
         (({"name": "other"}, {}), "a result has name 'other'"),
@@ -306,5 +306,5 @@ def test_results_that_do_not_belong_to_calls_are_refused_in_data_and_in_training
 
 def test_a_conversation_that_the_assistant_begins_is_refused_by_its_row(tmp_path, tokenizer):
     write_parquet(tmp_path / "in.parquet", [{"messages": [OPENAI[-1], OPENAI[1], OPENAI[-1]], "tools": None}])
-    with pytest.raises(DataError, match=r"in\.parquet, row 0, column messages: the conversation begins"):
+    with pytest.raises(DataError, match=r"in\.parquet, row 0, column messages: the conversation starts"):
         load_sft(str(tmp_path / "in.parquet"), tokenizer, 10_000)

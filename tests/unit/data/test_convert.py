@@ -175,7 +175,7 @@ def test_format_and_answer_problems_have_their_reasons():
     assert format_problem([user, calling, tool, tool, answer]) is None
     assert format_problem([{"role": "system", "content": "s"}, user, answer]) is None
     for messages, problem in [
-        ([answer], "begins with a turn of role 'assistant'"),
+        ([answer], "starts with a turn of role 'assistant'"),
         ([user, user], "message 1 is a user turn, where the assistant's is due"),
         ([user, calling, tool, answer], "2 calls before it have 1 results"),
         ([user, calling, tool, tool], "does not end in an assistant turn without calls"),

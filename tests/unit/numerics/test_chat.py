@@ -163,7 +163,7 @@ def test_training_refuses_code_that_a_rollout_would_cut(qwen25, form):
     else:
         code = "<code>\nprint('</code>')\n</code>\n<interpreter>\n1\n</interpreter>\n"
         messages = conversation("q", [], f"The tag `</code>` ends it.\n{code}one")
-    with pytest.raises(DataError, match=r"message 2 \(assistant\): its code holds </.*where a rollout would end"):
+    with pytest.raises(DataError, match=r"message 2 \(assistant\): its code contains </.*which would end the call"):
         render(messages, TOOLS if form == "hermes" else None, qwen25)
 
 
@@ -195,7 +195,7 @@ def test_a_template_that_ends_earlier_turns_otherwise_is_refused_with_an_example
     for use in (lambda: render(talk, None, odd), lambda: TextOnly(odd), lambda: Hermes(odd)):
         with pytest.raises(CheckpointError) as refused:
             use()
-        assert f"ends the last assistant turn by {last!r}" in str(refused.value)
+        assert f"ends the last assistant turn with {last!r}" in str(refused.value)
         assert earlier in str(refused.value) and "Set model.chat_template" in str(refused.value)
 
 

@@ -62,4 +62,4 @@ def test_a_template_without_an_end_of_turn_is_one_reason(tokenizer):
     chat_format.cache_clear()
     with pytest.raises(CheckpointError, match="none of hermes, qwen3_coder, retool") as caught:
         serving_protocol(made)
-    assert str(caught.value).count("closes an assistant turn by") == 1
+    assert str(caught.value).count("ends an assistant turn with") == 1
