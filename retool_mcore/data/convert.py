@@ -82,18 +82,18 @@ def openai_messages(turns: Any) -> Any:
 
 
 def _of_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
-    said, text = turn["from"], turn["value"]
+    sender, text = turn["from"], turn["value"]
     rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    role = ROLES.get(said, said) if isinstance(said, str) else said
+    role = ROLES.get(sender, sender) if isinstance(sender, str) else sender
     if not isinstance(text, str):
         return {**rest, "role": role, "content": text}
-    if said == "function_call":
+    if sender == "function_call":
         return {**rest, "role": role, "content": "", "tool_calls": _calls(text)}
     if role == "assistant" and (found := list(_CALL.finditer(text))):
-        behind = text[found[-1].end() :].strip()
+        after = text[found[-1].end() :].strip()
         calls = [call for match in found for call in _calls(match[1])]
-        words = f"{text[: found[0].start()].strip()}\n{behind}".strip()
-        return {**rest, "role": role, "content": words, "tool_calls": calls}
+        outside = f"{text[: found[0].start()].strip()}\n{after}".strip()
+        return {**rest, "role": role, "content": outside, "tool_calls": calls}
     if role == "tool":
         text = re.sub(r"</?tool_response>", "", text).strip()
     return {**rest, "role": role, "content": text}
@@ -117,8 +117,8 @@ def _joined(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     joined: list[dict[str, Any]] = []
     for turn in turns:
         before = joined[-1] if joined else {}
-        words = before.get("role") == "assistant" and not before.get("tool_calls")
-        if words and turn.get("tool_calls") and not turn["content"]:
+        text_only = before.get("role") == "assistant" and not before.get("tool_calls")
+        if text_only and turn.get("tool_calls") and not turn["content"]:
             joined[-1] = {**before, **turn, "content": before["content"]}
         else:
             joined.append(turn)
@@ -175,9 +175,9 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
     for turn in turns:
         calls = turn.setdefault("tool_calls", [])
         if not isinstance(calls, list):
-            raise Rejected("source", f"a message has tool_calls = {calls!r:.80}, which is no list")
+            raise Rejected("source", f"a message has tool_calls = {calls!r:.80}, which is not a list")
         if not isinstance(content := turn.setdefault("content", ""), str):
-            raise Rejected("source", "the content of a message is no text")
+            raise Rejected("source", "the content of a message is not text")
         if thoughts := turn.pop("reasoning_content", "").strip():
             turn["content"] = f"<think>\n{thoughts}\n</think>\n\n{content}".rstrip()
         if not calls:
@@ -190,15 +190,15 @@ def expanded(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Returns other conversations unchanged. Raises Rejected("format") for tags out of order.
     """
-    talk = [turn for turn in turns if turn["role"] != "system"]
-    if [turn["role"] for turn in talk] != ["user", "assistant"] or talk[1].get("tool_calls"):
+    dialogue = [turn for turn in turns if turn["role"] != "system"]
+    if [turn["role"] for turn in dialogue] != ["user", "assistant"] or dialogue[1].get("tool_calls"):
         return list(turns)
-    steps, final = read_inline(talk[1]["content"])
-    made: list[dict[str, Any]] = list(turns[: turns.index(talk[1])])
+    steps, final = read_inline(dialogue[1]["content"])
+    expanded_turns: list[dict[str, Any]] = list(turns[: turns.index(dialogue[1])])
     for step in steps:
-        made.append({"role": "assistant", "content": step.text, "tool_calls": [tool_call(step.code)]})
-        made.append({"role": "tool", "content": step.output})
-    return [*made, {**talk[1], "content": final}]
+        expanded_turns.append({"role": "assistant", "content": step.text, "tool_calls": [tool_call(step.code)]})
+        expanded_turns.append({"role": "tool", "content": step.output})
+    return [*expanded_turns, {**dialogue[1], "content": final}]
 
 
 def inline(turns: Sequence[Mapping[str, Any]], final: str) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ def end_tag_problem(calls: Sequence[Mapping[str, Any]], protocol: ProtocolName) 
     tag = {"hermes": CALL_END, "qwen3_coder": CALL_END, "retool": CODE_END}.get(protocol)
     for number, call in enumerate(calls, start=1):
         if tag and any(tag in str(value) for value in call["function"]["arguments"].values()):
-            return f"the arguments of call {number} hold {tag}, where a rollout would end the call"
+            return f"the arguments of call {number} contain {tag}, which would end the call in a rollout"
     return None
 
 
@@ -247,7 +247,7 @@ def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
     final = text[start:].strip()
     outside = [*(step.text for step in steps), final if markdown else _ANSWER.sub("", final, count=1)]
     if found := next((match for each in outside if (match := stray.search(each))), None):
-        raise Rejected("format", f"{found[0].strip()} is out of place: each call has its code and then its output")
+        raise Rejected("format", f"{found[0].strip()} is out of place: each call must be code followed by its output")
     return tuple(steps), final
 
 
@@ -277,9 +277,9 @@ class Conversion:
 
     ``truth``: the column with the ground truth; "" if there is none.
     ``interpreter``: the interpreter's name in the data.
-    ``box``: whether a row must have a boxed answer.
+    ``box``: require a boxed answer in each row.
     ``as_is``: keep user turns and the interpreter's schema unchanged.
-    ``notes``: counts the changes in rows that passed.
+    ``notes``: number of changes in rows that passed, by kind.
     """
 
     protocol: ProtocolName = "hermes"
@@ -313,9 +313,9 @@ class Conversion:
                 raise Rejected("answer", problem)
         await self._execute(turns)
         asked = next(turn for turn in turns if turn["role"] == "user")["content"]
-        words_alone = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in asked
+        text_only = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in asked
         turns = self._asked(turns, notes)
-        if words_alone:  # a text-only row: it offers no tool
+        if text_only:  # the row offers no tool
             made = {"messages": turns, "tools": None, **row}
         elif self.protocol == "retool":
             made = {"messages": self._inline(turns, tools, final), "tools": None, **row}
@@ -341,12 +341,12 @@ class Conversion:
             declared = parse_tools(source.get("tools"), where) or []
         except DataError as error:
             raise Rejected("source", str(error)) from error
-        ours = (self.interpreter, TOOL_NAME)
-        if self.as_is or not any(tool["function"].get("name") in ours for tool in declared):
+        names = (self.interpreter, TOOL_NAME)
+        if self.as_is or not any(tool["function"].get("name") in names for tool in declared):
             return declared
-        tools = [CODE_INTERPRETER if tool["function"].get("name") in ours else tool for tool in declared]
+        tools = [CODE_INTERPRETER if tool["function"].get("name") in names else tool for tool in declared]
         if tools != declared:
-            notes["rows whose schema of the interpreter is replaced by that of rollouts (--as-is leaves it)"] += 1
+            notes["rows whose interpreter schema is replaced by the rollout's (--as-is keeps it)"] += 1
         return tools
 
     def _read_calls(
@@ -365,9 +365,9 @@ class Conversion:
             for call in calls:
                 name = call["function"]["name"]
                 if name not in declared:
-                    remedy = f" --interpreter {name} says that it is the interpreter." if not tools else ""
+                    remedy = f" If it is the interpreter, add --interpreter {name}." if not tools else ""
                     raise Rejected(
-                        "source", f"a call of {name}, and the row declares {', '.join(map(str, declared))}.{remedy}"
+                        "source", f"a call of {name}, but the row declares {', '.join(map(str, declared))}.{remedy}"
                     )
                 if name == TOOL_NAME:
                     code_of(call)
@@ -385,7 +385,7 @@ class Conversion:
         except DataError as error:
             raise Rejected("source", str(error)) from error
         if name == self.interpreter != TOOL_NAME:
-            notes[f"calls of {name} that are written as calls of {TOOL_NAME}"] += 1
+            notes[f"calls of {name} renamed to {TOOL_NAME}"] += 1
             name = TOOL_NAME
         return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -404,9 +404,9 @@ class Conversion:
         if not problem or (not names and (asks or not self.box)):
             return plain
         if theirs:
-            notes["user turns whose instructions, of another data set, are replaced by ours (--as-is leaves them)"] += 1
+            notes["user turns whose instructions from other data sets are replaced by ours (--as-is keeps them)"] += 1
         elif not names:
-            notes["user turns to which a line is added that asks for a box (--as-is leaves it out)"] += 1
+            notes["user turns that get a line asking for a boxed answer (--as-is omits it)"] += 1
         asked = {"content": hermes_prompt(problem)}
         return [{**turn, **asked} if turn["role"] == "user" else turn for turn in plain]
 
@@ -416,7 +416,7 @@ class Conversion:
         others = [tool["function"].get("name") for tool in tools if tool["function"].get("name") != TOOL_NAME]
         if others or sum(turn["role"] == "user" for turn in turns) != 1:
             what = f"the tools {', '.join(map(str, others))}" if others else "several user turns"
-            raise Rejected("format", f"protocol retool has no form for {what}. Use --protocol hermes")
+            raise Rejected("format", f"protocol retool does not support {what}. Use --protocol hermes")
         made = inline(turns, final)
         if self.as_is:
             return made
@@ -436,7 +436,7 @@ class Conversion:
                 result = await self.sandbox.execute(code_of(call), run_timeout_s=RUN_TIMEOUT_S)
                 if result.text.split() != shown.split():
                     raise Rejected(
-                        "execution", f"call {number} prints {result.text!r:.120}, and the trace shows {shown!r:.120}"
+                        "execution", f"call {number} prints {result.text!r:.120}, but the trace shows {shown!r:.120}"
                     )
 
 

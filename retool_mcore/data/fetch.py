@@ -40,12 +40,12 @@ GSM8K = Published("openai/gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"))
 SOCRATIC = "socratic"  # another folder of GSM8K: the same problems with other solutions
 
 
-def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: str = "") -> None:
-    """Write the missing data files to ``folder``, and ``tell`` one line per data set.
+def fetch(folder: Path, local: Path | None, on_line: Callable[[str], None], only: str = "") -> None:
+    """Write the missing data files to ``folder``, and pass one line per data set to ``on_line``.
 
-    ``only``: fetch this data set alone, by its hub name; also supports openai/gsm8k. ``local``: a
+    ``only``: fetch only this data set, by its hub name; also supports openai/gsm8k. ``local``: a
     folder with copies of data sets at ``local/owner/name`` or ``local/name``. Raises DataError for
-    an unknown name, and for the first data set that is missing, with where to put it.
+    an unknown name, and for the first data set that is missing; the message has the expected path.
     """
     known = {published.hub: published for published in (SFT, *RL, GSM8K)}
     if only and only not in known:
@@ -53,20 +53,20 @@ def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: s
     folder.mkdir(parents=True, exist_ok=True)
     for published in (known[only],) if only else (SFT, *RL):
         if all((folder / file).exists() for file in published.files):
-            tell(f"{published.hub}: {' and '.join(published.files)} already there")
+            on_line(f"{published.hub}: {' and '.join(published.files)} already exist")
             continue
         places = [local / published.hub, local / Path(published.hub).name] if local else []
         try:
             if local and not any(place.exists() for place in places):
-                raise DataError(f"neither {places[0]} nor {places[1]} is there")
+                raise DataError(f"neither {places[0]} nor {places[1]} exists")
             source = next((str(place) for place in places if place.exists()), published.hub)
             lines = _make(published, folder, source)
         except DataError as error:
             raise DataError(
-                f"{published.hub} is missing: {error}. Where there is no network, copy it and the other data sets to "
+                f"{published.hub} is missing: {error}. Without a network, copy it and the other data sets to "
                 f"{local or 'HUB'}/owner/name and add --local {local or 'HUB'}. The files written so far are kept"
             ) from error
-        tell(f"{published.hub}: {'; '.join(lines)}")
+        on_line(f"{published.hub}: {'; '.join(lines)}")
 
 
 def _make(published: Published, folder: Path, source: str) -> list[str]:

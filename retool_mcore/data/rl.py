@@ -62,8 +62,8 @@ def convert_rl(
             if isinstance(error, UnknownLayout):
                 raise
             raise DataError(
-                f"{error}. The row's columns: {', '.join(row)}. --problem, --answer and --solution-box name others; "
-                "--reject-bad leaves such rows out, with the reason"
+                f"{error}. The row's columns: {', '.join(row)}. Choose others with --problem, --answer and "
+                "--solution-box, or leave such rows out with --reject-bad, which records the reason"
             ) from error
         key, answer = _digest(normalised(problem)), _digest(truth)
         if seen.get(key) == answer:
@@ -72,7 +72,7 @@ def convert_rl(
         try:
             if key in seen:
                 conflicts.append(where)
-                raise Rejected("repeat", "an earlier row has the same problem with another answer")
+                raise Rejected("repeat", "an earlier row has the same problem with a different answer")
             made = _usable_row(problem, truth, (data_source, row_split(row) or split, len(report.rows)), prompt_format)
             if why := too_long(made["prompt"]):
                 raise Rejected("length", why)
@@ -82,13 +82,13 @@ def convert_rl(
         seen[key] = answer
         report.rows.append(made)
         for role in other_roles(row, columns):
-            report.notes[f"rows whose {role} turns are left out (RL reads a file in verl's schema with them)"] += 1
+            report.notes[f"rows whose {role} turns are dropped (RL keeps them in a file in verl's schema)"] += 1
     if not report.rows:
-        remedy = "--split chooses another split, or none" if report.counts["split"] else OPTIONS
+        remedy = "Choose another split with --split, or omit it" if report.counts["split"] else OPTIONS
         raise report.nothing_left(first, remedy)
     if conflicts:
         places = "; ".join(conflicts[:SHOWN_CONFLICTS])
-        report.notes[f"repeats with another answer, of which the first is kept ({places})"] = len(conflicts)
+        report.notes[f"repeats with a different answer; the first row is kept ({places})"] = len(conflicts)
     return report
 
 

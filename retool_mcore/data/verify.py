@@ -95,17 +95,17 @@ def format_problem(messages: Sequence[Mapping[str, Any]], *, box: bool = True) -
         role, calls = turn["role"], turn.get("tool_calls")
         if role == "assistant":
             if any(mark in turn["content"] for mark in HERMES_MARKUP):
-                return f"message {index} holds markup as text"
+                return f"message {index} contains markup as text"
             if before == "assistant":
                 return f"message {index} is a second assistant turn in a row"
             if box and calls and last_answer(turn["content"]) is not None:
-                return f"message {index} gives an answer and makes a call"
+                return f"message {index} has both an answer and a call"
         elif role == "user" and before in ("user", "tool"):
-            return f"message {index} is a user turn, where the assistant's is due"
+            return f"message {index} is a user turn instead of an assistant turn"
         before = role
     last = messages[-1] if messages else {"role": "user"}
     if last["role"] != "assistant" or last.get("tool_calls"):
-        return "it does not end in an assistant turn without calls"
+        return "it does not end with an assistant turn without calls"
     return final_answer_problem(last["content"]) if box else None
 
 
@@ -115,7 +115,7 @@ def final_answer_problem(text: str) -> str | None:
     The text must have exactly one answer, which may be repeated.
     """
     if last_answer(text) is None:
-        return "its last turn gives no answer"
+        return "its last turn has no answer"
     different = list(dict.fromkeys(boxes(text)))
     return f"its last turn boxes different answers: {', '.join(different)[:200]}" if len(different) > 1 else None
 
@@ -127,9 +127,9 @@ def answer_problem(messages: Sequence[Mapping[str, Any]], truth: str) -> str | N
     """
     answer = last_answer(messages[-1]["content"])
     if answer is None:
-        return "it gives no answer"
+        return "it has no answer"
     verdict = judge(answer, truth, timeout_s=CHECK_TIMEOUT_S)
     if verdict.equivalent:
         return None
-    failed = f" (the check ended in a {verdict.how})" if verdict.how in ("timeout", "crash") else ""
+    failed = f" (the check failed: {verdict.how})" if verdict.how in ("timeout", "crash") else ""
     return f"its answer {answer!r:.80} is not equivalent to {truth!r:.80}{failed}"

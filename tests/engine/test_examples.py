@@ -140,7 +140,7 @@ async def test_snippets_are_run_again_when_asked():
         report = await convert([RAW, lying], truth="", sandbox=sandbox)
     assert len(report.rows) == 1
     assert report.rejects[0]["stage"] == "execution"
-    assert report.rejects[0]["reason"] == "call 1 prints '4', and the trace shows '5'"
+    assert report.rejects[0]["reason"] == "call 1 prints '4', but the trace shows '5'"
 
 
 async def test_a_served_model_gets_its_code_run(server: StandIn):

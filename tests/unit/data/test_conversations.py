@@ -95,7 +95,7 @@ def test_an_output_that_markdown_shows_is_a_result_and_no_words_of_the_model(tmp
 def test_an_output_without_code_is_a_reject_with_its_reason(tmp_path):
     text = "Running it:\n```output\n4\n```\nSo \\boxed{4}."
     result, _ = convert(tmp_path, {"messages": [OPENAI[1], {"role": "assistant", "content": text}]})
-    assert result.exit_code == 2 and "```output is out of place: each call has its code" in result.output
+    assert result.exit_code == 2 and "```output is out of place: each call must be code followed by" in result.output
     _, (made,) = convert(  # code that shows no output is only shown
         tmp_path,
         {"messages": [OPENAI[1], {"role": "assistant", "content": f"```python\n{CODE}\n```\nSo \\boxed{{4}}."}]},
@@ -119,7 +119,7 @@ def test_thoughts_beside_a_turns_text_are_kept(tmp_path, name):
         ({"from": "function_call", "value": "print(4)"}, "a call without a name"),
         (
             {"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Ulm"}}'},
-            "a call of get_weather, and the row declares code_interpreter",
+            "a call of get_weather, but the row declares code_interpreter",
         ),
         (
             {"from": "function_call", "value": '{"name": "code_interpreter", "arguments": {"city": "Ulm"}}'},
@@ -203,7 +203,7 @@ def test_calls_of_own_tools_are_kept_as_they_are_and_trained_on(tmp_path, tokeni
     assert [turn["role"] for turn in made["messages"]] == [turn["role"] for turn in SHOP]
     assert made["messages"][0]["content"] == "You are a shop clerk."
     assert [turn["content"] for turn in made["messages"] if turn["role"] == "tool"] == ["3", "7", "17"]
-    assert "user turns to which a line is added that asks for a box (--as-is leaves it out): 2" in result.output
+    assert "user turns that get a line asking for a boxed answer (--as-is omits it): 2" in result.output
     assert json.loads(other["tools"]) == [CODE_INTERPRETER], "one column has one type"
     example = load_sft(str(tmp_path / "out.parquet"), tokenizer, 10_000).examples[0]
     whole = tokenizer.decode(list(example.token_ids))
@@ -222,7 +222,7 @@ def test_as_is_leaves_user_turns_and_no_box_takes_any_answer(tmp_path):
     result, (made,) = convert(tmp_path, row, options=("--no-box", "--as-is"))
     assert made["messages"][1]["content"] == "A pen and two boxes?"
     assert [turn["content"] for turn in made["messages"][-2:]] == ["Thanks.", "Welcome."]
-    assert "is added" not in result.output
+    assert "get a line" not in result.output
     _, (one,) = convert(tmp_path, {"messages": OPENAI}, options=("--as-is",))
     assert one["messages"][1]["content"] == ASKED
 
@@ -233,19 +233,19 @@ def test_an_interpreter_of_another_name_is_named_or_its_rows_are_rejects(tmp_pat
     python[3] = {**OPENAI[3], "tool_call_id": "c"}
     refused, _ = convert(tmp_path, {"messages": python})
     assert refused.exit_code == 2
-    assert "a call of python, and the row declares code_interpreter. --interpreter python says" in refused.output
+    assert "the row declares code_interpreter. If it is the interpreter, add --interpreter python." in refused.output
     other = {**CODE_INTERPRETER, "function": {**CODE_INTERPRETER["function"], "name": "python"}}
     result, (made,) = convert(tmp_path, {"messages": python, "tools": [other]}, options=("--interpreter", "python"))
     assert made["tools"] == [CODE_INTERPRETER]
     assert made["messages"][2]["tool_calls"][0]["function"] == CALL
-    assert "calls of python that are written as calls of code_interpreter: 1" in result.output
-    assert "schema of the interpreter is replaced by that of rollouts (--as-is leaves it): 1" in result.output
+    assert "calls of python renamed to code_interpreter: 1" in result.output
+    assert "rows whose interpreter schema is replaced by the rollout's (--as-is keeps it): 1" in result.output
 
 
 def test_protocol_retool_has_no_form_for_own_tools(tmp_path):
     row = {"messages": SHOP, "tools": [LOOKUP, CODE_INTERPRETER]}
     refused, _ = convert(tmp_path, row, options=("--protocol", "retool"))
-    assert refused.exit_code == 2 and "protocol retool has no form for the tools lookup" in refused.output
+    assert refused.exit_code == 2 and "protocol retool does not support the tools lookup" in refused.output
     _, (made,) = convert(tmp_path, {"messages": OPENAI}, options=("--protocol", "retool"))
     assert [turn["role"] for turn in made["messages"]] == ["system", "user", "assistant"]
 

@@ -73,7 +73,7 @@ async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, 
     other["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] = f"print(4, '{other_tag}')"
     report = await convert([cut, other], protocol=protocol)
     assert [(each["stage"], each["reason"]) for each in report.rejects] == [
-        ("format", f"the arguments of call 1 hold {tag}, where a rollout would end the call")
+        ("format", f"the arguments of call 1 contain {tag}, which would end the call in a rollout")
     ]
     assert len(report.rows) == 1  # the other protocol's tag ends nothing here
 
@@ -81,12 +81,12 @@ async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, 
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (f"{CODE}\nHm.\n{OUTPUT}\n{ANSWER}", "<code> is out of place: each call has its code and then its output"),
+        (f"{CODE}\nHm.\n{OUTPUT}\n{ANSWER}", "<code> is out of place: each call must be code followed by its output"),
         (f"{OUTPUT}\n{ANSWER}", "<interpreter> is out of place"),
         (f"<code>\n{CODE}\n{OUTPUT}\n{ANSWER}", "<code> is out of place"),
         (f"{ANSWER}\n{CODE}\n{OUTPUT}", "<answer> is out of place"),
         (f"{ANSWER}\n{ANSWER}", "<answer> is out of place"),
-        ("four", "its last turn gives no answer"),
+        ("four", "its last turn has no answer"),
         ("\\boxed{4} or <answer>\\boxed{5}</answer>", "boxes different answers: 4, 5"),
     ],
 )
@@ -99,7 +99,7 @@ async def test_a_trace_of_the_wrong_form_is_rejected_with_the_reason(text, reaso
     assert report.lines() == [
         "2 rows", "2 after source (0 rejected)", "1 after format (1 rejected)", "1 after answer (0 rejected)",
         "50.00% survived",
-        "user turns whose instructions, of another data set, are replaced by ours (--as-is leaves them): 1",
+        "user turns whose instructions from other data sets are replaced by ours (--as-is keeps them): 1",
     ]  # fmt: skip
 
 
@@ -176,9 +176,9 @@ def test_format_and_answer_problems_have_their_reasons():
     assert format_problem([{"role": "system", "content": "s"}, user, answer]) is None
     for messages, problem in [
         ([answer], "starts with a turn of role 'assistant'"),
-        ([user, user], "message 1 is a user turn, where the assistant's is due"),
+        ([user, user], "message 1 is a user turn instead of an assistant turn"),
         ([user, calling, tool, answer], "2 calls before it have 1 results"),
-        ([user, calling, tool, tool], "does not end in an assistant turn without calls"),
+        ([user, calling, tool, tool], "does not end with an assistant turn without calls"),
         ([user, answer, answer], "message 2 is a second assistant turn in a row"),
     ]:
         assert problem in (format_problem(messages) or "none"), messages

@@ -77,7 +77,7 @@ def test_what_is_there_stays(hub: Path, tmp_path: Path):
     out.mkdir()
     (out / "aime_2025.parquet").write_text("mine")
     done = invoke(out, "--local", hub)
-    assert done.exit_code == 0 and "aime_2025.parquet already there" in done.output
+    assert done.exit_code == 0 and "aime_2025.parquet already exist" in done.output
     assert (out / "aime_2025.parquet").read_text() == "mine"
 
 

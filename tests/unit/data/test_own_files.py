@@ -82,7 +82,7 @@ def test_a_prompt_as_json_text_is_its_turns_for_rl_and_evaluation(tmp_path):
     row = {**rl_row("x", "4", "own", "train", 0), "prompt": json.dumps(turns)}
     write_parquet(tmp_path / "in.parquet", [row])
     output = succeed("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet")
-    assert "rows whose system turns are left out (RL reads a file in verl's schema with them): 1" in output.replace(
+    assert "rows whose system turns are dropped (RL keeps them in a file in verl's schema): 1" in output.replace(
         "\n", " "
     )
     ((_, made),) = read_rows(tmp_path / "out.parquet", ["prompt"])
@@ -104,7 +104,7 @@ def test_repeats_with_another_answer_are_named_by_row(tmp_path):
     rows = [{"problem": "1 + 1?", "answer": answer} for answer in ("2", "3", "2", "4", "5", "6")]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     output = succeed("rl", tmp_path / "in.jsonl", "--out", tmp_path / "out.parquet").replace("\n", " ")
-    assert "repeats with another answer, of which the first is kept" in output and ": 4 " in output
+    assert "repeats with a different answer; the first row is kept" in output and ": 4 " in output
     assert "in.jsonl, line 2;" in output and "line 5)" in output
 
 
