@@ -30,10 +30,10 @@ ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".jsonl.gz", ".json.
 SPLITS = ("train", "test", "val", "validation", "dev")
 BATCH_ROWS = 512
 MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # column -> command that writes it
-OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")  # metadata files of `save_to_disk`
-OF_ITS_CACHE = "cache-"  # prefix of files with cached results of `map`, which `datasets` adds to such a folder
+DATASETS_METADATA = ("dataset_info.json", "dataset_dict.json", "state.json")  # metadata files of `save_to_disk`
+DATASETS_CACHE = "cache-"  # prefix of files with cached results of `map`, which `datasets` adds to such a folder
 CORRUPT = cast("type[Exception]", pa.ArrowInvalid)
-NOT_ALIKE = (CORRUPT, cast("type[Exception]", pa.ArrowTypeError))
+TYPE_ERRORS = (CORRUPT, cast("type[Exception]", pa.ArrowTypeError))
 
 OnBad = Callable[[str, DataError], None]  # gets (where, error) of an unreadable row
 
@@ -49,9 +49,10 @@ def _reading(path: str | os.PathLike[str]) -> Generator[None]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: text is not UTF-8: {error.reason}. Save the file as UTF-8.") from error
     except CORRUPT as error:
-        raise DataError(f"{path}: not a whole {Path(path).suffix[1:]} file: {_reason(error)}{_again(error)}") from error
+        kind = Path(path).suffix[1:]
+        raise DataError(f"{path}: not a complete {kind} file: {_reason(error)}{_remedy(error)}") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:  # pyarrow also raises OSError for corrupt pages
-        raise DataError(f"{path}: cannot be read: {_reason(error)}{_again(error)}") from error
+        raise DataError(f"{path}: cannot be read: {_reason(error)}{_remedy(error)}") from error
 
 
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -64,7 +65,7 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
     with _reading(path), pq.ParquetFile(path) as file:
         names = cast("list[str]", file.schema_arrow.names)
         if missing := [column for column in columns if column not in names]:
-            maker = next((f". `{MAKERS[column]}` makes such files" for column in missing if column in MAKERS), "")
+            maker = next((f". `{MAKERS[column]}` writes such files" for column in missing if column in MAKERS), "")
             raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}{maker}")
         for index, row in _numbered(cast("Any", file).iter_batches(BATCH_ROWS, columns=list(columns))):
             yield index, row
@@ -107,7 +108,7 @@ def _read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any
     with _reading(path), open(path, encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.DictReader(file)):
             if None in row or None in row.values():
-                raise DataError(f"{path}, row {number}: it has not as many fields as the file's first line")
+                raise DataError(f"{path}, row {number}: the number of fields differs from the file's first line")
             yield number, dict(row)
 
 
@@ -168,9 +169,9 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         if b"\\u" in line:  # only an escape can yield a lone surrogate, which UTF-8 cannot encode
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
+        raise DataError(f"{where}: a text contains {error.object[error.start]!r}, half of a surrogate pair") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not JSON: no text in UTF-8. JSON lines are read here") from error
+        raise DataError(f"{where}: not JSON: the line is not UTF-8. Use a file of JSON lines") from error
     except (ValueError, RecursionError) as error:  # invalid JSON, a huge number or deep nesting
         raise DataError(f"{where}: not JSON: {error}") from error
     return _table(row, where)
@@ -196,11 +197,11 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
         return [path]
     if not path.is_dir():
         if path.name.endswith(ENDINGS):
-            raise DataError(f"{source}: cannot be read: there is no such file")
+            raise DataError(f"{source}: cannot be read: no such file")
         path = _download(source)
     inside = (file for file in path.rglob("*") if not is_hidden(file.relative_to(path)))
-    files = sorted(file for file in inside if _holds_rows(file))
-    chosen = [file for file in files if split is None or _is_of(split, str(file.relative_to(path)))]
+    files = sorted(file for file in inside if _is_data_file(file))
+    chosen = [file for file in files if split is None or _has_split(split, str(file.relative_to(path)))]
     if not chosen:
         found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
         wanted = f" of split {split!r}" if split else ""
@@ -208,13 +209,13 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
     return chosen
 
 
-def _holds_rows(file: Path) -> bool:
-    if file.name in OF_DATASETS or (file.suffix == ".arrow" and file.name.startswith(OF_ITS_CACHE)):
+def _is_data_file(file: Path) -> bool:
+    if file.name in DATASETS_METADATA or (file.suffix == ".arrow" and file.name.startswith(DATASETS_CACHE)):
         return False
     return file.name.endswith(ENDINGS) and file.is_file()
 
 
-def _is_of(split: str, name: str) -> bool:
+def _has_split(split: str, name: str) -> bool:
     return split_of(name) == split if split in SPLITS else split in name
 
 
@@ -265,7 +266,7 @@ def one_split(source: str, split: str | None = None) -> str | None:
     found = {name: split_of(name) for name in sorted(names)}
     if split is None and len(set(found.values())) > 1:
         listed = ", ".join(f"{name} ({of or 'no split'})" for name, of in list(found.items())[:10])
-        raise DataError(f"{source} holds files of several splits: {listed}. Choose one with --split, or name a file")
+        raise DataError(f"{source} has files of several splits: {listed}. Choose one with --split, or name a file")
     return next(iter(found.values())) if split is None else split
 
 
@@ -314,7 +315,7 @@ def _download(name: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise DataError(
-            f"{name} is neither a file or folder here nor a data set that the hub gives: {reason[:300]}"
+            f"{name} is neither a local file or folder nor a data set that the hub provides: {reason[:300]}"
         ) from error
 
 
@@ -325,7 +326,7 @@ def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]
     """Write rows atomically. Raises DataError for a column with values of different types."""
     try:
         table = cast("Any", pa.Table).from_pylist([dict(row) for row in rows])
-    except NOT_ALIKE as error:
+    except TYPE_ERRORS as error:
         raise DataError(f"{path}: a column would have values of different types: {_reason(error)}") from error
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
@@ -348,7 +349,7 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
         raise DataError(f"{path}: cannot be written: {_reason(error)}") from error
 
 
-def _again(error: Exception) -> str:
+def _remedy(error: Exception) -> str:
     """A remedy for corrupt data; "" for an OS error such as a missing file."""
     return "" if getattr(error, "errno", None) else ". Make or copy the file again."
 

@@ -56,14 +56,14 @@ def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "fl
     """
     _require_gguf()
     if not file.is_file():
-        raise DataError(f"{file} is no file. Name the GGUF file itself.")
+        raise DataError(f"{file} is not a file. Name the GGUF file itself.")
     source = {"file": file.name, "bytes": file.stat().st_size, "dtype": dtype}
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         mark = directory / SOURCE_FILE
         if mark.is_file() and mark.read_text(encoding="utf-8") == json.dumps(source, indent=2) + "\n":
             return False
         raise CheckpointError(
-            f"{directory} is not empty and was not made from {source}. It is left as it is: name another folder, or "
+            f"{directory} is not empty and was not made from {source}. It was not changed. Name another folder, or "
             "remove it."
         )
     vocabulary = read_vocabulary(file)
@@ -96,7 +96,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
     try:
         fields = GGUFReader(str(file)).fields
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise DataError(f"{file} cannot be read as GGUF: {error}. Fetch it again.") from error
+        raise DataError(f"{file} cannot be read as GGUF: {error}. Download it again.") from error
     values: dict[str, Any] = {
         name: fields[key].contents()
         for key in fields
@@ -104,11 +104,11 @@ def read_vocabulary(file: Path) -> Vocabulary:
     }
     if values.get("ggml.model") != "gpt2" or values.get("ggml.pre") not in SPLITS:
         raise DataError(
-            f"{file} has a tokenizer of kind {values.get('ggml.model')!r}, {values.get('ggml.pre')!r}. What is read is "
-            f"'gpt2' (byte-level) with one of {', '.join(SPLITS)}."
+            f"{file} has a tokenizer of kind {values.get('ggml.model')!r}, {values.get('ggml.pre')!r}. Supported are "
+            f"'gpt2' (byte-level) tokenizers with one of {', '.join(SPLITS)}."
         )
     if "ggml.eos_token_id" not in values:
-        raise DataError(f"{file} names no eos_token_id, so nothing would end a turn. Take an instruct model's file.")
+        raise DataError(f"{file} has no eos_token_id, so nothing would end a turn. Use an instruct model's file.")
     pad, eos = values.get("ggml.padding_token_id"), int(values["ggml.eos_token_id"])
     ends = (eos, values.get("ggml.eot_token_id"), values.get("ggml.eom_token_id"), pad)
     return Vocabulary(
@@ -188,7 +188,7 @@ def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
     if wrong or tokenizer.eos_token_id != vocabulary.eos:
         raise CheckpointError(
             f"{folder}: the tokenizer that transformers reads differs from the file's: eos {tokenizer.eos_token_id} "
-            f"for {vocabulary.eos}, and {len(wrong)} tokens, {wrong[:3]}. This version of transformers does not fit."
+            f"instead of {vocabulary.eos}, and {len(wrong)} wrong tokens, {wrong[:3]}. Install another transformers."
         )
 
 

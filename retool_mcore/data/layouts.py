@@ -63,7 +63,7 @@ class Columns:
         if not (problem or answer or solution_box):
             return None
         if not problem or bool(answer) == bool(solution_box):
-            raise DataError("--problem goes with one of --answer and --solution-box, and they with it")
+            raise DataError("Use --problem together with one of --answer and --solution-box, or none of the three")
         return cls(tuple(problem), answer or solution_box, bool(solution_box))
 
     def fit(self, row: Mapping[str, Any]) -> bool:
@@ -98,10 +98,10 @@ VERL = Columns(("prompt",), "reward_model")
 
 
 def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> Columns:
-    """``columns`` if given, else the first layout that matches the row. Raises UnknownLayout."""
+    """``columns``, or if it is None the first layout that matches the row. Raises UnknownLayout."""
     found = columns or next((each for each in (VERL, *LAYOUTS) if each.fit(row)), None)
     if found is None or not found.fit(row):
-        known = f"known are {VERL}, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
+        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
         raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. The row: {example(row)}. {OPTIONS}")
     return found
 
@@ -139,9 +139,9 @@ def other_roles(row: Mapping[str, Any], columns: Columns | None = None) -> set[s
 
 def example(row: Mapping[str, Any]) -> str:
     """The first columns of a row with shortened values, for an error message."""
-    told = [f"{name} = {shortened(value)}" for name, value in islice(row.items(), EXAMPLE_COLUMNS)]
-    left = len(row) - len(told)
-    return ", ".join(told) + (f" and {left} more" if left > 0 else "")
+    shown = [f"{name} = {shortened(value)}" for name, value in islice(row.items(), EXAMPLE_COLUMNS)]
+    left = len(row) - len(shown)
+    return ", ".join(shown) + (f" and {left} more" if left > 0 else "")
 
 
 def shortened(value: Any) -> str:
@@ -159,7 +159,7 @@ def _asked(value: Any, where: str) -> str:
             raise DataError(f"{where}: no user turn with text in {shortened(value)}")
         value = users[-1]["content"]
     if not isinstance(value, str) or not problem_of(value):
-        raise DataError(f"{where}: the problem is {shortened(value)}, not a text")
+        raise DataError(f"{where}: the problem is {shortened(value)}, not text")
     return problem_of(value)
 
 
@@ -177,7 +177,7 @@ def turns_in_text(value: Any) -> Any:
 def require_text_only(row: Mapping[str, Any], where: str) -> None:
     """Raise DataError for a row with images, video or audio, which no supported model reads."""
     if name := next((each for each in MEDIA if row.get(each) is not None and len(row[each])), None):
-        raise DataError(f"{where}, column {name}: the row needs more than text, and models are trained on text alone")
+        raise DataError(f"{where}, column {name}: the row needs more than text, but models are trained on text only")
 
 
 def _truth(value: Any, column: str, where: str, *, box: bool) -> str:
@@ -187,7 +187,7 @@ def _truth(value: Any, column: str, where: str, *, box: bool) -> str:
             raise DataError(f"{where}: no ground_truth in {shortened(value)}")
         return truth_text(value["ground_truth"], where)
     if value is None and column == "final_answer":
-        raise NoTruth(f"{where}: it is a proof")
+        raise NoTruth(f"{where}: the answer is a proof")
     if column == "final_answer" and isinstance(value, Sequence) and not isinstance(value, str):
         answers = cast("Sequence[Any]", value)
         if len(answers) != 1:
@@ -214,7 +214,7 @@ def _filled(problem: str, numbers: Any) -> str:
     return _PLACE.sub(value, problem)
 
 
-def _only(truth: Any) -> Any:
+def _single(truth: Any) -> Any:
     """Unwrap a one-element list, also as JSON text (``["7"]``); return other values unchanged."""
     if isinstance(truth, str) and truth.strip()[:2] in ('["', "['"):
         try:
@@ -222,10 +222,10 @@ def _only(truth: Any) -> Any:
         except ValueError:
             return truth
         one = isinstance(found, list) and len(cast("list[Any]", found)) == 1
-        return _only(found) if one else truth
+        return _single(found) if one else truth
     if isinstance(truth, Sequence) and not isinstance(truth, str | bytes):
         several = cast("Sequence[Any]", truth)
-        return _only(several[0]) if len(several) == 1 else several
+        return _single(several[0]) if len(several) == 1 else several
     return truth
 
 
@@ -234,19 +234,19 @@ def truth_text(truth: Any, where: str) -> str:
 
     Raises NoTruth for null or empty values, DataError for anything but text or a number.
     """
-    truth = _only(truth)
+    truth = _single(truth)
     if isinstance(truth, bytes):
         try:
             truth = truth.decode()
         except UnicodeDecodeError as error:
-            raise DataError(f"{where}: the answer is {truth!r:.80}, bytes that are no text") from error
+            raise DataError(f"{where}: the answer is {truth!r:.80}, bytes that are not text") from error
     if isinstance(truth, float) and math.isfinite(truth):
         truth = int(truth) if truth.is_integer() else repr(truth)
     if isinstance(truth, int) and not isinstance(truth, bool):
         truth = str(truth)
     if not isinstance(truth, str):
-        told = f"{where}: the answer is {truth!r:.80}, not a text or number"
-        raise NoTruth(told) if truth is None else DataError(told)
+        message = f"{where}: the answer is {truth!r:.80}, neither text nor a number"
+        raise NoTruth(message) if truth is None else DataError(message)
     if not truth.strip():
         raise NoTruth(f"{where}: the answer is empty")
     return truth.strip()

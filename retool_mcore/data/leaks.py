@@ -35,7 +35,7 @@ class Pair:
     score: float
 
     def describe(self) -> str:
-        return f"{self.score:.0%}: {_short(self.second)!r} is in the first as {_short(self.first)!r}"
+        return f"{self.score:.0%}: {_short(self.second)!r} matches {_short(self.first)!r} in the first"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Overlap:
 
     def lines(self) -> list[str]:
         """The counts, then up to SHOWN_PAIRS pairs of each kind."""
-        kinds = ((len(self.same), "by their text"), (len(self.near), "nearly"))
+        kinds = ((len(self.same), "with the same text"), (len(self.near), "nearly the same"))
         counts = ", ".join(f"{count} {kind}" for count, kind in kinds if count) or "none"
         shown = (*self.same[:SHOWN_PAIRS], *self.near[:SHOWN_PAIRS])
         return [
@@ -75,19 +75,19 @@ class Index:
         self._texts = texts
         self._problems = list(texts.values())
         self._shingles = [shingles(problem) for problem in self._problems]
-        self._holders: dict[int, list[int]] = defaultdict(list)
-        for position, held in enumerate(self._shingles):
-            for shingle in held:
-                self._holders[shingle].append(position)
+        self._positions: dict[int, list[int]] = defaultdict(list)  # shingle -> problems that contain it
+        for position, found in enumerate(self._shingles):
+            for shingle in found:
+                self._positions[shingle].append(position)
         most = max(COMMON_ROWS, COMMON_SHARE * len(self._problems))
-        self._common = {shingle for shingle, held in self._holders.items() if len(held) > most}
+        self._common = {shingle for shingle, found in self._positions.items() if len(found) > most}
 
     def find(self, problem: str) -> Pair | None:
         """The indexed problem that ``problem`` duplicates."""
         if (same := self._texts.get(normalised(problem))) is not None:
             return Pair(same, problem, 1.0)
         own = shingles(problem) - self._common
-        shared = Counter(position for shingle in own for position in self._holders.get(shingle, ()))
+        shared = Counter(position for shingle in own for position in self._positions.get(shingle, ()))
         for position, count in shared.most_common():
             fewest = min(len(own), len(self._shingles[position] - self._common))
             if count < FEWEST_SHINGLES:

@@ -63,8 +63,8 @@ def read_problem_rows(
     """Yield the rows of an SFT file, an RL file or a file of plain problems, by their columns.
 
     ``columns``: the layout to use for rows that have these columns. Raises DataError with file, row
-    and column for an unsupported row. Rows without an answer are appended to ``without_truth`` if
-    it is given, else they raise, too.
+    and column for an unsupported row, and for a row without an answer if ``without_truth`` is None.
+    Otherwise appends the message about a row without an answer to ``without_truth``.
     """
     for where, row in read_source(source):
         named = columns is not None and columns.fit(row)
@@ -119,9 +119,9 @@ def lint_file(
 
 def _lint_truth(row: LintedRow, lint: FileLint) -> None:
     if not isinstance(row.truth, str):
-        lint.errors.append(f"{row.where}: the ground truth is {row.truth!r:.80}, not a text")
+        lint.errors.append(f"{row.where}: the ground truth is {row.truth!r:.80}, not text")
     elif reason := truth_problem(row.truth):
-        lint.errors.append(f"{row.where}: nothing can be compared with the ground truth {row.truth!r:.80}: {reason}")
+        lint.errors.append(f"{row.where}: no answer can be compared with the ground truth {row.truth!r:.80}: {reason}")
 
 
 def _lint_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -> None:
@@ -137,9 +137,9 @@ def _lint_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase, lint: FileL
     except DataError as error:
         lint.errors.append(f"{row.where}: {error}")
     except CheckpointError as error:  # the model's fault and the same for every such row: report it once
-        fault = f"rows like this one cannot be rendered: {error}"
-        if not any(each.endswith(fault) for each in lint.errors):
-            lint.errors.append(f"{row.where}: {fault}")
+        message = f"rows like this one cannot be rendered: {error}"
+        if not any(each.endswith(message) for each in lint.errors):
+            lint.errors.append(f"{row.where}: {message}")
 
 
 def _prompt_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -154,7 +154,7 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
     values = np.quantile(lengths, HISTOGRAM_QUANTILES, method="nearest")
     names = ("min", "10 %", "median", "90 %", "99 %", "max")
     table = ", ".join(f"{name} {int(value)}" for name, value in zip(names, values, strict=True))
-    lint.notes.append(f"tokens a row: {table}; {int(lengths.sum())} in all")
+    lint.notes.append(f"tokens per row: {table}; {int(lengths.sum())} in total")
     if max_tokens is not None:
         over = int((lengths > max_tokens).sum())
         lint.notes.append(f"{over} rows ({over / len(lengths):.1%}) are over {max_tokens} tokens")
@@ -188,7 +188,7 @@ def require_disjoint(train_file: str, val_file: str) -> None:
     files = parquet_files(train_file)
     for path in (*files, val_file):
         if not Path(path).is_file():  # training only reads local files
-            raise DataError(f"{path}: cannot be read: there is no such file")
+            raise DataError(f"{path}: cannot be read: no such file")
     held_out = [row.problem for row in read_problem_rows(val_file)]
     trained = (row.problem for path in files for row in read_problem_rows(path))
     shared: dict[int, Pair] = {}
@@ -201,6 +201,6 @@ def require_disjoint(train_file: str, val_file: str) -> None:
         first = shared[min(shared)]
         raise DataError(
             f"{len(shared)} of the {len(held_out)} problems of {val_file} are also in {train_file}: a loss or accuracy "
-            f"measured on them says nothing, and at most {MAX_OVERLAP:.0%} may be shared. Hold other rows out for "
-            f"validation, or set data.allow_overlap = true if that is meant. The first: {first.describe()}"
+            f"measured on them is meaningless, and at most {MAX_OVERLAP:.0%} may be shared. Hold out other rows for "
+            f"validation, or set data.allow_overlap = true if this is intended. The first: {first.describe()}"
         )

@@ -139,8 +139,8 @@ def _pattern(text: str, form: str) -> re.Pattern[str]:
 
     The text starts a sentence, so a match within a sentence would cut the problem.
     """
-    spelt = r"\s+".join(map(re.escape, text.split()))
-    return re.compile(form.format(f"(?-i:{spelt[0]}){spelt[1:]}"), re.IGNORECASE)
+    spaced = r"\s+".join(map(re.escape, text.split()))
+    return re.compile(form.format(f"(?-i:{spaced[0]}){spaced[1:]}"), re.IGNORECASE)
 
 
 _FORMS = [
@@ -235,9 +235,9 @@ def recorded_format(folder: str | Path) -> PromptFormat | None:
     try:
         found = PromptFormat(**{name: value for name, value in values.items() if name not in (DATE, END_OF_TURN)})
     except TypeError as error:
-        raise DataError(f"{path} is no record of a prompt format: {error}. Export the model again.") from error
+        raise DataError(f"{path} is not a record of a prompt format: {error}. Export the model again.") from error
     if wrong := [name for name, value in asdict(found).items() if not isinstance(value, str)]:
-        raise DataError(f"{path}: {wrong[0]} is not a text. Export the model again.")
+        raise DataError(f"{path}: {wrong[0]} is not text. Export the model again.")
     return found
 
 
@@ -252,7 +252,7 @@ def date_of(*folders: str | Path) -> date:
                 return date.fromisoformat(found)
             except (ValueError, TypeError) as error:
                 raise DataError(
-                    f"{Path(folder) / FORMAT_FILE}: {DATE} = {found!r} is no day as 2026-11-29. Correct it."
+                    f"{Path(folder) / FORMAT_FILE}: {DATE} = {found!r} is not a date like 2026-11-29. Correct it."
                 ) from error
     return _today()
 
@@ -280,9 +280,9 @@ def _record(folder: str | Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not is_table(values):
-            raise ValueError("it is no table of names and values")
+            raise ValueError("it is not a JSON object")
     except ValueError as error:
-        raise DataError(f"{path} is no record of a prompt format: {error}. Export the model again.") from error
+        raise DataError(f"{path} is not a record of a prompt format: {error}. Export the model again.") from error
     return values
 
 
@@ -323,7 +323,7 @@ def difference(model: str, asked: PromptFormat, what: str, remedy: str) -> list[
     if known is None or not asked.differs_from(known):
         return []
     return [
-        f"{what} is asked otherwise than {model} was trained, which costs accuracy. Here: {asked}. "
+        f"{what} uses another prompt format than {model} was trained with, which costs accuracy. Here: {asked}. "
         f"The model: {known}. {remedy}"
     ]
 

@@ -59,7 +59,7 @@ def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
     """
     prompt = turns_in_text(prompt)
     if not is_tables(prompt) or not prompt:
-        raise DataError(f"{prompt!r:.80} is no list of messages")
+        raise DataError(f"{prompt!r:.80} is not a list of messages")
     turns = [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
     asked = [_asked(turn) for turn in turns]
     return [turn for turn, _ in asked], {name for _, names in asked for name in names}
@@ -77,7 +77,7 @@ def _asked(turn: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def truth_of(reward_model: Any) -> str:
     """The ground truth of a row as text. Raises DataError if it is missing or unusable."""
     if not is_table(reward_model):
-        raise DataError(f"{reward_model!r:.80} holds no ground_truth")
+        raise DataError(f"{reward_model!r:.80} has no ground_truth")
     return truth_text(reward_model.get("ground_truth"), "ground_truth")
 
 
@@ -89,7 +89,7 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
     for index, row in read_rows(path, [*COLUMNS, *media]):
         where = f"{path}, row {index}"
         require_text_only(row, where)
-        messages, taken_off = _messages_of_row(where, row)
+        messages, stripped = _messages_of_row(where, row)
         try:
             tokens = len(render(messages))
         except (DataError, TypeError, KeyError) as error:
@@ -100,12 +100,12 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
                 f"data.max_prompt_tokens = {longest} of {config.source}. Raise it, or leave the row out"
             )
         count += 1
-        wrapped.update(taken_off)
+        wrapped.update(stripped)
     if not count:
         raise DataError(f"{path} has no rows")
     if wrapped:
-        told = ", ".join(f"{name} in {number} rows" for name, number in wrapped.most_common())
-        notes.append(f"{path}: instructions around its problems are taken off and ours put there ({told})")
+        counts = ", ".join(f"{name} in {number} rows" for name, number in wrapped.most_common())
+        notes.append(f"{path}: other data sets' instructions around its problems are replaced by ours ({counts})")
     return count
 
 
@@ -133,7 +133,7 @@ def _check_best_source(config: RlConfig, held_out: Sequence[str]) -> None:
         names = ", ".join(f"val-core/{source}/acc/mean@{config.validation.n}" for source in sorted(found))
         raise DataError(
             f'best.metric = "{config.best.metric}" of {config.source}: no problem of validation.files has the '
-            f'data_source "{wanted}". There are: {names}'
+            f'data_source "{wanted}". Choose one of: {names}'
         )
 
 
@@ -142,6 +142,6 @@ def _notes(path: str) -> list[str]:
         return []
     asked = sorted({str(row[AGENT_COLUMN]) for _, row in read_rows(path, (AGENT_COLUMN,))})
     return [
-        f"{path}: its column {AGENT_COLUMN} ({', '.join(asked[:5])}) is ignored. It names an agent loop of verl's; "
-        "responses are sampled by ours, with the tool of [rollout]"
+        f"{path}: its column {AGENT_COLUMN} ({', '.join(asked[:5])}) is ignored. It names an agent loop of verl; "
+        "our loop samples responses, with the tools of [rollout]"
     ]

@@ -42,7 +42,7 @@ class SftDataset:
         rows = len(self.examples) + len(self.too_long)
         return (
             f"{self.source}: {len(self.too_long)} of {rows} rows are longer than data.max_length_tokens = "
-            f"{max_length_tokens} and left out, the first of them row {self.too_long[0]}"
+            f"{max_length_tokens} and left out; the first is row {self.too_long[0]}"
         )
 
 
@@ -66,14 +66,14 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         except DataError as error:
             raise DataError(f"{where}, column messages: {error}") from error
         if not any(rendered.loss_mask):
-            raise DataError(f"{where}, column messages: no assistant turn that is trained on")
+            raise DataError(f"{where}, column messages: no assistant turn is trained on")
         if len(rendered) > max_length_tokens:
             too_long.append(number)
         else:
             examples.append(_packed(rendered))
     if not examples:
         raise DataError(
-            f"{path}: none of its {len(too_long)} rows is at most data.max_length_tokens = {max_length_tokens} long"
+            f"{path}: all {len(too_long)} rows are longer than data.max_length_tokens = {max_length_tokens}"
         )
     return SftDataset(path, examples, tuple(too_long))
 
@@ -105,8 +105,8 @@ class PackedBatches:
     def __post_init__(self) -> None:
         if self.global_batch % self.dp_size or not 0 <= self.dp_rank < self.dp_size or not self.examples:
             raise DataError(
-                f"a batch of {self.global_batch} cannot be dealt to rank {self.dp_rank} of {self.dp_size} from "
-                f"{len(self.examples)} examples"
+                f"a batch of {self.global_batch} from {len(self.examples)} examples has no equal share for rank "
+                f"{self.dp_rank} of {self.dp_size}"
             )
 
     def __call__(self, step: int) -> list[Rendered]:

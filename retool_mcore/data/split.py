@@ -35,8 +35,8 @@ def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = 
     held_out = hold_out_problems(problems, hold_out, seed)
     if held_out >= set(problems):
         raise DataError(
-            f"{source}: it has {len(problems)} rows of {len(held_out)} problems, so holding {hold_out} rows out leaves "
-            "none to train on. Hold fewer out"
+            f"{source}: it has {len(problems)} rows of {len(held_out)} problems, so holding out {hold_out} rows leaves "
+            "none to train on. Hold out fewer"
         )
     parts: tuple[list[Any], list[Any]] = [], []
     rows: Any = (row for _, row in read_source(source))

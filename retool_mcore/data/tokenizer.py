@@ -51,18 +51,19 @@ def load_tokenizer(
     try:
         tokenizer = from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
+        is_local = Path(path).is_dir()
+        state = "has no readable tokenizer" if is_local else "is neither a local directory nor a readable hub name"
         first_line = str(error).strip().split("\n", 1)[0]
         raise CheckpointError(
-            f"model.path = {path} {state} that can be read: {_broken(folder) or first_line}. Copy or fetch its files "
-            "again, or name another model."
+            f"model.path = {path} {state}: {_broken(folder) or first_line}. Copy or download its files again, or name "
+            "another model."
         ) from error
     if chat_template:
         tokenizer.chat_template = read_template(chat_template)
     own = cast("Any", tokenizer).chat_template
     for template in cast("dict[str, str]", own).values() if isinstance(own, dict) else [own or ""]:
         if why := endless(template):
-            raise CheckpointError(f"the chat template of {path} is not rendered: {why}. Set model.chat_template")
+            raise CheckpointError(f"the chat template of {path} may never end: {why}. Set model.chat_template")
     if not own:
         raise CheckpointError(
             f"the tokenizer in {path} has no chat template. Use an instruct model's tokenizer, or set "
@@ -93,10 +94,10 @@ def endless(template: str) -> str:
     if numbers and max(map(abs, numbers)) > MAX_NUMBER:
         return f"it has the number {max(numbers, key=abs)}"
     if next(tree.find_all(nodes.Pow), None):
-        return "it has a power of a number"
+        return "it computes a power"
     for outer in tree.find_all(nodes.For):
         if any(_counts(inner) for inner in outer.find_all(nodes.For) if inner is not outer) and _counts(outer):
-            return "it has a loop over numbers in another one"
+            return "it has a loop over a range inside another"
     return ""
 
 
@@ -143,7 +144,7 @@ def read_template(name: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"model.chat_template = {name} is no file that can be read ({error}), and none of {', '.join(BUILT_IN)}"
+            f"model.chat_template = {name} is neither a readable file ({error}) nor one of {', '.join(BUILT_IN)}"
         ) from error
 
 

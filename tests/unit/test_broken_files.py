@@ -82,7 +82,7 @@ AGAIN = "Correct it, copy or fetch it again, or name another model."
         (second_shard_missing, "model-2-of-2.safetensors are missing or corrupt", "or name another model."),
         (holding(INDEX, '{"weight_map": ["a"]}'), "weight_map is not a JSON object", "Copy or fetch it again."),
         (without("tokenizer.json"), "has no tokenizer: it contains no tokenizer.json", "or name another folder."),
-        (cut("tokenizer.json"), "that can be read: tokenizer.json: ", "or name another model."),
+        (cut("tokenizer.json"), "has no readable tokenizer: tokenizer.json: ", "or name another model."),
     ],
 )
 def test_a_broken_model_is_reported_with_its_file(
@@ -104,7 +104,7 @@ def test_broken_rows_are_reported_with_their_place(tmp_path: Path):
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2])
     with pytest.raises(
-        DataError, match=r"rows\.parquet: not a whole parquet file: .*\. Make or copy the file again\.$"
+        DataError, match=r"rows\.parquet: not a complete parquet file: .*\. Make or copy the file again\.$"
     ):
         list(read_rows(file, ["problem"]))
     third = len(data) // 2
@@ -234,13 +234,13 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% e
         (pipe("generation_config.json"), "generation_config.json is not a regular file"),
         (endless_link("generation_config.json"), "generation_config.json is not a regular file"),
         (holding("config.json", "[" * 200_000), "cannot be read as a model's configuration"),
-        (holding("tokenizer_config.json", "[" * 200_000), "is no tokenizer that can be read"),
+        (holding("tokenizer_config.json", "[" * 200_000), "has no readable tokenizer"),
         (
             with_value("num_attention_heads", "8; rm"),
             "num_attention_heads = '8; rm', but it must be a positive",
         ),
         (with_value("vocab_size", True), "vocab_size = True, but it must be a positive"),
-        (holding("chat_template.jinja", LOOPS), "a loop over numbers in another one"),
+        (holding("chat_template.jinja", LOOPS), "a loop over a range inside another"),
         (holding("chat_template.jinja", "{{ 'x' * 4000000000 }}"), "it has the number 4000000000"),
     ],
 )

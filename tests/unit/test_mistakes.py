@@ -110,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "empty has no tokenizer: it contains no tokenizer.json. Copy the tokenizer's files into it,",
         ),
         ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
-        ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),
+        ("score cut.parquet --out s.jsonl", "cut.parquet: not a complete parquet file: "),
         ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
         ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
     ],

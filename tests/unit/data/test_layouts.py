@@ -74,11 +74,11 @@ def test_lint_reads_named_columns_where_they_are(tmp_path):
     assert "The row: aufgabe = 'P?', wert = '1'. Name the columns" in output
     named = CliRunner().invoke(app, ["lint", *files, "--problem", "aufgabe", "--answer", "wert"])
     assert named.exit_code == 1, named.output
-    assert f"{files[1]}: of 1 problems, {files[0]} has 1 by their text" in named.output
+    assert f"{files[1]}: of 1 problems, {files[0]} has 1 with the same text" in named.output
     output = refused("lint", *files, "--problem", "aufgabe", "--answer", "wort")
     assert "columns aufgabe, wert; not aufgabe/wort" in output
     output = refused("lint", *files, "--answer", "wert")
-    assert "--problem goes with one of" in output
+    assert "Use --problem together with one of" in output
 
 
 def test_lint_reads_problems_beside_messages_when_they_are_named(tmp_path):
@@ -121,7 +121,13 @@ def test_truths_that_cannot_be_judged_are_rejected_with_a_reason(tmp_path):
     assert result.exit_code == 0, result.output
     assert "1 after answer (5 rejected)" in result.output
     why = [row["reason"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
-    reasons = ("it is a proof", "2 answers", "'proof' is not an answer", "'notfound' is not an answer", "no \\boxed{}")
+    reasons = (
+        "the answer is a proof",
+        "2 answers",
+        "'proof' is not an answer",
+        "'notfound' is not an answer",
+        "no \\boxed{}",
+    )
     for reason, found in zip(reasons, why, strict=True):
         assert reason in found
 

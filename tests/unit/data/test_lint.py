@@ -51,7 +51,7 @@ def test_repeats_and_lengths_are_told(tmp_path, tokenizer):
     found = lint_file(path, tokenizer, max_tokens=5)
     assert found.errors == []
     assert found.notes[0] == "1 of 3 rows repeat a problem (one of them 2 times)"
-    assert found.notes[1].startswith("tokens a row: min ")
+    assert found.notes[1].startswith("tokens per row: min ")
     assert found.notes[2] == "3 rows (100.0%) are over 5 tokens"
     assert sum(found.loss_tokens) < sum(found.lengths_tokens)
     assert found.notes[3].endswith(f"({min(found.loss_tokens)} in the row with the fewest)")
@@ -70,7 +70,7 @@ def test_a_model_without_tool_turns_measures_prompts_inline(tmp_path, tokenizer)
 def test_truths_that_nothing_can_be_compared_with_are_errors(tmp_path):
     path = rl_file(tmp_path / "a.parquet", "What is 1 + 1?", truth="\\frac{")
     (error,) = lint_file(path, None, None).errors
-    assert "row 0: nothing can be compared with the ground truth" in error and "it is not an expression" in error
+    assert "row 0: no answer can be compared with the ground truth" in error and "it is not an expression" in error
     assert CliRunner().invoke(app, ["lint", path]).exit_code == 1
 
 

@@ -60,8 +60,8 @@ def test_files_that_are_cut_are_one_error(tmp_path):
     (tmp_path / "cut.arrow").write_bytes(b"ARROW?")
     for name, why in (
         ("cut.jsonl.gz", "cannot be read"),
-        ("cut.csv", "as many fields"),
-        ("cut.arrow", "not a whole"),
+        ("cut.csv", "the number of fields differs"),
+        ("cut.arrow", "not a complete"),
     ):
         output = refused("rl", tmp_path / name, "--out", tmp_path / "out.parquet").replace("\n", " ")
         assert name in output and why in output
@@ -97,7 +97,7 @@ def test_a_truth_as_bytes_is_its_text(tmp_path):
     ((_, made),) = read_rows(tmp_path / "out.parquet", ["reward_model"])
     assert made["reward_model"]["ground_truth"] == "7"
     write_parquet(tmp_path / "in.parquet", [{"problem": "3 + 4?", "answer": b"\xff"}])
-    assert "bytes that are no text" in refused("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet")
+    assert "bytes that are not text" in refused("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet")
 
 
 def test_repeats_with_another_answer_are_named_by_row(tmp_path):

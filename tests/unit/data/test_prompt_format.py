@@ -74,7 +74,11 @@ def test_a_difference_from_the_models_record_is_one_warning(tmp_path: Path, aske
     said = difference(str(tmp_path), asked, "own.parquet", "Do this.")
     assert len(said) == differs
     for line in said:
-        assert line.startswith("own.parquet is asked otherwise") and line.endswith("Do this.") and '"Be brief."' in line
+        assert (
+            line.startswith("own.parquet uses another prompt format")
+            and line.endswith("Do this.")
+            and '"Be brief."' in line
+        )
 
 
 def test_a_model_without_a_record_is_asked_as_it_comes_and_a_broken_record_is_an_error(tmp_path: Path):

@@ -47,7 +47,7 @@ def test_known_schemas_are_read(row, problem, truth):
 @pytest.mark.parametrize(
     "row, rule",
     [
-        ({"text": "P?"}, "here: columns text; known are prompt/reward_model, problem/answer"),
+        ({"text": "P?"}, "here: columns text; known layouts: prompt/reward_model, problem/answer"),
         ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
         ({"problem": "P?", "answer": ["4", "5"]}, "here, column answer: the answer is ['4', '5']"),
         ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
@@ -145,9 +145,9 @@ def test_the_data_source_is_named_after_the_set_and_not_its_split(source, name, 
 
 def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match="neither a file or folder here nor a data set that the hub gives"):
+    with pytest.raises(DataError, match="neither a local file or folder nor a data set that the hub provides"):
         source_files("nobody/no-such-set")
-    with pytest.raises(DataError, match="neither a file or folder here"):
+    with pytest.raises(DataError, match="neither a local file or folder"):
         source_files("not a name at all")
     with pytest.raises(DataError, match="no data file of split 'train'"):
         (tmp_path / "test.jsonl").write_text("{}\n")

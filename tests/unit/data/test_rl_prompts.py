@@ -91,11 +91,11 @@ def test_the_user_is_told_what_was_taken_off(tmp_path: Path):
         ([{"problem": "2 + 2", "answer": "4"}], r"no column data_source, prompt, reward_model; it has problem, answer"),
         (
             [{"data_source": "math", "prompt": "2 + 2", "reward_model": {"ground_truth": "4"}}],
-            "row 0, column prompt: '2 . 2' is no list of messages",
+            "row 0, column prompt: '2 . 2' is not a list of messages",
         ),
         (
             [{"data_source": "math", "prompt": [{"role": "user", "content": "2 + 2"}], "reward_model": "4"}],
-            "row 0, column reward_model: '4' holds no ground_truth",
+            "row 0, column reward_model: '4' has no ground_truth",
         ),
     ],
 )

@@ -100,12 +100,10 @@ def test_rows_over_the_budget_are_left_out_and_told(tmp_path, tokenizer):
     assert data.too_long == (1,)
     assert len(data.examples) == 1
     assert data.num_tokens == short
-    said = (
-        f"{path}: 1 of 2 rows are longer than data.max_length_tokens = {long - 1} and left out, the first of them row 1"
-    )
+    said = f"{path}: 1 of 2 rows are longer than data.max_length_tokens = {long - 1} and left out; the first is row 1"
     assert data.left_out(long - 1) == said
     assert load_sft(path, tokenizer, max_length_tokens=long).left_out(long) is None
-    with pytest.raises(DataError, match="none of its 2 rows"):
+    with pytest.raises(DataError, match="all 2 rows are longer"):
         load_sft(path, tokenizer, max_length_tokens=1)
 
 
@@ -142,7 +140,7 @@ def test_missing_columns_and_files_are_named(tmp_path, tokenizer):
     write_parquet(path, [TEXT_ROW])
     whole = (tmp_path / "sft.parquet").read_bytes()
     (tmp_path / "sft.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="not a whole parquet file"):
+    with pytest.raises(DataError, match="not a complete parquet file"):
         load_sft(path, tokenizer, max_length_tokens=10)
     pq.write_table(pa.table({"messages": pa.array([], pa.string()), "tools": pa.array([], pa.string())}), path)
     with pytest.raises(DataError, match="no rows"):
@@ -208,5 +206,5 @@ def test_attention_makes_long_sequences_dearer_than_their_tokens():
 
 
 def test_a_batch_that_cannot_be_dealt_is_refused():
-    with pytest.raises(DataError, match="batch of 3 cannot be dealt to rank 0 of 2 from 1 examples"):
+    with pytest.raises(DataError, match="batch of 3 from 1 examples has no equal share for rank 0 of 2"):
         PackedBatches(examples(1), global_batch=3, seed=0, dp_size=2)

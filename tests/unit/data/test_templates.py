@@ -99,7 +99,9 @@ def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Pa
 
 
 def test_what_is_no_template_or_no_argument_is_refused(tmp_path: Path, qwen3: Path):
-    with pytest.raises(ConfigError, match=r"model.chat_template = nowhere is no file.*none of chatml, plain"):
+    with pytest.raises(
+        ConfigError, match=r"model.chat_template = nowhere is neither a readable file.*nor one of chatml, plain"
+    ):
         tokenizer_of(run_of(RlConfig, qwen3, "model.chat_template=nowhere").model)
     for name in ("messages", "a-b"):
         with pytest.raises(ConfigError, match=f"model.template_args has '{name}'"):

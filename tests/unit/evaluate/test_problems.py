@@ -63,7 +63,7 @@ def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
     [
         ({"problem": "1 + 1?", "answer": None}, "line 1, column answer: the answer is None.* leaves such rows out"),
         ({"problem": 5, "answer": "2"}, "line 1, column problem: the problem is 5"),
-        ({"text": "1 + 1?"}, "line 1: columns text; known are prompt/reward_model, problem/answer"),
+        ({"text": "1 + 1?"}, "line 1: columns text; known layouts: prompt/reward_model, problem/answer"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], message: str):

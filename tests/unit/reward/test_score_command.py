@@ -46,14 +46,14 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
         ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is no response"),
         (
             '{"response": "x", "answer": ["5", {}]}',
-            "line 1, column answer: the answer is ['5', {}], not a text or number",
+            "line 1, column answer: the answer is ['5', {}], neither text nor a number",
         ),
-        ('{"response": "x", "answer": NaN}', "line 1, column answer: the answer is nan, not a text or number"),
+        ('{"response": "x", "answer": NaN}', "line 1, column answer: the answer is nan, neither text nor a number"),
         (
             '{"text": "x", "answer": "5"}',
             "no column response; it has text, answer. --response names the column",
         ),
-        ('{"response": "\\ud800", "answer": "5"}', "line 1: a text holds '\\ud800', half a character"),
+        ('{"response": "\\ud800", "answer": "5"}', "line 1: a text contains '\\ud800', half of a surrogate pair"),
         ('{"response": ' + "[" * 100_000, "line 1: not JSON"),
         ('{"response": "x", "answer": "5"}\n{', "line 2: not JSON"),
         ('{"response": "x", "answer": "5"}\n\udcff', "line 2: not JSON"),

@@ -16,8 +16,8 @@ def test_a_note_for_each_file_that_has_rows_too_long():
     terminal = io.StringIO()
     print_left_out_rows((cut, whole), 512, Console(file=terminal, width=40))
     assert terminal.getvalue() == (
-        "note: runs/train.parquet: 2 of 2 rows are longer than data.max_length_tokens = 512 and left out, the first of "
-        "them row 3\n"
+        "note: runs/train.parquet: 2 of 2 rows are longer than data.max_length_tokens = 512 and left out; the first is "
+        "row 3\n"
     )
 
 

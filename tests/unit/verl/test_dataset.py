@@ -150,7 +150,7 @@ def test_the_best_of_a_data_source_that_no_problem_has_is_refused_with_those_the
         best = config.best.model_copy(update={"metric": f"val-core/{source}/acc/mean@8"})
         return config.model_copy(update={"best": best})
 
-    there = "There are: val-core/math_dapo/acc/mean@8, val-core/openai/gsm8k/acc/mean@8"
+    there = "Choose one of: val-core/math_dapo/acc/mean@8, val-core/openai/gsm8k/acc/mean@8"
     with pytest.raises(DataError, match=there):
         check_prompts(goal("mine"), Hermes(tokenizer).prompt_ids)
     assert check_prompts(goal("openai/gsm8k"), Hermes(tokenizer).prompt_ids)
