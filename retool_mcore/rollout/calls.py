@@ -79,8 +79,8 @@ class Calls:
     async def run(self, calls: Sequence[Call]) -> list[CallResult]:
         """Run one turn's calls: concurrently, or in order if they share an interpreter session.
 
-        Raises SandboxUnavailable if an outage outlasts ``max_outage_s``. Any other exception of a
-        user-defined tool except ToolError propagates. The turn's other calls are cancelled first.
+        Raises SandboxUnavailable if an outage outlasts ``max_outage_s``. Exceptions of user-defined
+        tools other than ToolError propagate after the turn's other calls are cancelled.
         """
         if self._limits.sessions:
             return [await self._run(call) for call in calls]
@@ -145,7 +145,7 @@ class Calls:
     async def _run_tool(self, tool: Tool, call: Call) -> CallResult:
         self._made[tool.name] += 1
         if tool.max_calls is not None and self._made[tool.name] > tool.max_calls:
-            return self._result(call, f"Error: {tool.name} may be called {tool.max_calls} times, and was.", ok=False)
+            return self._result(call, f"Error: {tool.name} can be called only {tool.max_calls} times.", ok=False)
         started, status = time.perf_counter(), "finished"
         try:
             answer: ToolResult = await self._retrying()(self._call, tool, call)
@@ -172,7 +172,7 @@ class Calls:
         if isinstance(result, ToolResult) and isinstance(result.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             return result
         self._count_fault(what, TypeError(f"it returned {answer!r:.200}; return a str or a ToolResult of a str"))
-        return ToolResult(text=f"Error: {tool.name} gave no text.", ok=False)
+        return ToolResult(text=f"Error: {tool.name} returned no text.", ok=False)
 
     async def _call_started(self, tool: Tool, call: Call) -> str | ToolResult:
         if tool.name not in self._states:  # concurrent calls share one start
@@ -222,7 +222,7 @@ class Calls:
 def _numbers(found: Mapping[str, float]) -> dict[str, float]:
     numbers = {str(name): float(value) for name, value in found.items()}
     if not all(map(math.isfinite, numbers.values())):
-        raise ValueError(f"its end returned {numbers}, which are not all finite numbers")
+        raise ValueError(f"end returned {numbers}, but all numbers must be finite")
     return numbers
 
 
@@ -238,7 +238,7 @@ async def _bounded(what: str, work: Coroutine[Any, Any, FoundT], limit_s: float 
         await _cancel([task])
     if not done:
         raise TimeoutError(f"{what} did not end within {limit_s:g} s")
-    if task.cancelled():  # the hook did this itself: a cancelled trajectory would not get here
+    if task.cancelled():  # by the hook itself: a cancelled trajectory would not get here
         raise RuntimeError(f"{what} cancelled itself")
     return task.result()
 

@@ -15,7 +15,7 @@ MAX_TOOL_S = 300.0
 class Limits:
     """Limits of one trajectory, mostly from [rollout] and [sandbox].
 
-    ``ledger.StopReason`` says what happens at each.
+    ``ledger.StopReason`` describes the effect of each.
     """
 
     max_response_tokens: int  # model and tool tokens

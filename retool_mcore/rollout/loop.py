@@ -121,8 +121,8 @@ async def run_trajectory(
     ``tool_context``: the part of the dataset row that user-defined tools may read.
 
     A model's mistake never raises. After an outage of the sandbox or the engine, the returned
-    trajectory has ``StopReason.DROPPED``. Other exceptions of a user-defined tool than ToolError,
-    TimeoutError and SandboxUnavailable propagate.
+    trajectory has ``StopReason.DROPPED``. Exceptions of a user-defined tool propagate, except
+    ToolError, TimeoutError and SandboxUnavailable.
     """
     assert prompt_ids, "a trajectory starts from at least one prompt token"
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))

@@ -84,7 +84,7 @@ def _tools(servers: str) -> tuple[Tool, ...]:
         listed = {each.name: each for each in session.list_tools()}
         if missing := sorted({*server.tools} - {*listed}):
             raise ConfigError(
-                f'rollout.mcp.{name}.tools has "{missing[0]}", and the server offers {", ".join(sorted(listed))}.'
+                f'rollout.mcp.{name}.tools has "{missing[0]}", but the server offers {", ".join(sorted(listed))}.'
             )
         wanted: Sequence[str] = server.tools or list(listed)
         found += [check_tool(f"rollout.mcp.{name}", McpTool(session, listed[each], server)) for each in wanted]
@@ -141,7 +141,7 @@ class McpSession:
         except Exception as error:  # a protocol error, or any error of its transport
             command = " ".join([server.command, *server.args])
             hint = (
-                f"Is a server at {server.url}, and does it speak streamable HTTP?"
+                f"Is a server running at {server.url}, and does it speak streamable HTTP?"
                 if server.url
                 else f"Does `{command}` speak MCP over stdio? Try it by hand."
             )
@@ -182,9 +182,9 @@ class McpSession:
                 return await client.call_tool(tool, dict(arguments))
         except Exception as error:
             # The error code cannot distinguish a rejected call from a lost session: SDKs use
-            # different codes, and a tool may return any. So probe the server. One that lost the
-            # session, as after a restart, has not run the call, and a retry is safe. A timeout may
-            # be of a hung server, for which the next call should not wait.
+            # different codes, and a tool may return any. So probe the server. A server that lost
+            # the session, as after a restart, has not run the call, so a retry is safe. After a
+            # timeout, the server may be hung, and the next call should not wait for it.
             answers = await _answers(client)
             if not answers:
                 self._disconnect(connection)
@@ -226,8 +226,10 @@ class McpSession:
                 await asyncio.Event().wait()
         except BaseException as error:
             if not client.done():
-                late = isinstance(error, asyncio.CancelledError)  # by `_disconnect`, after a timeout
-                client.set_exception(self._no_answer("answer") if late else ConnectionError(_innermost_message(error)))
+                timed_out = isinstance(error, asyncio.CancelledError)  # `_disconnect` cancelled this task
+                client.set_exception(
+                    self._no_answer("answer") if timed_out else ConnectionError(_innermost_message(error))
+                )
             elif not isinstance(error, Exception):
                 raise
 

@@ -91,7 +91,7 @@ class ToolProtocol(ABC):
         """Offer ``tools`` to the model. Raises ConfigError if the protocol does not support it."""
         if tools:
             raise ConfigError(
-                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" '
+                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, but calls of rollout.protocol = "{self.name}" '
                 'have no tool name: all run the interpreter. Use protocol "hermes".'
             )
 
@@ -129,8 +129,8 @@ class ToolProtocol(ABC):
         call_end = CallEnd.of(self.tokenizer.get_vocab(), tag)
         if ids[-1] not in call_end.completing:
             raise CheckpointError(
-                f'rollout.protocol = "{self.name}" stops the engine on the tokens that complete {tag}, and the '
-                f"vocabulary of {name_of(self.tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
+                f'rollout.protocol = "{self.name}" stops the engine on the tokens that complete {tag}, but the '
+                f"vocabulary of {name_of(self.tokenizer)!r} does not contain their text. Use a byte-level tokenizer "
                 "(Qwen2.5, Qwen3, Llama 3)"
             )
         self.stop_token_ids = tuple(sorted({*self.end_ids, *call_end.completing}))
@@ -171,7 +171,7 @@ class TextOnly(ToolProtocol):
         return without_call(text)
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        raise AssertionError("a text-only trajectory has no results to write")
+        raise AssertionError("a text-only trajectory has no results")
 
 
 class ToolTurns(ToolProtocol):
@@ -179,7 +179,7 @@ class ToolTurns(ToolProtocol):
 
     ``tags``: the opening and closing tag of a call, or None. With tags, a turn ends at its first
     call, on the token that completes the closing tag. After ``allow_parallel_calls``, only an
-    end-of-turn token ends it, and its calls run concurrently. The same holds for a format without
+    end-of-turn token ends it, and its calls run concurrently. The same applies to a format without
     tags. ``closing_ids``: tokens with which the model ends a turn before a result. Raises
     CheckpointError if the template renders calls in another format.
     """
@@ -193,7 +193,7 @@ class ToolTurns(ToolProtocol):
         read = self.calls(turn)
         if [code.strip() for code in read.codes] != ["print(1)"] or (self.tags and not turn.endswith(self.tags[1])):
             raise CheckpointError(
-                f'rollout.protocol = "{self.name}" reads calls of the form {self.form}, and the chat template of '
+                f'rollout.protocol = "{self.name}" reads calls of the form {self.form}, but the chat template of '
                 f"{name_of(tokenizer)!r} renders one as {turn!r}. "
                 'Use the protocol of that form, or rollout.protocol = "retool"'
             )
@@ -272,7 +272,7 @@ class Llama3(ToolTurns):
 
     def allow_parallel_calls(self) -> None:
         raise ConfigError(
-            'rollout.calls_per_turn = "all": the templates of Llama 3 write one call in a turn. Use "first".'
+            'rollout.calls_per_turn = "all": the templates of Llama 3 allow one call per turn. Use "first".'
         )
 
     def calls(self, text: str) -> Parsed:
@@ -430,5 +430,5 @@ def tools_of(rollout: ToolLoop) -> tuple[Tool, ...]:
     """The tools that [rollout] offers in addition to the interpreter. Raises ConfigError."""
     tools = (*open_tools(tuple(rollout.tools)), *(mcp_tools(rollout.mcp) if rollout.mcp else ()))
     if twice := [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]:
-        raise ConfigError(f"rollout.tools and rollout.mcp have two tools named {', '.join(twice)}. Leave one out.")
+        raise ConfigError(f"rollout.tools and rollout.mcp have two tools named {', '.join(twice)}. Remove one.")
     return tools

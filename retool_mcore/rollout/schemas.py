@@ -25,7 +25,7 @@ _steps: ContextVar[list[int]] = ContextVar("steps")
 
 
 class SchemaRefused(ValueError):
-    """The schema cannot be used; the message tells the user why."""
+    """The schema cannot be used. The message states the reason."""
 
 
 class _TooManySteps(Exception):
@@ -41,8 +41,8 @@ def check(schema: Any) -> None:
     for key, target in _references(schema):
         if key != "$ref" or not (target == "#" or target.startswith("#/")):
             raise SchemaRefused(
-                f"{json.dumps(key)}: {json.dumps(target)[:200]} leads out of the schema; nothing is fetched: refer by "
-                "#/$defs/NAME"
+                f"{json.dumps(key)}: {json.dumps(target)[:200]} points outside the schema, and nothing is fetched. Use "
+                "a reference such as #/$defs/NAME"
             )
     try:
         no_formats = jsonschema.FormatChecker(())  # patterns may use another language's regex syntax
@@ -52,7 +52,7 @@ def check(schema: Any) -> None:
     try:
         _first_error(schema, {})
     except (_TooManySteps, RecursionError) as error:
-        raise SchemaRefused("it refers to itself, and checking the arguments {} never ends") from error
+        raise SchemaRefused("it refers to itself, so checking the arguments {} never ends") from error
     except Exception as error:
         raise SchemaRefused(f"the arguments {{}} cannot be checked: {str(error)[:_MAX_CHARS]}") from error
 
@@ -62,7 +62,7 @@ def complaint(name: str, schema: Mapping[str, Any], arguments: Any) -> str | Non
     try:
         first = _first_error(schema, arguments)
     except (_TooManySteps, RecursionError):
-        return f"arguments of {name} take too long to check: make them smaller"
+        return f"arguments of {name} take too long to check. Make them smaller"
     except Exception as error:  # noqa: BLE001  a schema must not crash the loop
         return f"arguments of {name} cannot be checked: {str(error)[:_MAX_CHARS]}"
     if first is None:
@@ -121,8 +121,8 @@ def _additional(validator: Any, allowed: Any, instance: Any, schema: Mapping[str
         yield from _KEYWORDS["additionalProperties"](validator, allowed, instance, schema)
 
 
-def _unique(validator: Any, asked: bool, instance: Any, schema: Any) -> _Errors:
-    if asked and isinstance(instance, list):
+def _unique(validator: Any, required: bool, instance: Any, schema: Any) -> _Errors:
+    if required and isinstance(instance, list):
         texts = [json.dumps(value, sort_keys=True) for value in cast("list[Any]", instance)]
         if len(set(texts)) < len(texts):
             yield jsonschema.ValidationError(f"{str(cast('Any', instance))[:200]} has non-unique elements")

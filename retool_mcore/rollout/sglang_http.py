@@ -150,7 +150,7 @@ class SglangEngine:
         except RetryError as error:
             last = error.last_attempt.exception()
             raise EngineUnavailable(f"{self.url}{path} failed for {self.retry_s:g} s: {last}") from last
-        raise AssertionError("tenacity ends by a value or an error")
+        raise AssertionError("tenacity returns a value or raises an error")
 
     async def _attempt(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:
@@ -161,9 +161,9 @@ class SglangEngine:
         if response.status_code >= _SERVER_ERROR or response.status_code == _TOO_MANY:
             raise _Unreachable(f"status {response.status_code}: {response.text[:300]}", _pause_asked(response))
         if response.is_error:
-            raise RolloutError(f"{self.url}{path} refuses the request: {response.status_code} {response.text[:500]}")
+            raise RolloutError(f"{self.url}{path} rejected the request: {response.status_code} {response.text[:500]}")
         with contextlib.suppress(json.JSONDecodeError):
             answer = response.json()
             if is_table(answer):
                 return answer
-        raise RolloutError(f"{self.url}{path} is not an SGLang server: it answers {response.text[:200]!r}")
+        raise RolloutError(f"{self.url}{path} is not an SGLang server: it returned {response.text[:200]!r}")

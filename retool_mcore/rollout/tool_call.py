@@ -274,7 +274,9 @@ def _read_object(body: str, repairs: list[str]) -> Any:
     except json.JSONDecodeError as error:
         complaint = f"{error.msg} at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError):  # a number with thousands of digits; brackets nested thousands deep
-        raise Malformed("json", f"the call is too large a number or nested too deeply. Write {_CALL_SHAPE}") from None
+        raise Malformed(
+            "json", f"the call has too large a number or is nested too deeply. Write {_CALL_SHAPE}"
+        ) from None
     for repair in (_repair_unescaped_code, _relaxed, _python_literal):
         value, kinds = repair(body)
         if kinds:

@@ -20,7 +20,7 @@ def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -
 
     The count is exact if the text has at most CHARS_PER_TOKEN * max_tokens characters. A longer
     text is always cut, and only its two ends are tokenized. The count is then estimated from the
-    ends, and the note to the model says "about".
+    ends, and the note for the model has the word "about".
     """
     if len(text) <= max_tokens and text.isascii():
         return text, 0  # a token of ASCII text is at least one character
@@ -33,7 +33,7 @@ def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -
     back_spans = front_spans if whole else _spans(tokenizer, back)
     head, tail, kept = "", "", 0
     for count in range(max_tokens, 0, -1):
-        # The text of a token may be a whole character of several tokens, and cut text may tokenize
+        # Several tokens may share the span of one character, and the cut text may tokenize
         # differently, so count again.
         head = front[: front_spans[: (count + 1) // 2][-1][1]]
         tail = back[back_spans[-(count // 2) :][0][0] :] if count > 1 else ""

@@ -2,7 +2,7 @@
 
     class Lookup(Tool):
         name = "lookup"
-        description = "Returns what a book says of a word."
+        description = "Looks up a word in a book."
         parameters = {"type": "object", "properties": {"word": {"type": "string"}}}
 
         async def call(self, arguments, state):
@@ -66,7 +66,7 @@ class Tool(ABC):
     """Base class of user-defined tools; see the module docstring for an example.
 
     ``max_calls``: per trajectory; None for no limit other than those of [rollout].
-    ``timeout_s``: for one attempt of a call. The loop cancels a longer one, and the model reads
+    ``timeout_s``: for one attempt of a call. The loop cancels a longer attempt, and the model reads
     that it timed out. None: ``call`` raises TimeoutError itself. The loop retries after outages.
     ``hook_timeout_s``: for ``start`` and for ``end``.
 
@@ -125,16 +125,16 @@ def check_tool(where: str, tool: Any) -> Tool:
         schemas.check(dict(tool.parameters))
     except (TypeError, ValueError) as error:  # SchemaRefused, or parameters that are not a mapping
         raise ConfigError(
-            f"{where}: parameters of {tool.name} are no JSON schema that can be used: {error}. Change the schema, or "
-            "leave this tool out."
+            f"{where}: parameters of {tool.name} are not a usable JSON schema: {error}. Change the schema, or leave "
+            "this tool out."
         ) from error
     if (size := len(json.dumps(tool.schema))) > MAX_TOOL_CHARS:
         raise ConfigError(
-            f"{where}: name, description and parameters of the tool {tool.name!r} have {size} characters, and at most "
-            f"{MAX_TOOL_CHARS} are taken, as every prompt contains them. Shorten them, or leave this tool out."
+            f"{where}: name, description and parameters of the tool {tool.name!r} have {size} characters. The limit is "
+            f"{MAX_TOOL_CHARS}, because every prompt contains them. Shorten them, or leave this tool out."
         )
     if tool.parameters.get("type") != "object":
-        raise ConfigError(f'{where}: parameters of {tool.name} describe no object: write "type": "object".')
+        raise ConfigError(f'{where}: parameters of {tool.name} must describe an object. Add "type": "object".')
     return tool
 
 
@@ -153,7 +153,7 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
         try:
             tools.append(check_tool(where, found() if isinstance(found, type) else found))
         except TypeError as error:  # an abstract class, or one that requires arguments
-            raise ConfigError(f"{where}: {found!r} cannot be made without arguments: {error}") from error
+            raise ConfigError(f"{where}: {found!r} cannot be created without arguments: {error}") from error
     return tuple(tools)
 
 

@@ -153,7 +153,7 @@ def plain_request(token_ids: list[int]) -> TurnRequest:
 
 async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
     async with SglangEngine(server.url, retry_s=5.0) as engine:
-        with pytest.raises(RolloutError, match="refuses the request") as caught:
+        with pytest.raises(RolloutError, match="rejected the request") as caught:
             await engine.generate(plain_request([1] * 4000))
     assert not isinstance(caught.value, EngineUnavailable)
 
@@ -200,7 +200,7 @@ async def test_replaced_weights_answer_as_a_model_of_their_own(server, model_dir
             turn = await engine.generate(request)
             assert turn.version == version
             seen.append(turn.token_ids)
-        with pytest.raises(RolloutError, match="refuses the request"):
+        with pytest.raises(RolloutError, match="rejected the request"):
             await engine.load(str(model_dir / "missing"))
     assert seen == [alone(model_dir), alone(tmp_path / "other"), seen[0]]
     assert seen[0] != seen[1]

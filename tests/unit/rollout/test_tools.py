@@ -113,7 +113,7 @@ async def test_calls_beyond_a_tools_own_budget_are_not_run(tokenizer):
     tool = Counter()
     tool.max_calls = 2
     trajectory = await play(tokenizer, tool, *[ask("count", n=1)] * 3, ANSWER)
-    assert shown(trajectory) == ["total 1", "total 2", "Error: count may be called 2 times, and was."]
+    assert shown(trajectory) == ["total 1", "total 2", "Error: count can be called only 2 times."]
     assert tool.ended == [{"total": 2}]
 
 
@@ -192,7 +192,7 @@ async def test_an_answer_that_is_no_text_is_one_failed_call(tokenizer: Any, answ
             return answer
 
     trajectory = await play(tokenizer, Wrong(), ask("count", n=1), ANSWER)
-    assert shown(trajectory) == ["Error: count gave no text."] and trajectory.answer == "1379"
+    assert shown(trajectory) == ["Error: count returned no text."] and trajectory.answer == "1379"
     assert trajectory.faults == {"count.call/TypeError": 1}
 
 
@@ -267,10 +267,10 @@ class NeedsArguments(Counter):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NoSchema", "parameters of no_schema are no JSON schema"),
-        ("NoObject", "parameters of no_object describe no object"),
+        ("NoSchema", "parameters of no_schema are not a usable JSON schema"),
+        ("NoObject", "parameters of no_object must describe an object"),
         ("Interpreter", "a tool cannot be named 'code_interpreter'"),
-        ("NeedsArguments", "cannot be made without arguments"),
+        ("NeedsArguments", "cannot be created without arguments"),
         ("NUMBER", "is neither a retool_mcore.rollout.tools.Tool nor"),
     ],
 )

@@ -47,7 +47,7 @@ def test_several_calls_a_turn_need_a_protocol_that_has_them(tokenizer):
 def test_a_tokenizer_without_the_tag_of_hermes_is_refused(tokenizer):
     made = deepcopy(tokenizer)
     made.encode = lambda text, **options: [1, 2, 3] if text == "</tool_call>" else tokenizer.encode(text, **options)
-    with pytest.raises(CheckpointError, match="does not spell them out"):
+    with pytest.raises(CheckpointError, match="does not contain their text"):
         protocol_of(rollout_of(), made)
 
 
