@@ -109,7 +109,7 @@ def evaluate(
         from retool_mcore.data.layouts import Columns
         from retool_mcore.evaluate.cases import default_config, evaluate_many
 
-        run = run or default_config(cases[0].model, changes, here=endpoint is None)
+        run = run or default_config(cases[0].model, changes, has_files=endpoint is None)
         reports = evaluate_many(
             run,
             cases,

@@ -65,9 +65,9 @@ def evaluate_many(
     url: str | None = None,
     endpoint: str | None = None,
     on_start: OnStart = lambda name, finished, total: None,
-    on_stage: OnStage = lambda words: None,
+    on_stage: OnStage = lambda description: None,
     on_sample: OnSample = lambda name, correct: None,
-    on_note: OnNote = lambda words: None,
+    on_note: OnNote = lambda sentence: None,
 ) -> dict[str, dict[str, Any]]:
     """Evaluate each case with the settings of [validation]; return the reports by case name.
 
@@ -89,7 +89,7 @@ def evaluate_many(
     reports: dict[str, dict[str, Any]] = {}
 
     with ExitStack() as stack:
-        stack.enter_context(hold_folder(out))
+        stack.enter_context(lock_folder(out))
         server = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url, models))
         runner = stack.enter_context(asyncio.Runner())  # one event loop, because all cases share a sandbox
         if not any((out / case.name / REPORT).exists() for case in cases):
@@ -167,7 +167,7 @@ def open_sandbox_of(config: EvaluationConfig, runner: asyncio.Runner, stack: Exi
 
 
 @contextmanager
-def hold_folder(out: Path) -> Generator[None]:
+def lock_folder(out: Path) -> Generator[None]:
     """Lock ``out``, because samples.jsonl may have one writer only.
 
     Removes the evaluation's temporary files afterwards. Raises ConfigError if the folder is locked.
@@ -215,17 +215,17 @@ async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, tex
     return bool(scored["acc"])
 
 
-def default_config(model: str, overrides: Sequence[str], *, here: bool = True) -> EvaluationConfig:
+def default_config(model: str, overrides: Sequence[str], *, has_files: bool = True) -> EvaluationConfig:
     """The paper's rollout settings for this machine, without trackers.
 
     These are 8 turns, 2048 prompt and 16384 response tokens, temperature 1.0, and top_p 0.6 in
-    validation. The response limit is reduced for a model with a shorter context. ``here``: whether
-    the model's files are readable; if not, its context is assumed to be long enough. Raises
+    validation. The response limit is reduced for a model with a shorter context. ``has_files``:
+    whether the model's files are readable; if not, its context is assumed to be long enough. Raises
     ConfigError for a bad override.
     """
     platform = detect_platform()
     devices = platform.device_count() if platform.host.has_devices else 1
-    known = read_config(model) if here else {}
+    known = read_config(model) if has_files else {}
     longest = known.get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
     prompt = min(MAX_PROMPT_TOKENS, longest // 2)
     response = min(MAX_RESPONSE_TOKENS, longest - prompt)
@@ -250,5 +250,5 @@ def model_of_server(url: str) -> str:
     info = asyncio.run(ask())
     path = info.get("tokenizer_path") or info.get("model_path")
     if not isinstance(path, str):
-        raise ConfigError(f"{url} does not say which model it has. Use --model DIRECTORY --url {url}")
+        raise ConfigError(f"{url} does not report its model. Use --model DIRECTORY --url {url}")
     return path

@@ -68,8 +68,8 @@ def read_report(path: Path) -> dict[str, Any]:
         _Report.model_validate_json(text)
     except OSError as error:
         found = sorted(each.parent.name for each in path.glob(f"*/{REPORT}")) if path.is_dir() else []
-        inside = f"; its folders {', '.join(found)} have one each: name one of them" if found else ""
-        raise DataError(f"{file}: no report of `retool eval` can be read: {error.strerror}{inside}") from error
+        inside = f". Name one of its folders with a report: {', '.join(found)}" if found else ""
+        raise DataError(f"{file}: cannot be read as a report of `retool eval`: {error.strerror}{inside}") from error
     except ValueError as error:
         raise DataError(
             f"{file}: not a report of `retool eval`: it has no per_problem with id, truth and correct"
@@ -87,13 +87,13 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
     if mine.keys() != theirs.keys():
         only = [sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())]
         raise DataError(
-            f"the evaluations are not of the same problems: {len(only[0])} are only in the first ({only[0][:5]}), "
+            f"the evaluations have different problems: {len(only[0])} are only in the first ({only[0][:5]}), "
             f"{len(only[1])} only in the second ({only[1][:5]})"
         )
     for id_, row in mine.items():
         if row["truth"] != theirs[id_]["truth"]:
             raise DataError(
-                f"the evaluations are not of the same problems: the truth of problem {id_} is {row['truth']!r} in the "
+                f"the evaluations have different problems: the truth of problem {id_} is {row['truth']!r} in the "
                 f"first, {theirs[id_]['truth']!r} in the second"
             )
     shares = np.array([[fmean(rows[id_]["correct"]) for id_ in mine] for rows in (mine, theirs)])

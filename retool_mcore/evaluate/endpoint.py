@@ -26,7 +26,7 @@ from retool_mcore.data.tool import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import CaseSamples
-from retool_mcore.evaluate.servers import ASKING
+from retool_mcore.evaluate.servers import CONNECTING
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.calls import Calls
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling
@@ -72,7 +72,7 @@ class Endpoint(SglangEngine):
         answer = await self._post_with_length(path, dict(body))
         choices = answer.get("choices")
         if not is_tables(choices) or not choices:
-            raise RolloutError(f"{self.url}{path} answers no choices: {json.dumps(answer)[:300]}")
+            raise RolloutError(f"{self.url}{path} returned no choices: {json.dumps(answer)[:300]}")
         usage = answer.get("usage")
         return choices[0], int(usage.get("completion_tokens") or 0) if is_table(usage) else 0
 
@@ -130,7 +130,7 @@ class Chat:
     ) -> None:
         self._messages, self._tools = [dict(message) for message in messages], tools
         self._endpoint, self._max_tokens = endpoint, limits.max_response_tokens
-        self._drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+        self._sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         self.trajectory = Trajectory(ledger=Ledger((), limits.max_response_tokens))
         self._ids: list[str] = []
 
@@ -140,12 +140,12 @@ class Chat:
         self.trajectory.requests += 1
         try:
             body = {"messages": self._messages, **({"tools": self._tools.schemas} if self._tools else {})}
-            body |= {**self._drawn, "max_tokens": self._max_tokens - used}
+            body |= {**self._sampling, "max_tokens": self._max_tokens - used}
             choice, tokens = await self._endpoint.ask("/chat/completions", body)
         except EngineUnavailable:
             raise
         except RolloutError as error:
-            if before and _TOO_LONG.search(str(error)):  # tool results filled the model's context
+            if before and _TOO_LONG.search(str(error)):  # tool results have filled the model's context
                 raise OutOfRoom from error
             raise
         text, parsed = self.read(choice)
@@ -162,16 +162,16 @@ class Chat:
         text = f"<think>\n{thought}\n</think>\n\n{content}" if thought else content
         if self._tools is None:
             return text, without_call(text)
-        made: list[dict[str, Any]] = message.get("tool_calls") or []
-        turn = {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **thoughts}
+        calls: list[dict[str, Any]] = message.get("tool_calls") or []
+        turn = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {}), **thoughts}
         self._messages.append(turn)
         offered = self._tools.tools
         # A server that does not parse calls leaves them in the text.
         parsed = self._tools.read(
-            with_calls(partial(_calls, made, offered), offered) if made else parse_hermes(text, offered)
+            with_calls(partial(_calls, calls, offered), offered) if calls else parse_hermes(text, offered)
         )
-        named = made or [{}] * max(1, len(parsed.calls))
-        self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(named)]
+        with_ids = calls or [{}] * max(1, len(parsed.calls))
+        self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(with_ids)]
         return text, parsed
 
     def write(self, results: Sequence[str]) -> None:
@@ -181,9 +181,9 @@ class Chat:
             self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
 
 
-def _calls(made: Sequence[Mapping[str, Any]], tools: Sequence[Tool], repairs: list[str]) -> list[Call]:
-    """The calls that the server parsed. Their arguments are JSON text, which is not a repair."""
-    functions = [each["function"] for each in made]
+def _calls(parsed: Sequence[Mapping[str, Any]], tools: Sequence[Tool], repairs: list[str]) -> list[Call]:
+    """The calls that the server parsed. Decoding their JSON arguments is not a repair."""
+    functions = [each["function"] for each in parsed]
     calls = [call_of(function.get("name"), function.get("arguments"), repairs, tools) for function in functions]
     repairs[:] = [kind for kind in repairs if kind != "encoded_arguments"]
     return calls
@@ -194,26 +194,26 @@ class Api:
 
     def __init__(self, config: EvaluationConfig, url: str) -> None:
         self._config, self._url = config, url
-        self._answers = False
+        self._reachable = False
 
     def __len__(self) -> int:
         return 1
 
     def begin(self, model: str) -> None:
         """Raise ConfigError if the server is unreachable, instead of retrying requests."""
-        if self._answers:
+        if self._reachable:
             return
         try:
             httpx.get(f"{base_url(self._url)}/models", timeout=CONNECT_S, trust_env=False)
         except httpx.TransportError as error:
             raise ConfigError(
-                f"--endpoint {self._url}: no server answers there ({error or type(error).__name__}). "
+                f"--endpoint {self._url}: no server responds ({error or type(error).__name__}). "
                 "Start it, or name another URL."
             ) from error
-        self._answers = True
+        self._reachable = True
 
     def stage(self, model: str) -> str:
-        return ASKING
+        return CONNECTING
 
     def urls_of(self, model: str) -> list[str]:
         return [self._url]
@@ -239,7 +239,7 @@ class TextSampler:
         protocol_class(rollout.protocol)
         if self._case.tool and rollout.protocol == "retool":
             raise ConfigError(
-                'rollout.protocol = "retool" writes results into the model\'s own text, which an API does not take. '
+                'rollout.protocol = "retool" writes results into the model\'s text, which a chat API does not support. '
                 "Serve the model with SGLang, and name that server in --url instead of --endpoint."
             )
         tools = tools_of(rollout) if self._case.tool else ()
@@ -247,7 +247,7 @@ class TextSampler:
 
     def notes(self, work: CaseSamples) -> Iterator[str]:
         turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in work.problems[0].messages)
-        yield f"the first prompt, as {work.case.name} is sent it:\n{shown_prompt(turns)}"
+        yield f"the first prompt, as sent to {work.case.name}:\n{shown_prompt(turns)}"
 
     async def connect(self, urls: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         self._endpoint = await stack.enter_async_context(Endpoint(urls[0], self._case.model))

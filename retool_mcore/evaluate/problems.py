@@ -63,7 +63,7 @@ def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns |
     try:
         problem, truth = read_problem(row, where, columns)
     except NoTruth as error:
-        raise DataError(f"{error}. An answer is missing; `retool data rl` leaves such rows out") from error
+        raise DataError(f"{error}. The row has no usable answer; `retool data rl` leaves such rows out") from error
     (asked, *others) = layout_of(row, where, columns).problem
     if not others and is_tables(turns := turns_in_text(row[asked])):
         return Problem(id=number, messages=messages_of(turns), truth=truth)

@@ -242,8 +242,8 @@ def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -
 def _require_same(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     for name, old, new in _differences(before, wanted):
         raise ConfigError(
-            f"{folder} has an evaluation with {name} = {old!r}, and this one has {new!r}. "
-            "Name another folder in --out, or remove this one"
+            f"{folder} has an evaluation with {name} = {old!r}, but this one has {new!r}. "
+            "Name another folder in --out, or remove that folder"
         )
 
 

@@ -33,7 +33,7 @@ from retool_mcore.rollout.tools import ToolContext
 from retool_mcore.run.start import STAGES
 from retool_mcore.verl.keys.rollout import engine_args
 
-ASKING = "asking the server"
+CONNECTING = "connecting to the server"
 logger = logging.getLogger(__name__)
 
 # Entries of config.json that do not affect what a server computes.
@@ -70,7 +70,7 @@ class Servers:
 
     def __init__(self, config: EvaluationConfig, out: Path, url: str | None, models: Sequence[str] = ()) -> None:
         if url is not None and len(models) > 1:
-            raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
+            raise ConfigError(f"{url} serves one model, but there are {len(models)} models to evaluate.")
         for model in models if url is None else ():
             config_of(model)  # raises for a missing directory, before anything treats it as a hub name
         self._config, self._out, self._url = config, out, url
@@ -79,7 +79,7 @@ class Servers:
         self._groups: list[list[int]] = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
-        self._model, self._ready = "", False  # the model that the servers have, or are loading until ready
+        self._model, self._ready = "", False  # the servers' model; they are still loading it until ready
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -100,7 +100,7 @@ class Servers:
     def stage(self, model: str) -> str:
         """A description of what ``urls_of`` will do, for the progress display."""
         if self._url is not None or (self._ready and model == self._model):
-            return ASKING
+            return CONNECTING
         return "loading the model's weights into the engines" if self._ready else STAGES["engines"]
 
     def urls_of(self, model: str) -> list[str]:
@@ -122,7 +122,7 @@ class Servers:
         """Load the model into the running servers, or restart them for another architecture."""
         now, then = architecture_of(self._model), architecture_of(model)
         if other := sorted(name for name in {**now, **then} if now.get(name) != then.get(name)):
-            logger.info("%s differs from %s in its %s, so the servers restart", model, self._model, other)
+            logger.info("%s differs from %s in %s, so the servers restart", model, self._model, other)
             self._stack.close()
             self._start(model)
             self._wait()
@@ -176,7 +176,8 @@ class TokenSampler:
         """Notes for the user: a warning if the prompt format differs, then the first prompt."""
         protocol, case = self._protocol, work.case
         asked = format_of_prompts((problem.messages for problem in work.problems), protocol.name if case.tool else "")
-        yield from difference(case.model, asked, case.name, "docs/evaluation.md: how a problem is put to the model.")
+        remedy = 'See "How a problem is put to the model" in docs/evaluation.md.'
+        yield from difference(case.model, asked, case.name, remedy)
         prompt = decode(protocol.tokenizer, self._prompts[work.problems[0].id])
         yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(prompt)}"
 
@@ -238,10 +239,10 @@ def config_of(model: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         if (Path(model) / CONFIG_FILE).is_file():
             raise CheckpointError(
-                f"{model} is a run and not a model. Evaluate {Path(model) / 'export'}, or export a checkpoint: "
+                f"{model} is a run, not a model. Evaluate {Path(model) / 'export'}, or export a checkpoint: "
                 f"`retool export {model} --to FOLDER`"
             ) from error
         raise CheckpointError(
-            f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Name "
-            f"one, or export a run: `retool export RUN --to FOLDER`"
+            f"{model} is not a model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. "
+            "Name a model directory, or export a run: `retool export RUN --to FOLDER`"
         ) from error

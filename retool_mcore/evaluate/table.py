@@ -47,15 +47,15 @@ def interval_note(report: Mapping[str, Any]) -> str:
     n, scores = report["n"], report["scores"]
     width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
     if not width:
-        return f"All {report['problems']} problems scored alike: that gives no interval over problems."
+        return f"All {report['problems']} problems have the same score, so there is no interval over problems."
     wide = (
-        f" {report['problems']} problems give a wide one, here {width:.3f}: a smaller difference of two models may "
-        "be chance. `retool eval compare A B` pairs the problems, which narrows it."
+        f" Few problems give wide intervals, here {width:.3f}: a smaller difference between two models may be chance. "
+        "`retool eval compare A B` pairs the problems, which narrows the interval."
         if report["problems"] < FEW_PROBLEMS
         else ""
     )
-    alike = scores[f"mean@{n}"] in (0.0, 1.0)
-    kind = "Wilson" if alike else "bootstrap"  # a bootstrap of equal scores has no width
+    all_equal = scores[f"mean@{n}"] in (0.0, 1.0)
+    kind = "Wilson" if all_equal else "bootstrap"  # a bootstrap interval of equal scores has width 0
     return f"Intervals are 95 % {kind} intervals over the {report['problems']} problems.{wide}"
 
 

@@ -28,7 +28,7 @@ from tests.unit.evaluate.test_endpoint import server as api  # noqa: F401  a fix
 from tests.unit.evaluate.test_stats import made_up
 
 # A stage, the model's bar, the table, a note.
-OURS = re.compile(r"(starting|second|model +tool mean@2|Intervals are 95 %|narrows it|note: |wrote )")
+OURS = re.compile(r"(starting|second|model +tool mean@2|Intervals are 95 %|.*narrows the interval|note: |wrote )")
 CONFIG = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
 
 

@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
         (
             f"eval {RL} --model no/x/export --data {GSM8K}",
-            "is no model directory: no/x/export/config.json cannot be read: No su",
+            "is not a model directory: no/x/export/config.json cannot be read: No su",
         ),
         (
             f"{EVAL} --protocol hermess",

@@ -90,7 +90,7 @@ def test_another_file_is_not_a_report(tmp_path: Path, content: Any, message: str
 
 def test_the_error_for_a_folder_of_evaluations_lists_them(tmp_path: Path):
     write(tmp_path / "out" / "base", report("1"))
-    with pytest.raises(DataError, match="its folders base have one each"):
+    with pytest.raises(DataError, match="Name one of its folders with a report: base"):
         read_report(tmp_path / "out")
     (tmp_path / "out" / "base" / "report.json").write_text('{"per_')
     with pytest.raises(DataError, match="not a report"):

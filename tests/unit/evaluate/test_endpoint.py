@@ -348,7 +348,7 @@ def test_an_unreachable_server_is_reported_at_once_and_before_any_bar(tmp_path: 
     began = time.monotonic()
     code, output, _ = evaluate(server, tmp_path)
     assert code == 2 and time.monotonic() - began < 30, "requests are tried again for 120 s"
-    assert f"--endpoint {server.url}: no server answers there" in " ".join(output.split())
+    assert f"--endpoint {server.url}: no server responds" in " ".join(output.split())
     assert len(output.strip().splitlines()) <= 3 and "0/1" not in output, output
 
 

@@ -184,10 +184,10 @@ def test_a_template_gets_the_date_of_the_models_run_or_of_the_evaluation(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("validation.top_p=0.6", "with sampling.top_p = 1.0, and this one has 0.6"),
-        ("run.seed=1", "with seed = 0, and this one has 1"),
+        ("validation.top_p=0.6", "with sampling.top_p = 1.0, but this one has 0.6"),
+        ("run.seed=1", "with seed = 0, but this one has 1"),
         ("rollout.max_response_tokens=99", "with limits.max_response_tokens = "),
-        ("reward.function=x:y", "with reward.function = None, and this one has 'x:y'"),
+        ("reward.function=x:y", "with reward.function = None, but this one has 'x:y'"),
     ],
 )
 def test_samples_of_other_settings_are_not_mixed(tmp_path: Path, setting: str, message: str):

@@ -241,5 +241,5 @@ def test_a_type_that_transformers_does_not_know_is_compared_by_entry(tmp_path: P
 
 def test_one_server_evaluates_one_model(tmp_path: Path):
     config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", [])
-    with pytest.raises(ConfigError, match="one server with one model, and there are 2 models"):
+    with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
         Servers(config, tmp_path, "http://x", ["a", "b"])

@@ -53,7 +53,7 @@ def test_the_report_has_scores_with_intervals_and_the_matrix(tmp_path: Path):
 
 def test_a_note_explains_the_wide_interval_of_few_problems(tmp_path: Path):
     few = report_of(tmp_path / "few", *["##", ".."] * 15)
-    assert "30 problems give a wide one, here 0.3" in interval_note(few)
+    assert "the 30 problems. Few problems give wide intervals, here 0.3" in interval_note(few)
     none = report_of(tmp_path / "none", *[".."] * 120)
     assert interval_note(none) == "Intervals are 95 % Wilson intervals over the 120 problems."
     many = report_of(tmp_path / "many", *["##", ".."] * 60)
