@@ -58,11 +58,11 @@ class TaggedText:
 def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
     """Yield the blocks of a text in order, ignoring mentioned tags.
 
-    ``body`` starts after the first start tag that is not a mention, and may contain more start
-    tags. A block without an end tag comes last and contains the rest of the text.
+    A block's ``body`` starts after the first start tag that is not a mention. It may contain more
+    start tags. A block without an end tag is the last one and contains the rest of the text.
     """
     tags = list(re.finditer(f"{re.escape(start)}|{re.escape(end)}", text))
-    limits: list[int] = []  # per tag, where a rollout would cut the turn; later text must not matter
+    limits: list[int] = []  # per tag: where a rollout would cut the turn; later text has no effect
     limit = len(text)
     for tag in reversed(tags):
         limit = tag.end() if tag[0] == end else limit
@@ -76,7 +76,7 @@ def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
             if not _is_words(text, opened, tag.start()):
                 yield TaggedText(start, text[opened : tag.start()], closed=True)
             opened = None
-        elif not _quoted(text, tag.start(), tag.end(), limit) and not _within_words(text, tag.start()):
+        elif not _quoted(text, tag.start(), tag.end(), limit) and not _follows_words(text, tag.start()):
             yield TaggedText(None, "", closed=True)
     if opened is not None:
         before = text[max(0, opened - len(start) - _LINE_CHARS) : opened - len(start)].rpartition("\n")[2]
@@ -94,7 +94,7 @@ def closes(text: str, start: str, end: str) -> bool:
     return sum(block.closed for block in found) > sum(block.closed for block in without)
 
 
-def words(text: str, start: str, end: str) -> str:
+def without_mentions(text: str, start: str, end: str) -> str:
     """Replace mentioned tags with spaces in a text without calls.
 
     Keeps a start tag that is alone on its line, because it may start an unfinished call.
@@ -118,7 +118,7 @@ def _is_words(text: str, at: int, upto: int) -> bool:
     return upto - at <= _FEW_CHARS and _WORDS.fullmatch(text, at, upto) is not None
 
 
-def _within_words(text: str, at: int) -> bool:
+def _follows_words(text: str, at: int) -> bool:
     line = _line_start(text, at, _FEW_CHARS)
     return bool(text[line:at].strip()) and _BEFORE.fullmatch(text, line, at) is not None
 

@@ -95,7 +95,7 @@ def evaluate_many(
         if not any((out / case.name / REPORT).exists() for case in cases):
             server.begin(models[0])  # starts the engine while this process reads and renders the problems
         read = read_problems(data, limit, columns)
-        # By default, half of the samples may wait for the interpreter.
+        # By default, half of the samples may wait for the interpreter while the engines are full.
         at_once = concurrency or 2 * config.rollout.max_running_requests * len(server)
         sandbox: Sandbox | None = None
         for model in models:
@@ -161,7 +161,7 @@ def open_sandbox_of(config: EvaluationConfig, runner: asyncio.Runner, stack: Exi
         python=spec.python,
         preload=spec.preload,
     )
-    stack.callback(lambda: runner.run(sandbox.close()))  # first, so that it is closed even if opening fails
+    stack.callback(lambda: runner.run(sandbox.close()))  # before opening, which may fail
     runner.run(sandbox.open())
     return sandbox
 

@@ -83,34 +83,34 @@ def _by_id(report: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
     """Compare the second report with the first. Raises DataError if their problems differ."""
-    mine, theirs = _by_id(first), _by_id(second)
-    if mine.keys() != theirs.keys():
-        only = [sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())]
+    before, after = _by_id(first), _by_id(second)
+    if before.keys() != after.keys():
+        only = [sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())]
         raise DataError(
             f"the evaluations have different problems: {len(only[0])} are only in the first ({only[0][:5]}), "
             f"{len(only[1])} only in the second ({only[1][:5]})"
         )
-    for id_, row in mine.items():
-        if row["truth"] != theirs[id_]["truth"]:
+    for id_, row in before.items():
+        if row["truth"] != after[id_]["truth"]:
             raise DataError(
                 f"the evaluations have different problems: the truth of problem {id_} is {row['truth']!r} in the "
-                f"first, {theirs[id_]['truth']!r} in the second"
+                f"first, {after[id_]['truth']!r} in the second"
             )
-    shares = np.array([[fmean(rows[id_]["correct"]) for id_ in mine] for rows in (mine, theirs)])
+    shares = np.array([[fmean(rows[id_]["correct"]) for id_ in before] for rows in (before, after)])
     differences = shares[1] - shares[0]
     low, high = interval(differences)
     flips: dict[bool, list[Flip]] = {True: [], False: []}  # solved by the second?
-    for id_, before, after in zip(mine, *shares, strict=True):
-        if (before > SOLVED) != (after > SOLVED):
-            counts = {"first": _count(mine[id_]), "second": _count(theirs[id_])}
-            flips[bool(after > SOLVED)].append(Flip(id=id_, truth=mine[id_]["truth"], **counts))
+    for id_, old_share, new_share in zip(before, *shares, strict=True):
+        if (old_share > SOLVED) != (new_share > SOLVED):
+            counts = {"first": _count(before[id_]), "second": _count(after[id_])}
+            flips[bool(new_share > SOLVED)].append(Flip(id=id_, truth=before[id_]["truth"], **counts))
     return Comparison(
         first=float(shares[0].mean()),
         second=float(shares[1].mean()),
         difference=float(differences.mean()),
         low=low,
         high=high,
-        problems=len(mine),
+        problems=len(before),
         gained=tuple(flips[True]),
         lost=tuple(flips[False]),
     )

@@ -77,14 +77,14 @@ class Endpoint(SglangEngine):
         return choices[0], int(usage.get("completion_tokens") or 0) if is_table(usage) else 0
 
     async def _post_with_length(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        most, name = body.pop("max_tokens"), self.length_name
+        limit, name = body.pop("max_tokens"), self.length_name
         try:
-            return await self.post(path, {"model": self.model, **body, name: most})
+            return await self.post(path, {"model": self.model, **body, name: limit})
         except RolloutError as error:
             if name == NEWER_LENGTH or NEWER_LENGTH not in str(error):
                 raise
         self.length_name = NEWER_LENGTH  # OpenAI's reasoning models reject max_tokens
-        return await self.post(path, {"model": self.model, **body, NEWER_LENGTH: most})
+        return await self.post(path, {"model": self.model, **body, NEWER_LENGTH: limit})
 
 
 class TextTools:

@@ -50,9 +50,10 @@ class Case:
 def identity_of(
     config: EvaluationConfig, case: Case, problems: Sequence[Problem], endpoint: str | None = None
 ) -> dict[str, Any]:
-    """All that affects a sample of ``case``: settings, weights, problems and judge.
+    """Everything that affects a sample of ``case``: settings, weights, problems and judge.
 
-    The number of samples does not: each has its own seed, so a larger n only adds samples.
+    The number of samples per problem is not part of it. Each sample has its own seed, so a larger n
+    only adds samples.
     """
     rollout, with_tools = config.rollout.calling(case.tool), config.rollout.calling(True)
     weights = sorted(Path(case.model).glob("*.safetensors"))
@@ -95,15 +96,15 @@ class SampleFile:
     def _read(self) -> None:
         if not self.path.exists():
             return
-        whole = 0
+        complete_bytes = 0
         with open(self.path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # a partial line, from a kill during a write
+                    break  # a partial line, because a kill interrupted a write
                 row = json.loads(line)
                 self.rows[row["problem"], row["sample"]] = row
-                whole += len(line)
-        os.truncate(self.path, whole)
+                complete_bytes += len(line)
+        os.truncate(self.path, complete_bytes)
 
     def append(self, row: dict[str, Any]) -> None:
         self.rows[row["problem"], row["sample"]] = row

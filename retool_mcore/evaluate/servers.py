@@ -51,7 +51,7 @@ NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class SpreadEngine:
-    """Distributes trajectories over engines. A trajectory stays on one, which caches its turns."""
+    """Distributes trajectories over engines. Each stays on one, which caches its turns."""
 
     engines: Sequence[Engine]
 
@@ -62,8 +62,8 @@ class SpreadEngine:
 class Servers:
     """Runs the servers of one model at a time.
 
-    If only the weights change, the servers load the new ones. If ``architecture_of`` changes, the
-    servers are restarted. A device has no room for two models, so the old servers stop first.
+    If the next model has the same ``architecture_of``, the servers load its weights. Otherwise they
+    are restarted. A device has no room for two models, so the old servers stop first.
     ``url``: a running server with the only model; no server is started then. ``models``: all models
     of the evaluation. Raises ConfigError and CheckpointError.
     """
@@ -120,15 +120,15 @@ class Servers:
 
     def _replace(self, model: str) -> None:
         """Load the model into the running servers, or restart them for another architecture."""
-        now, then = architecture_of(self._model), architecture_of(model)
-        if other := sorted(name for name in {**now, **then} if now.get(name) != then.get(name)):
-            logger.info("%s differs from %s in %s, so the servers restart", model, self._model, other)
+        old, new = architecture_of(self._model), architecture_of(model)
+        if different := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
+            logger.info("%s differs from %s in %s, so the servers restart", model, self._model, different)
             self._stack.close()
             self._start(model)
             self._wait()
         else:
             asyncio.run(_load([server.url for server in self._running], model))
-            logger.info("the servers loaded the weights of %s in place of those of %s", model, self._model)
+            logger.info("the servers replaced the weights of %s with those of %s", self._model, model)
             self._model = model
 
     def _start(self, model: str) -> None:
@@ -167,9 +167,9 @@ class TokenSampler:
     def __init__(self, protocol: ToolProtocol, work: CaseSamples) -> None:
         self._protocol, self._limits = protocol, work.limits
         self.engine = SpreadEngine(())
-        most = work.config.data.max_prompt_tokens
+        limit = work.config.data.max_prompt_tokens
         self._prompts = {
-            each.id: checked_prompt(protocol, each.messages, most, f"problem {each.id}") for each in work.problems
+            each.id: checked_prompt(protocol, each.messages, limit, f"problem {each.id}") for each in work.problems
         }
 
     def notes(self, work: CaseSamples) -> Iterator[str]:

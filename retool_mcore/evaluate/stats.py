@@ -39,7 +39,7 @@ def summarize(problems: Sequence[Samples]) -> dict[str, float]:
     Each estimate NAME also has a 95 % interval, NAME/low and NAME/high.
     """
     k = len(problems[0].scores)
-    assert all(len(problem.scores) == k for problem in problems), "problems of unequal numbers of samples"
+    assert all(len(problem.scores) == k for problem in problems), "problems have different numbers of samples"
     draws = {n: _draws(k, n) for n in sizes(k)}
     rows = [_estimates(problem, draws) for problem in problems]
     names = list(rows[0])
@@ -103,7 +103,7 @@ def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def _draws(k: int, n: int) -> np.ndarray:
-    # The legacy generator, as in verl, which re-seeds NumPy's global one for each problem and
+    # The legacy generator, because verl re-seeds NumPy's global generator for each problem and
     # metric.
     return np.random.RandomState(VERL_SEED).choice(k, size=(VERL_DRAWS, n), replace=True)
 

@@ -13,7 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME, TaggedText, blocks, words
+from retool_mcore.data.tool import (
+    CALL_END,
+    CALL_START,
+    CODE_END,
+    CODE_START,
+    TOOL_NAME,
+    TaggedText,
+    blocks,
+    without_mentions,
+)
 from retool_mcore.errors import ConfigError
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout import schemas
@@ -105,7 +114,7 @@ def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """
     found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _JSON_START)]
     if not found:
-        return without_call(words(text, CALL_START, CALL_END))
+        return without_call(without_mentions(text, CALL_START, CALL_END))
     return with_calls(lambda repairs: [_read_block(block, repairs, tools) for block in found], tools)
 
 
@@ -155,7 +164,7 @@ def parse_retool(text: str) -> Parsed:
     """
     block = next((block for block in blocks(text, CODE_START, CODE_END) if block.closed), None)
     if block is None:
-        return without_call(words(text, CODE_START, CODE_END))
+        return without_call(without_mentions(text, CODE_START, CODE_END))
     # Use the last start tag followed by a fenced block: prose may mention the tag, and code may
     # contain it.
     bodies = [] if block.start is None else _after_start_tags(block.body, CODE_START)[::-1]
@@ -445,7 +454,7 @@ def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """Parse a Qwen3-Coder turn. Each value is unescaped text in a tag named after its parameter."""
     found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _FUNCTION)]
     if not found:
-        return without_call(words(text, CALL_START, CALL_END))
+        return without_call(without_mentions(text, CALL_START, CALL_END))
     return with_calls(lambda repairs: [_xml_call(block, repairs, tools) for block in found], tools)
 
 
