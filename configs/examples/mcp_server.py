@@ -14,7 +14,7 @@ server = MCPServer("library")
 
 @server.tool()
 def search(word: str) -> str:
-    """Returns the facts of mathematics that have the word."""
+    """Returns the facts of mathematics that contain the word."""
     return "\n".join(fact for fact in FACTS if word.lower() in fact.lower()) or "Nothing was found."
 
 

@@ -1,6 +1,6 @@
 """A custom tool: rollout.tools = ["code_interpreter", "configs.examples.tools:Search"].
 
-It searches a corpus, one fact per line, for the facts that share most words with a query.
+It searches a corpus, one fact per line, for the facts that share the most words with a query.
 """
 
 import re

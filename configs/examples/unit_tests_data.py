@@ -2,7 +2,7 @@
 
     python -m configs.examples.unit_tests_data runs/unit_tests      # then: rl_unit_tests_cpu.toml
 
-A problem asks for f(x) = a * x + b or a * x - b. A row of SFT shows a submission and its result. In
+A problem asks for f(x) = a * x + b or a * x - b. An SFT row shows a submission and its result. In
 half of the rows the code lacks the constant; RL has to unlearn this mistake.
 """
 
@@ -26,7 +26,7 @@ INPUTS = (2, 3, 7)
 
 def problems(seed: int) -> Iterator[tuple[str, str, str, str]]:
     """Question, right code, wrong code and tests. Problems are distinct, so splits share none."""
-    # Two digits each, because tiny models copy only numbers of one width.
+    # Two digits each, because tiny models learn to copy only numbers of a fixed width.
     numbers = list(itertools.product(range(11, 100), range(11, 100), "+-"))
     random.Random(f"unit tests {seed}").shuffle(numbers)
     for a, b, sign in numbers:

@@ -12,9 +12,9 @@ problem must pass these stages:
   its sign, and the question's numbers keep their order.
 - execution: the solution runs as one program and prints the new answer.
 
-If not all numbers can be replaced (such as a count times a price next to a sum of money), it
-replaces as many as possible. ``original_question`` determines a row's part, so a variant is in the
-same part as its original.
+If not all numbers can be replaced (such as a count times a price next to a sum of money), the
+program replaces as many as possible. ``original_question`` determines a row's part, so a variant is
+in the same part as its original.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with known sources of all operands. ``free``: the question's numbers to replace."""
+    """A problem whose operands have known sources. ``free``: the question's numbers to replace."""
 
     question: str
     solution: Solution
@@ -111,12 +111,12 @@ def read(question: str, answer: str) -> Problem:
 
 def _require_exact(question: str, solution: Solution, stated: Sequence[Fraction]) -> None:
     if AGES.search(question):
-        raise Rejected("source", "ages: large ones make no sense")
+        raise Rejected("source", "ages: large ages make no sense")
     for step, value in zip(solution.steps, stated, strict=True):
         if evaluate(step.expression) != value:
             raise Rejected("source", f"rounded: {step.expression} is not exactly {step.stated}")
         if value < 0:
-            raise Rejected("source", f"negative: the result of {step.expression} = {step.stated} has a sign")
+            raise Rejected("source", f"negative: {step.expression} = {step.stated}")
     try:
         truth = Fraction(solution.truth)
     except ValueError:
@@ -158,9 +158,9 @@ def _operands(
         named, constant = counts.get(value, 0) > 0, value in constants
         only_use = len(steps) == 1 and uses[steps[0]] == 1 and steps[0] == index - 1
         if len(steps) + named > 1 or (steps and constant and not only_use):
-            raise Rejected("source", f"two sources: {value} in {expression} may come from a step or from elsewhere")
+            raise Rejected("source", f"two sources: {value} in {expression} may come from a step or another source")
         if not (steps or named or constant):
-            reason = f"unknown operand: {value} in {expression} is in no text, in no step, and not a known constant"
+            reason = f"unknown operand: {value} in {expression} is in no text or step, and is not a known constant"
             raise Rejected("source", reason)
         return Operand(literal, free=named and value in free, step=steps[0] if steps else None)
 
@@ -308,7 +308,7 @@ async def build(
     seed: int = 0,
     draws: int = 1,
 ) -> ConversionReport:
-    """Make variants of all rows (where, {question, answer}) and run each as a program.
+    """Make variants of all rows (where, {question, answer}) and run each variant's program.
 
     Uses ``draws`` seeds, starting with ``seed``: first all rows with the first seed, in order, then
     all rows with the next. Raises DataError if a row has another schema, or if no variant passes.
@@ -341,7 +341,7 @@ async def build(
             seen.add(result["question"])
             report.rows.append(result)
     if not report.rows:
-        raise DataError(f"No variant of {len(wanted)} passes. The first reject: {report.rejects[:1]}")
+        raise DataError(f"None of {len(wanted)} variants passes. The first reject: {report.rejects[:1]}")
     return report
 
 

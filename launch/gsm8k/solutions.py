@@ -85,7 +85,7 @@ def parse(answer: str) -> Solution:
 
 
 def _arithmetic(expression: str) -> str:
-    """Check that an expression is arithmetic on numbers and return it as Python. Runs nothing."""
+    """Check that an expression is arithmetic on numbers, and return it as Python source code."""
     text = _LEADING_ZEROS.sub("", expression.strip())
     try:
         tree = ast.parse(text, mode="eval")
@@ -172,7 +172,7 @@ def evaluate(
 def require_stated(step: Step, value: Fraction) -> None:
     """Raise Rejected unless the value, rounded or truncated, is the step's stated value."""
     if not is_close(Decimal(value.numerator) / Decimal(value.denominator), step.stated):
-        raise Rejected("calculation", f"{step.expression} is not the {step.stated} that the solution states")
+        raise Rejected("calculation", f"{step.expression} is not {step.stated}, as the solution states")
 
 
 def is_close(value: Decimal, stated: Decimal) -> bool:
@@ -188,45 +188,45 @@ def program_of(question: str, solution: Solution) -> str:
     Results of divisions and decimals are rounded when printed. Raises Rejected, for example if an
     operand could come from two steps.
     """
-    given = {value_of(found) for found in NUMBER.findall(question)} | set(word_values(question))
+    in_question = {value_of(found) for found in NUMBER.findall(question)} | set(word_values(question))
     stated = [Fraction(step.stated) for step in solution.steps]
     after = [*(step.text for step in solution.steps[1:]), solution.rest]
     lines, linked, values = list[str](), list[str](), dict[str, Fraction]()
     for index, step in enumerate(solution.steps):
-        linked.append(link(step.expression, given, stated[:index]))
-        if _only_states(linked[-1], given):
+        linked.append(link(step.expression, in_question, stated[:index]))
+        if _only_states(linked[-1], in_question):
             raise Rejected("calculation", f"step {index + 1} states {linked[-1]} and calculates nothing")
-        comment = _comment(step.text, after[index], given, stated[: index + 1])
+        comment = _comment(step.text, after[index], in_question, stated[: index + 1])
         lines.append(f"# {comment}\nstep{index + 1} = {linked[-1]}\n")
     for index, step in enumerate(solution.steps):
         values[f"step{index + 1}"] = evaluate(linked[index], values)
         require_stated(step, values[f"step{index + 1}"])
     last = f"step{len(lines)}"
-    rounds = any("/" in each or "." in each for each in linked)
-    return f"{''.join(lines)}print({f'round({last}, {ROUNDED_DIGITS})' if rounds else last})"
+    is_rounded = any("/" in each or "." in each for each in linked)
+    return f"{''.join(lines)}print({f'round({last}, {ROUNDED_DIGITS})' if is_rounded else last})"
 
 
-def link(expression: str, given: set[Fraction], earlier: Sequence[Fraction]) -> str:
+def link(expression: str, in_question: set[Fraction], earlier: Sequence[Fraction]) -> str:
     """Replace each operand that can only be the value of step N by ``stepN``."""
     out = expression
     for operand in reversed(literals(expression)):
-        holders = [f"step{number}" for number, value in enumerate(earlier, 1) if value == operand.value]
-        if operand.value in given or not holders:
+        steps = [f"step{number}" for number, value in enumerate(earlier, 1) if value == operand.value]
+        if operand.value in in_question or not steps:
             continue
-        if len(holders) > 1:
-            raise Rejected("calculation", f"{operand.value} in {expression} may be {' or '.join(holders)}")
-        out = f"{out[: operand.start]}{holders[0]}{out[operand.end :]}"
+        if len(steps) > 1:
+            raise Rejected("calculation", f"{operand.value} in {expression} may be {' or '.join(steps)}")
+        out = f"{out[: operand.start]}{steps[0]}{out[operand.end :]}"
     return out
 
 
-def _only_states(linked: str, given: set[Fraction]) -> bool:
+def _only_states(linked: str, in_question: set[Fraction]) -> bool:
     """Whether an expression is only a number, and one that is not in the question."""
     calculates = any(isinstance(node, ast.BinOp) for node in ast.walk(ast.parse(linked, mode="eval")))
     found = literals(linked)
-    return not calculates and bool(found) and found[0].value not in given
+    return not calculates and bool(found) and found[0].value not in in_question
 
 
-def _comment(before: str, after: str, given: set[Fraction], values: Sequence[Fraction]) -> str:
+def _comment(before: str, after: str, in_question: set[Fraction], values: Sequence[Fraction]) -> str:
     """The sentence around a calculation, without the calculation and its result."""
     head = _EXPRESSION.sub("", f" {before.rpartition(chr(10))[2]}")
     tail = _RESULT.sub("", after.partition("\n")[0])
@@ -237,7 +237,7 @@ def _comment(before: str, after: str, given: set[Fraction], values: Sequence[Fra
     def named(match: re.Match[str]) -> str:
         value = value_of(match[1])
         steps = [number for number, each in enumerate(values, 1) if each == value]
-        return f"step{steps[-1]}" if steps and value not in given else match[0]
+        return f"step{steps[-1]}" if steps and value not in in_question else match[0]
 
     text = re.sub(rf"\$?({NUMBER.pattern})", named, text)
     text = _TWICE.sub(r"\1", text).replace(" .", ".").strip(" ,;")

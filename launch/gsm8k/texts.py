@@ -1,8 +1,8 @@
 r"""Finds and replaces the numbers in a problem's texts.
 
-A number is fixed if another one would make no sense or would change the calculation: percentages,
-fractions, decimals, ordinals, times and dates, multiples ("3 times"), counts of things mentioned
-before ("the 3 friends"), and 0 and 1.
+A number is fixed if another number would make no sense or would change the calculation:
+percentages, fractions, decimals, ordinals, times and dates, multiples ("3 times"), counts of things
+mentioned before ("the 3 friends"), and 0 and 1.
 """
 
 import re
@@ -119,9 +119,9 @@ def rewrite(
     """Rewrite a solution's text between two marks with the new numbers.
 
     ``candidates``: old value -> possible new values. ``first``: old and new value of the mark
-    before the text; its first number repeats them. ``last``: old and new operands of the mark after
-    the text; the expression at its end repeats them. Raises Rejected for any other number that is
-    unknown or ambiguous.
+    before the text; the text's first number repeats the old one. ``last``: old and new operands of
+    the mark after the text; the expression at the text's end repeats the old ones. Raises Rejected
+    for any other number that is unknown or ambiguous.
     """
     numbers = numbers_in(text)
     known: dict[int, Fraction] = {}

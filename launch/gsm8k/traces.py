@@ -50,7 +50,7 @@ def main(
     part: PartOption = None,
     sft_share: SftShare = 0.5,
 ) -> None:
-    """Write each problem with a program, which is run, and as text. Verify format and answer."""
+    """Write each problem with an executed program, and as text. Verify format and answer."""
     output_named(out, PARQUET, [source])
     rows = rows_of(str(source), limit, part, sft_share)
 
@@ -90,7 +90,7 @@ async def build(
         for row in result:
             report.rows.append(row)
     if not report.rows:
-        raise DataError(f"No solution of {len(rows)} passes. The first reject: {report.rejects[:1]}")
+        raise DataError(f"None of {len(rows)} solutions passes. The first reject: {report.rejects[:1]}")
     return report
 
 
@@ -115,7 +115,7 @@ def texts_of(where: str, source: Mapping[str, Any]) -> tuple[str, str]:
     """Question and answer of a row. Raises DataError for another schema."""
     question, answer = source.get("question"), source.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
-        raise DataError(f"{where}: a GSM8K row has the texts question and answer; this one has {', '.join(source)}.")
+        raise DataError(f"{where}: a GSM8K row needs the texts question and answer, but has {', '.join(source)}.")
     return question, answer
 
 
@@ -156,8 +156,8 @@ def _as_text(question: str, solution: Solution) -> list[dict[str, Any]]:
 def _result(solution: Solution) -> str:
     """The solution's result: the value of its last calculation, or the last number after it.
 
-    Returns the one that agrees with the answer line. If neither agrees, the row gets a wrong answer
-    in its box and fails.
+    Returns whichever agrees with the answer line. If neither agrees, returns the calculation's
+    value, and the row fails its answer check.
     """
     last = f"{solution.steps[-1].stated:f}"
     named = [re.sub(r"[$,]", "", text) for text in _NUMBER_IN_TEXT.findall(solution.rest)][-1:]

@@ -59,7 +59,7 @@ async def test_a_solution_becomes_one_program_and_a_text_of_the_same_problem(san
         ("It is 72.\n#### 72", "source", "no calculation is marked"),
         ("48+24=<<48+24=72>>72", "source", "no answer line"),
         ("<<exit()=72>>72\n#### 72", "source", "not only arithmetic"),
-        ("<<48+24=73>>73\n#### 73", "calculation", "48+24 is not the 73 that the solution states"),
+        ("<<48+24=73>>73\n#### 73", "calculation", "48+24 is not 73, as the solution states"),
         ("<<48/0=73>>73\n#### 73", "calculation", "48/0 has no value"),
         ("<<48+24=72>>72\n#### 73", "answer", "'72' is not equivalent to '73'"),
         ("<<48+24=72>>72 </tool_call>\n#### 72", "format", "the program contains </tool_call>"),
@@ -143,7 +143,7 @@ async def test_each_variant_runs_in_the_sandbox_and_one_that_fails_is_rejected(s
     wrong["answer"] = re.sub(r"#### \d+", "#### 5", wrong["answer"])
     monkeypatch.setattr("large.variant", lambda *_: wrong)
     monkeypatch.setattr("large.ProcessPoolExecutor", here)
-    with pytest.raises(DataError, match=r"No variant of 1 passes.*program: answer"):
+    with pytest.raises(DataError, match=r"None of 1 variants passes.*program: answer"):
         await build(rows[:1], sandbox)
 
 

@@ -2,9 +2,9 @@
 
     python -m configs.examples.two_tools.make_data runs/two_tools
 
-A problem asks for the total price of two things. A conversation looks up both prices, in two calls
-of one turn, and calculates with the interpreter. In half of the conversations the code omits the
-second thing; RL has to unlearn this mistake.
+A problem asks for the total price of two things. In a conversation, the model looks up both prices
+in two calls of one turn and calculates the total with the interpreter. In half of the conversations
+the code omits the second thing; RL has to unlearn this mistake.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def orders(seed: int) -> Iterator[Order]:
 
 
 def conversation(order: Order, *, right: bool) -> dict[str, Any]:
-    """A row in OpenAI's format, as a user may have it: call ids, JSON arguments and schemas."""
+    """A row in OpenAI's format, as users have them: with call ids, JSON arguments and schemas."""
     code, output = (order.right, order.total) if right else (order.wrong, order.one)
     things = (order.first, order.second)
     lookups = [_call(f"lookup_{number}", Lookup.name, thing=thing) for number, thing in enumerate(things)]

@@ -1,11 +1,11 @@
-"""A custom tool that is used together with the interpreter: looks up the prices of a shop."""
+"""A custom tool for use together with the interpreter: it looks up the prices of a shop."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from retool_mcore.rollout.tools import Tool, ToolError
 
-# All prices have three digits, because a tiny model learns to copy numbers of one width in 100
+# All prices have three digits, because a tiny model learns to copy numbers of a fixed width in 100
 # steps.
 PRICES = {
     "pen": 137, "box": 412, "lamp": 865, "cup": 254, "book": 391, "chair": 948, "clock": 573, "plate": 186,
