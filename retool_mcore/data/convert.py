@@ -215,9 +215,9 @@ def inline(turns: Sequence[Mapping[str, Any]], final: str) -> list[dict[str, Any
     if "<answer>" not in final and "\\boxed" in final:
         before, _, box = final.rpartition("\\boxed")
         final = f"{before.rstrip()}\n<answer>\n\\boxed{box.strip().rstrip('.')}\n</answer>"
-    asked = [dict(turn) for turn in turns if turn["role"] in ("system", "user")]
+    prompt = [dict(turn) for turn in turns if turn["role"] in ("system", "user")]
     weight = {"weight": turns[-1]["weight"]} if "weight" in turns[-1] else {}
-    return [*asked, {"role": "assistant", "content": "\n".join([*parts, final]).strip(), **weight}]
+    return [*prompt, {"role": "assistant", "content": "\n".join([*parts, final]).strip(), **weight}]
 
 
 def end_tag_problem(calls: Sequence[Mapping[str, Any]], protocol: ProtocolName) -> str | None:
@@ -312,9 +312,9 @@ class Conversion:
             if problem := await asyncio.to_thread(answer_problem, turns, truth):
                 raise Rejected("answer", problem)
         await self._execute(turns)
-        asked = next(turn for turn in turns if turn["role"] == "user")["content"]
-        text_only = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in asked
-        turns = self._asked(turns, notes)
+        question = next(turn for turn in turns if turn["role"] == "user")["content"]
+        text_only = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in question
+        turns = self._rewrite_prompt(turns, notes)
         if text_only:  # the row offers no tool
             made = {"messages": turns, "tools": None, **row}
         elif self.protocol == "retool":
@@ -389,7 +389,7 @@ class Conversion:
             name = TOOL_NAME
         return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
-    def _asked(self, turns: Sequence[dict[str, Any]], notes: Counter[str]) -> list[dict[str, Any]]:
+    def _rewrite_prompt(self, turns: Sequence[dict[str, Any]], notes: Counter[str]) -> list[dict[str, Any]]:
         """Rewrite a single user turn to the prompt that rollouts use for its problem.
 
         Conversations with several user turns stay unchanged.
@@ -407,8 +407,8 @@ class Conversion:
             notes["user turns whose instructions from other data sets are replaced by ours (--as-is keeps them)"] += 1
         elif not names:
             notes["user turns that get a line asking for a boxed answer (--as-is omits it)"] += 1
-        asked = {"content": hermes_prompt(problem)}
-        return [{**turn, **asked} if turn["role"] == "user" else turn for turn in plain]
+        prompt = {"content": hermes_prompt(problem)}
+        return [{**turn, **prompt} if turn["role"] == "user" else turn for turn in plain]
 
     def _inline(
         self, turns: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], final: str

@@ -99,8 +99,8 @@ def training_and_validation(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Map
 
     Validation gets at least min(VAL_ROWS, a tenth of the rows), plus other rows of its problems.
     """
-    asked = [next(turn["content"] for turn in row["messages"] if turn["role"] == "user") for row in rows]
-    problems = [normalised(problem_of(question)) for question in asked]
+    questions = [next(turn["content"] for turn in row["messages"] if turn["role"] == "user") for row in rows]
+    problems = [normalised(problem_of(question)) for question in questions]
     held_out = hold_out_problems(problems, min(VAL_ROWS, len(rows) // 10), seed=0)
     parts: tuple[list[Mapping[str, Any]], ...] = ([], [])
     for problem, row in zip(problems, rows, strict=True):

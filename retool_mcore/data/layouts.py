@@ -114,7 +114,7 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     """
     found = layout_of(row, where, columns)
     require_text_only(row, where)
-    parts = [_asked(row[name], f"{where}, column {name}") for name in found.problem]
+    parts = [_problem_text(row[name], f"{where}, column {name}") for name in found.problem]
     problem = _filled("\n".join(parts), row.get("Numbers"))
     if row.get("context") and isinstance(row["context"], str):  # OlympiadBench
         problem = f"{row['context'].strip()}\n{problem}"
@@ -150,7 +150,7 @@ def shortened(value: Any) -> str:
     return text if len(text) <= EXAMPLE_CHARS else f"{text[:EXAMPLE_CHARS]}..."
 
 
-def _asked(value: Any, where: str) -> str:
+def _problem_text(value: Any, where: str) -> str:
     """The problem in a column value: a string, or the last user turn of messages."""
     value = turns_in_text(value)
     if is_tables(value):

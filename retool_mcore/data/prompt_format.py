@@ -125,7 +125,7 @@ WRAPPERS = (
         tails=("Please reason step by step, and put your final answer within \\boxed{}.",),
     ),
     Wrapper(
-        "a box is asked for",
+        "a line asking for a box",
         tails=(
             "Please put your final answer within \\boxed{}.",
             "Please output the final answer within \\boxed{}.",
@@ -293,18 +293,18 @@ def _write(folder: Path, values: Mapping[str, Any]) -> None:
 
 def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: str = "") -> PromptFormat:
     """Infer the format of the first ROWS_READ prompts: system turn and common last lines."""
-    system, asked, inline = "", list[str](), False
+    system, questions, inline = "", list[str](), False
     for messages in islice(prompts, ROWS_READ):
         first: Mapping[str, Any] = messages[0] if messages else {}
-        if not asked and first.get("role") == "system" and isinstance(first.get("content"), str):
+        if not questions and first.get("role") == "system" and isinstance(first.get("content"), str):
             system = first["content"].strip()
         user = next((turn.get("content") for turn in messages if turn.get("role") == "user"), None)
         if isinstance(user, str):
-            asked.append(user.strip())
+            questions.append(user.strip())
             inline = inline or QUESTION_MARK in user
     if inline:
         return PromptFormat(system=system, instruction="", protocol="retool")
-    return PromptFormat(system=system, instruction=_instruction(asked), protocol=protocol)
+    return PromptFormat(system=system, instruction=_instruction(questions), protocol=protocol)
 
 
 def format_of_file(path: str | Path, protocol: str = "") -> PromptFormat:
@@ -317,13 +317,13 @@ def format_of_file(path: str | Path, protocol: str = "") -> PromptFormat:
     return format_of_prompts((row for row in rows if is_tables(row)), protocol)
 
 
-def difference(model: str, asked: PromptFormat, what: str, remedy: str) -> list[str]:
-    """A list with one warning if ``asked`` differs from the format recorded for ``model``."""
+def difference(model: str, used: PromptFormat, what: str, remedy: str) -> list[str]:
+    """A list with one warning if ``used`` differs from the format recorded for ``model``."""
     known = recorded_format(model)
-    if known is None or not asked.differs_from(known):
+    if known is None or not used.differs_from(known):
         return []
     return [
-        f"{what} uses another prompt format than {model} was trained with, which costs accuracy. Here: {asked}. "
+        f"{what} uses another prompt format than {model} was trained with, which costs accuracy. Here: {used}. "
         f"The model: {known}. {remedy}"
     ]
 
@@ -334,17 +334,17 @@ def shown_prompt(text: str) -> str:
     return text if len(text) <= PROMPT_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
-def _instruction(asked: Sequence[str]) -> str:
+def _instruction(questions: Sequence[str]) -> str:
     """The last lines that all prompts share.
 
     For a single distinct prompt, only ANSWER_FORMAT is recognised.
     """
-    ends = {text.rpartition("\n")[2] for text in asked}
+    ends = {text.rpartition("\n")[2] for text in questions}
     if ends == {ANSWER_FORMAT}:
         return ANSWER_FORMAT
-    if len(set(asked)) < 2:
+    if len(set(questions)) < 2:
         return ""
-    backwards = [text.split("\n")[::-1] for text in asked]
+    backwards = [text.split("\n")[::-1] for text in questions]
     common = [lines[0] for lines in takewhile(lambda lines: len(set(lines)) == 1, zip(*backwards, strict=False))]
     return "\n".join(reversed(common)).strip()
 

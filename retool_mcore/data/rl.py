@@ -98,7 +98,7 @@ def _usable_row(
     """A row in verl's schema. Raises Rejected for a problem or truth that training cannot use."""
     if why := truth_problem(truth):
         raise Rejected("answer", why)
-    return rl_row(problem, truth, *place, asked_in=prompt_format)
+    return rl_row(problem, truth, *place, prompt_format=prompt_format)
 
 
 def _digest(text: str) -> bytes:
@@ -106,12 +106,12 @@ def _digest(text: str) -> bytes:
 
 
 def rl_row(
-    problem: str, truth: str, data_source: str, split: str, index: int, *, asked_in: PromptFormat | None = None
+    problem: str, truth: str, data_source: str, split: str, index: int, *, prompt_format: PromptFormat | None = None
 ) -> dict[str, Any]:
     """A row in verl's RL schema. By default, the prompt asks for a boxed answer."""
     return {
         "data_source": data_source,
-        "prompt": (asked_in or PromptFormat()).messages(problem),
+        "prompt": (prompt_format or PromptFormat()).messages(problem),
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"split": split, "index": index},

@@ -46,11 +46,11 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The messages of a row's prompt, normalised by ``asked_messages``."""
-    return asked_messages(prompt)[0]
+    """The messages of a row's prompt, normalised by ``normalised_prompt``."""
+    return normalised_prompt(prompt)[0]
 
 
-def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
+def normalised_prompt(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
     """Normalise the messages of a row's prompt; also return the names of stripped wrappers.
 
     Drops nulls: parquet gives every turn all keys that any turn has. Replaces other data sets'
@@ -61,11 +61,11 @@ def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
     if not is_tables(prompt) or not prompt:
         raise DataError(f"{prompt!r:.80} is not a list of messages")
     turns = [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
-    asked = [_asked(turn) for turn in turns]
-    return [turn for turn, _ in asked], {name for _, names in asked for name in names}
+    replaced = [_with_our_instruction(turn) for turn in turns]
+    return [turn for turn, _ in replaced], {name for _, names in replaced for name in names}
 
 
-def _asked(turn: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _with_our_instruction(turn: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A turn with our instruction instead of other data sets', and the stripped wrappers' names."""
     if turn.get("role") != "user" or not isinstance(turn.get("content"), str):
         return turn, []
@@ -110,7 +110,7 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
 
 
 def _messages_of_row(where: str, row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], set[str]]:
-    """``asked_messages`` of a row, after a check of its ground truth.
+    """``normalised_prompt`` of a row, after a check of its ground truth.
 
     Raises DataError with ``where``.
     """
@@ -119,7 +119,7 @@ def _messages_of_row(where: str, row: Mapping[str, Any]) -> tuple[list[dict[str,
     except DataError as error:
         raise DataError(f"{where}, column reward_model: {error}") from error
     try:
-        return asked_messages(row["prompt"])
+        return normalised_prompt(row["prompt"])
     except (DataError, TypeError, KeyError) as error:
         raise DataError(f"{where}, column prompt: {error}") from error
 
@@ -140,8 +140,8 @@ def _check_best_source(config: RlConfig, held_out: Sequence[str]) -> None:
 def _notes(path: str) -> list[str]:
     if AGENT_COLUMN not in column_names(path):
         return []
-    asked = sorted({str(row[AGENT_COLUMN]) for _, row in read_rows(path, (AGENT_COLUMN,))})
+    agents = sorted({str(row[AGENT_COLUMN]) for _, row in read_rows(path, (AGENT_COLUMN,))})
     return [
-        f"{path}: its column {AGENT_COLUMN} ({', '.join(asked[:5])}) is ignored. It names an agent loop of verl; "
+        f"{path}: its column {AGENT_COLUMN} ({', '.join(agents[:5])}) is ignored. It names an agent loop of verl; "
         "our loop samples responses, with the tools of [rollout]"
     ]

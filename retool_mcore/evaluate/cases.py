@@ -99,7 +99,7 @@ def evaluate_many(
         at_once = concurrency or 2 * config.rollout.max_running_requests * len(server)
         sandbox: Sandbox | None = None
         for model in models:
-            problems = [problem.asked_in(recorded_format(model)) for problem in read]
+            problems = [problem.in_format(recorded_format(model)) for problem in read]
             works: list[CaseSamples] = []
             for case in (case for case in cases if case.model == model):
                 samples = SampleFile(out / case.name, identity_of(config, case, problems, endpoint))

@@ -27,7 +27,7 @@ class Problem:
     truth: str
     text: str | None = None
 
-    def asked_in(self, prompt_format: PromptFormat | None) -> "Problem":
+    def in_format(self, prompt_format: PromptFormat | None) -> "Problem":
         """The problem in a model's prompt format. A prompt from the file stays unchanged."""
         if self.text is None or prompt_format is None:
             return self
@@ -64,7 +64,7 @@ def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns |
         problem, truth = read_problem(row, where, columns)
     except NoTruth as error:
         raise DataError(f"{error}. The row has no usable answer; `retool data rl` leaves such rows out") from error
-    (asked, *others) = layout_of(row, where, columns).problem
-    if not others and is_tables(turns := turns_in_text(row[asked])):
+    (column, *others) = layout_of(row, where, columns).problem
+    if not others and is_tables(turns := turns_in_text(row[column])):
         return Problem(id=number, messages=messages_of(turns), truth=truth)
     return Problem(id=number, messages=PromptFormat().messages(problem), truth=truth, text=problem)

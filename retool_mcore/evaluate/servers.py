@@ -175,9 +175,9 @@ class TokenSampler:
     def notes(self, work: CaseSamples) -> Iterator[str]:
         """Notes for the user: a warning if the prompt format differs, then the first prompt."""
         protocol, case = self._protocol, work.case
-        asked = format_of_prompts((problem.messages for problem in work.problems), protocol.name if case.tool else "")
+        used = format_of_prompts((problem.messages for problem in work.problems), protocol.name if case.tool else "")
         remedy = 'See "How a problem is put to the model" in docs/evaluation.md.'
-        yield from difference(case.model, asked, case.name, remedy)
+        yield from difference(case.model, used, case.name, remedy)
         prompt = decode(protocol.tokenizer, self._prompts[work.problems[0].id])
         yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(prompt)}"
 

@@ -38,17 +38,17 @@ class _Unreachable(Exception):
         self.pause_s = pause_s
 
 
-def _pause_asked(response: httpx.Response) -> float:
+def _retry_after_s(response: httpx.Response) -> float:
     """Seconds from the Retry-After header; 0 if it is absent or a date."""
-    asked = response.headers.get("Retry-After", "")
-    return float(asked) if asked.isdecimal() else 0.0
+    header = response.headers.get("Retry-After", "")
+    return float(header) if header.isdecimal() else 0.0
 
 
 def _wait(state: RetryCallState) -> float:
     """Exponential backoff in seconds with jitter, at least what Retry-After asks for."""
     error = state.outcome.exception() if state.outcome else None
-    asked = error.pause_s if isinstance(error, _Unreachable) else 0.0
-    return max(asked, BACKOFF(state))
+    requested_s = error.pause_s if isinstance(error, _Unreachable) else 0.0
+    return max(requested_s, BACKOFF(state))
 
 
 class SglangEngine:
@@ -159,7 +159,7 @@ class SglangEngine:
             logger.debug("%s%s: %r", self.url, path, error)
             raise _Unreachable(f"{type(error).__name__}: {error}") from error
         if response.status_code >= _SERVER_ERROR or response.status_code == _TOO_MANY:
-            raise _Unreachable(f"status {response.status_code}: {response.text[:300]}", _pause_asked(response))
+            raise _Unreachable(f"status {response.status_code}: {response.text[:300]}", _retry_after_s(response))
         if response.is_error:
             raise RolloutError(f"{self.url}{path} rejected the request: {response.status_code} {response.text[:500]}")
         with contextlib.suppress(json.JSONDecodeError):

@@ -7,7 +7,7 @@ import pytest
 
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.rl import rl_row
-from retool_mcore.data.rl_prompts import asked_messages
+from retool_mcore.data.rl_prompts import normalised_prompt
 from retool_mcore.data.tasks import make_task
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
@@ -87,7 +87,7 @@ def test_a_prompt_as_json_text_is_its_turns_for_rl_and_evaluation(tmp_path):
     )
     ((_, made),) = read_rows(tmp_path / "out.parquet", ["prompt"])
     assert made["prompt"] == [{"role": "user", "content": "2 + 2?\nPut your final answer within \\boxed{}."}]
-    assert asked_messages(row["prompt"])[0] == turns
+    assert normalised_prompt(row["prompt"])[0] == turns
     assert read_problems([tmp_path / "in.parquet"])[0].messages == turns
 
 

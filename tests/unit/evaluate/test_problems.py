@@ -41,12 +41,12 @@ def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
 def test_a_bare_problem_is_asked_as_the_model_was_and_a_files_own_turns_stay(tmp_path: Path):
     known = PromptFormat(system="Be brief.", instruction="")
     (bare,) = read_problems([jsonl(tmp_path / "p.jsonl", {"problem": "1 + 1?", "answer": "2"})])
-    assert bare.asked_in(known).messages == known.messages("1 + 1?")
-    assert bare.asked_in(None) == bare
+    assert bare.in_format(known).messages == known.messages("1 + 1?")
+    assert bare.in_format(None) == bare
     turns = [{"role": "user", "content": "1 + 1?"}]
     row = {"prompt": turns, "reward_model": {"ground_truth": "2"}}
     (own,) = read_problems([jsonl(tmp_path / "q.jsonl", row)])
-    assert own.asked_in(known).messages == turns
+    assert own.in_format(known).messages == turns
 
 
 def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
@@ -84,5 +84,5 @@ def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path
     PromptFormat(system="Be brief.", instruction="").write(tmp_path)
     warning, _ = notes(own)
     assert 'system turn "Be brief."' in warning and "no system turn" in warning
-    (shown,) = notes(Problem(id=0, messages=[], truth="4", text="2 + 2?").asked_in(recorded_format(tmp_path)))
+    (shown,) = notes(Problem(id=0, messages=[], truth="4", text="2 + 2?").in_format(recorded_format(tmp_path)))
     assert "Be brief." in shown and "2 + 2?" in shown
