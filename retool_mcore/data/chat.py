@@ -175,7 +175,7 @@ def _tools_before(messages: Sequence[Message], index: int) -> list[Message]:
 def _turn_alone(
     messages: Sequence[Message], prompt: str, tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The text of the last message as the model samples it after ``prompt``, without its end."""
+    """The last message's text as the model samples it after ``prompt``, without the end of turn."""
     fmt, index = chat_format(tokenizer), len(messages) - 1
     text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
     header = prompt.removesuffix(fmt.opened) if fmt.opened else prompt

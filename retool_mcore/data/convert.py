@@ -133,7 +133,7 @@ REMEDIES = {
     "source": OPTION,
     "format": "A row is a question, calls with their results, and one boxed answer at the end (--no-box: any answer)",
     "answer": "--truth names the column of the ground truth; without it answers are not verified",
-    "execution": "Without --execute snippets are not run again",
+    "execution": "Without --execute, snippets are not executed again",
 }
 
 _TAG = re.compile(r"</?(?:code|interpreter|answer)>")

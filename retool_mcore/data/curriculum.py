@@ -30,7 +30,7 @@ class SolveRateOrder:
     """
 
     def __init__(self, rows: int, *, seed: int, floor: float, apart: int) -> None:
-        assert 0 < apart <= rows, f"{apart} different rows of {rows}"
+        assert 0 < apart <= rows, f"{rows} rows cannot provide {apart} distinct ones"
         self.rows, self.seed, self.floor, self.apart = rows, seed, floor, apart
         self.streaks: dict[int, int] = {}  # row -> streak, for rows with a finished group
         self.epoch, self.position = 0, 0
@@ -71,13 +71,13 @@ class SolveRateOrder:
         """
         streaks = list(self.streaks.values())
         always, never = sum(streak > 0 for streak in streaks), sum(streak < 0 for streak in streaks)
-        passed_over = sum(1.0 - self.share(row) for row in self.streaks)
+        skipped = sum(1.0 - self.share(row) for row in self.streaks)
         found = {
             "always": always,
             "never": never,
             "mixed": len(streaks) - always - never,
             "unseen": self.rows - len(streaks),
-            "mean_weight": 1.0 - passed_over / self.rows,
+            "mean_weight": 1.0 - skipped / self.rows,
             "epoch": self.epoch + 1,
         }
         return {f"curriculum/{name}": float(value) for name, value in found.items()}
@@ -90,8 +90,8 @@ class SolveRateOrder:
         """Restore a saved state. Raises DataError if the number of rows differs."""
         if state["rows"] != self.rows:
             raise DataError(
-                f"data.train_file has {self.rows} rows, and {state['rows']} when the checkpoint was saved, whose "
-                "curriculum counts by row. Restore the file, or start a run with another run.name"
+                f"data.train_file has {self.rows} rows, but had {state['rows']} when the checkpoint was saved, and the "
+                "curriculum's state is per row. Restore the file, or start a run with another run.name"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self.recent, self.streaks = list(state["recent"]), dict(state["streaks"])
@@ -104,11 +104,11 @@ class SolveRateOrder:
                 self._order = self._order_of(self.epoch)
             row = int(self._order[self.position])
             self.position += 1
-            if row not in self.recent and self._is_taken(row):
+            if row not in self.recent and self._is_included(row):
                 self.recent = [*self.recent, row][-(self.apart - 1) :] if self.apart > 1 else []
                 return row
 
-    def _is_taken(self, row: int) -> bool:
+    def _is_included(self, row: int) -> bool:
         share, start = self.share(row), float(self._starts_N[row])
         return int(share * (self.epoch + 1) + start) > int(share * self.epoch + start)
 

@@ -87,8 +87,8 @@ def column_names(path: str | os.PathLike[str]) -> list[str]:
 def read_file(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, row) of a file in one of the formats of ENDINGS.
 
-    ``where`` names the file and the row (from 0) or line (from 1). A file with an unknown suffix is
-    read as JSON lines. Values of a CSV file are strings. ``on_bad``: see ``read_jsonl``. Raises
+    ``where``: the file and the row (from 0) or line (from 1). A file with an unknown suffix is read
+    as JSON lines. Values of a CSV file are strings. ``on_bad``: see ``read_jsonl``. Raises
     DataError.
     """
     name = str(path)
@@ -126,10 +126,10 @@ def read_jsonl(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Ite
     invalid UTF-8, or a line that is not a JSON object. With ``on_bad``, bad lines go to it (where,
     error) instead, and reading continues.
     """
-    packed = str(path).endswith(".gz")
-    with _reading(path), cast("BinaryIO", gzip.open(path)) if packed else open(path, "rb") as file:
-        if str(path).removesuffix(".gz").endswith(".json") and (whole := _document(file)) is not None:
-            for number, row in enumerate(whole, start=1):
+    is_gzip = str(path).endswith(".gz")
+    with _reading(path), cast("BinaryIO", gzip.open(path)) if is_gzip else open(path, "rb") as file:
+        if str(path).removesuffix(".gz").endswith(".json") and (objects := _document(file)) is not None:
+            for number, row in enumerate(objects, start=1):
                 yield number, _table(row, f"{path}, row {number}")
             return
         for number, line in enumerate(file, start=1):

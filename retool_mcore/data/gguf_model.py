@@ -28,7 +28,7 @@ SOURCE_FILE = "gguf.json"
 # Largest relative distance of two quantisations of the same matrix. The Q8_0 and Q5_0 versions in
 # Qwen2.5-Coder-0.5B have a distance of 0.044. Unrelated matrices of equal norm have sqrt(2) = 1.41.
 SAME_MATRIX = 0.1
-SPLITS = ("qwen2", "smollm", "llama-bpe")
+PRE_TOKENIZERS = ("qwen2", "smollm", "llama-bpe")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Vocabulary:
 
     tokens: Sequence[str]
     types: Sequence[int]
-    split: str  # the pre-tokenizer: "qwen2", "smollm"
+    pre_tokenizer: str  # one of PRE_TOKENIZERS
     eos: int
     pad: int | None
     bos: int | None
@@ -67,16 +67,16 @@ def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "fl
             "remove it."
         )
     vocabulary = read_vocabulary(file)
-    hidden = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(hidden, ignore_errors=True)
-    hidden.mkdir(parents=True)
-    _write_tokenizer(file, vocabulary, hidden)
-    _write_weights(file, vocabulary, hidden, dtype)
-    _require_ids(hidden, vocabulary)
-    (hidden / SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_tokenizer(file, vocabulary, partial)
+    _write_weights(file, vocabulary, partial, dtype)
+    _require_ids(partial, vocabulary)
+    (partial / SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     if directory.exists():
         directory.rmdir()
-    os.replace(hidden, directory)
+    os.replace(partial, directory)
     return True
 
 
@@ -102,10 +102,10 @@ def read_vocabulary(file: Path) -> Vocabulary:
         for key in fields
         if (name := key.removeprefix("tokenizer.")) != key and not key.endswith("merges")
     }
-    if values.get("ggml.model") != "gpt2" or values.get("ggml.pre") not in SPLITS:
+    if values.get("ggml.model") != "gpt2" or values.get("ggml.pre") not in PRE_TOKENIZERS:
         raise DataError(
             f"{file} has a tokenizer of kind {values.get('ggml.model')!r}, {values.get('ggml.pre')!r}. Supported are "
-            f"'gpt2' (byte-level) tokenizers with one of {', '.join(SPLITS)}."
+            f"'gpt2' (byte-level) tokenizers with one of {', '.join(PRE_TOKENIZERS)}."
         )
     if "ggml.eos_token_id" not in values:
         raise DataError(f"{file} has no eos_token_id, so nothing would end a turn. Use an instruct model's file.")
@@ -114,7 +114,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
     return Vocabulary(
         tokens=values["ggml.tokens"],
         types=[int(kind) for kind in values["ggml.token_type"]],
-        split=values["ggml.pre"],
+        pre_tokenizer=values["ggml.pre"],
         eos=eos,
         pad=pad,
         bos=values.get("ggml.bos_token_id") if values.get("ggml.add_bos_token", True) else None,
@@ -133,7 +133,7 @@ def _write_tokenizer(file: Path, vocabulary: Vocabulary, folder: Path) -> None:
     for special in (True, False):
         tokens = [AddedToken(token, normalized=False, special=special) for token, kind in added if kind is special]
         tokenizer.add_tokens(tokens, special_tokens=special)
-    if vocabulary.split == "smollm":  # transformers uses GPT-2's pre-tokenizer, which does not split digits
+    if vocabulary.pre_tokenizer == "smollm":  # transformers uses GPT-2's pre-tokenizer, which does not split digits
         whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])

@@ -66,7 +66,7 @@ class Columns:
             raise DataError("Use --problem together with one of --answer and --solution-box, or none of the three")
         return cls(tuple(problem), answer or solution_box, bool(solution_box))
 
-    def fit(self, row: Mapping[str, Any]) -> bool:
+    def fits(self, row: Mapping[str, Any]) -> bool:
         return all(name in row for name in (*self.problem, self.answer))
 
     def __str__(self) -> str:
@@ -99,8 +99,8 @@ VERL = Columns(("prompt",), "reward_model")
 
 def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> Columns:
     """``columns``, or if it is None the first layout that matches the row. Raises UnknownLayout."""
-    found = columns or next((each for each in (VERL, *LAYOUTS) if each.fit(row)), None)
-    if found is None or not found.fit(row):
+    found = columns or next((each for each in (VERL, *LAYOUTS) if each.fits(row)), None)
+    if found is None or not found.fits(row):
         known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
         raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. The row: {example(row)}. {OPTIONS}")
     return found

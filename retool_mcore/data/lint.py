@@ -67,12 +67,12 @@ def read_problem_rows(
     Otherwise appends the message about a row without an answer to ``without_truth``.
     """
     for where, row in read_source(source):
-        named = columns is not None and columns.fit(row)
+        named = columns is not None and columns.fits(row)
         if "messages" in row and not named:
             yield _sft_row(where, row)
             continue
         try:
-            problem, truth = read_problem(row, where, None if VERL.fit(row) and not named else columns)
+            problem, truth = read_problem(row, where, None if VERL.fits(row) and not named else columns)
         except NoTruth as error:
             if without_truth is None:
                 raise
@@ -111,7 +111,7 @@ def lint_file(
     repeats = len(lint.problems) - len(keys)
     if repeats:
         worst = max(keys.values())
-        lint.notes.append(f"{repeats} of {len(lint.problems)} rows repeat a problem (one of them {worst} times)")
+        lint.notes.append(f"{repeats} of {len(lint.problems)} rows repeat a problem (one occurs {worst} times)")
     if lint.lengths_tokens:
         _lint_lengths(lint, max_tokens)
     return lint

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
-from retool_mcore.data.files import (
-    read_source,
-)
+from retool_mcore.data.files import read_source
 from retool_mcore.data.layouts import Columns
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.lint import read_problem_rows

@@ -176,10 +176,10 @@ def sft_rows(
     """``count`` SFT rows in random order, with the fractions of ``spec``."""
     num_text = round(count * spec.text_fraction)
     num_wrong = round((count - num_text) * spec.wrong_fraction)
-    sorts = ["text"] * num_text + ["wrong"] * num_wrong + ["right"] * (count - num_text - num_wrong)
-    draw.shuffle(sorts)
-    chosen = zip(sorts, itertools.islice(stream, count), strict=True)
-    return [text_trace(problem) if sort == "text" else tool_trace(problem, sort == "wrong") for sort, problem in chosen]
+    kinds = ["text"] * num_text + ["wrong"] * num_wrong + ["right"] * (count - num_text - num_wrong)
+    draw.shuffle(kinds)
+    chosen = zip(kinds, itertools.islice(stream, count), strict=True)
+    return [text_trace(problem) if kind == "text" else tool_trace(problem, kind == "wrong") for kind, problem in chosen]
 
 
 def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None) -> bool:

@@ -74,7 +74,7 @@ class Calls:
         self.faults: Counter[str] = Counter()
         self._tools = {tool.name: tool for tool in protocol.tools}
         self._states: dict[str, asyncio.Task[Any]] = {}
-        self._made: Counter[str] = Counter()
+        self._num_calls: Counter[str] = Counter()
 
     async def run(self, calls: Sequence[Call]) -> list[CallResult]:
         """Run one turn's calls: concurrently, or in order if they share an interpreter session.
@@ -143,8 +143,8 @@ class Calls:
         )
 
     async def _run_tool(self, tool: Tool, call: Call) -> CallResult:
-        self._made[tool.name] += 1
-        if tool.max_calls is not None and self._made[tool.name] > tool.max_calls:
+        self._num_calls[tool.name] += 1
+        if tool.max_calls is not None and self._num_calls[tool.name] > tool.max_calls:
             return self._result(call, f"Error: {tool.name} can be called only {tool.max_calls} times.", ok=False)
         started, status = time.perf_counter(), "finished"
         try:

@@ -139,7 +139,7 @@ class SglangServer:
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if (status := self._process.poll()) is not None:
-                    return f"ended with status {status} before it was ready"
+                    return f"exited with status {status} before it was ready"
                 with contextlib.suppress(httpx.TransportError):
                     if client.get("/health").is_success:
                         return ""

@@ -62,7 +62,7 @@ class Parsed:
     """A parsed model turn.
 
     ``calls``: every call in the turn, in order; more than one only if the protocol does not end a
-    turn at its first call. ``problem``: what kind of error a malformed call has. ``error``: its
+    turn at its first call. ``problem``: the kind of error of a malformed call. ``error``: its
     explanation for the model. ``repairs``: kinds of repairs made.
     """
 
@@ -310,7 +310,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')  # what JSON allows after a backslash
 # SystemError: Python 3.11.7, if a garbage collection runs code that parses (CPython issue 106905)
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
-_CLOSED = 2  # closing braces: one for the arguments, one for the call
+_BRACES = 2  # closing braces of a call: one for its arguments, one for itself
 
 
 def _repair_unescaped_code(body: str) -> _Reading:
@@ -327,10 +327,10 @@ def _repair_unescaped_code(body: str) -> _Reading:
     kinds: list[str] = []
     if _CONTROL.search(raw):
         kinds.append("control_characters")
-    loose = _ESCAPE.sub("", raw)
-    if "\\" in loose:
+    unescaped = _ESCAPE.sub("", raw)
+    if "\\" in unescaped:
         kinds.append("backslashes")
-    if '"' in loose:
+    if '"' in unescaped:
         kinds.append("raw_quotes")
     decoded = _decode(raw)
     if not kinds:
@@ -342,12 +342,12 @@ def _repair_unescaped_code(body: str) -> _Reading:
             code = decoded  # invalid Python either way: decode as JSON does, and let the interpreter report it
         if code == raw != decoded and "backslashes" not in kinds:
             kinds.append("backslashes")
-    closed = match["braces"].count("}")
-    if closed < _CLOSED:
+    braces = match["braces"].count("}")
+    if braces < _BRACES:
         kinds.append("missing_brace")
-    if closed > _CLOSED or match["rest"].strip():
+    if braces > _BRACES or match["rest"].strip():
         kinds.append("trailing_data")
-    if code is None or (closed < _CLOSED and match["rest"].strip()):
+    if code is None or (braces < _BRACES and match["rest"].strip()):
         return _UNREADABLE
     return {"name": match["name"], "arguments": {"code": code}}, kinds
 

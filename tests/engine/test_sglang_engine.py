@@ -230,7 +230,7 @@ def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path):
         log_path=tmp_path / "server.log",
         max_running_requests=64,
     )
-    with pytest.raises(RolloutError, match=r"ended with status 1 (?s:.*)no such model"), broken:
+    with pytest.raises(RolloutError, match=r"exited with status 1 (?s:.*)no such model"), broken:
         pass
 
 

@@ -50,7 +50,7 @@ def test_repeats_and_lengths_are_told(tmp_path, tokenizer):
     path = sft_file(tmp_path / "a.parquet", "What is 1 + 1?", "what is  1+1?", "What is 2 + 2?")
     found = lint_file(path, tokenizer, max_tokens=5)
     assert found.errors == []
-    assert found.notes[0] == "1 of 3 rows repeat a problem (one of them 2 times)"
+    assert found.notes[0] == "1 of 3 rows repeat a problem (one occurs 2 times)"
     assert found.notes[1].startswith("tokens per row: min ")
     assert found.notes[2] == "3 rows (100.0%) are over 5 tokens"
     assert sum(found.loss_tokens) < sum(found.lengths_tokens)
