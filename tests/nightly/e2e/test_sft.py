@@ -23,7 +23,9 @@ def test_what_only_a_rank_finds_is_the_last_line_too_and_any_folder_will_do(task
     command = argv_retool("sft", config, *sft_settings(task, tmp_path, "data.max_length_tokens=40"))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert re.fullmatch(r"error: .*none of its \d+ rows is at most .* long\.?", done.stderr.splitlines()[-1])
+    assert re.fullmatch(
+        r"error: .*all \d+ rows are longer than data\.max_length_tokens = 40\.?", done.stderr.splitlines()[-1]
+    )
 
 
 def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark: str, gsm8k: Path):
