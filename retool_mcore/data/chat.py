@@ -10,8 +10,8 @@ A conversation passes three stages:
    boundaries as sampling, even if the tokenizer would merge across a split.
 
 Some templates render an earlier turn differently once later messages follow: they drop its
-thinking, or a block that the generation prompt opened. For those, ``render`` renders each turn as
-the last one, and inserts between turns what a rollout writes there.
+thinking, or a block that the generation prompt opened. For these templates, ``render`` renders each
+turn as the last one, and inserts between turns the text that a rollout writes there.
 """
 
 # transformers is only partly typed.
@@ -76,7 +76,7 @@ class Rendered:
 def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     """Tokenize a conversation and compute its loss mask.
 
-    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>. It is 0 on headers,
+    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>. It is 0 on headers, on
     system, user and tool turns, on <interpreter> spans inside an assistant turn, on the line break
     after <|im_end|>, and on a turn with ``weight`` 0. The token ids equal those of a rollout
     (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...);
@@ -84,7 +84,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
 
     Raises DataError for a message that is neither text nor a tool call, that contains a control
     token, or that the template renders differently once later user turns follow (Qwen3 drops the
-    thinking of earlier user turns).
+    thinking before the last user turn).
     """
     fmt = chat_format(tokenizer)
     messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
@@ -231,7 +231,7 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
     lost = next((part.strip() for part in parts if part.strip() not in turn), None)
     if lost is None:
         return
-    why = f"Qwen3 drops the thinking of earlier user turns). {SPLIT}"
+    why = f"Qwen3 drops the thinking before the last user turn). {SPLIT}"
     if "tool_calls" in message and lost in message["content"]:
         why = "those of Llama 3 and Mistral drop text before a call). Use retool data sft --protocol retool"
     raise DataError(

@@ -49,8 +49,8 @@ def conversations(
     """Yield rows (where, row) with their conversation in ``messages``, in OpenAI's format.
 
     Values that are not conversations stay unchanged; the conversion reports them later. Raises
-    DataError for a row without ``column``, or without any of COLUMNS. With ``on_bad``, such rows go
-    there instead.
+    DataError for a row without ``column``, or without any of COLUMNS. With ``on_bad``, passes such
+    rows to it instead.
     """
     names = (column,) if column else COLUMNS
     for where, row in rows:
@@ -447,7 +447,7 @@ async def convert_sft(
     *,
     report: ConversionReport | None = None,
 ) -> ConversionReport:
-    """Convert rows (where, {messages, ...}) and keep their order.
+    """Convert rows (where, {messages, ...}) in order.
 
     ``report``: may already contain rejects from reading the file. Raises DataError if no row
     passes.

@@ -35,7 +35,7 @@ DATASETS_CACHE = "cache-"  # prefix of files with cached results of `map`, which
 CORRUPT = cast("type[Exception]", pa.ArrowInvalid)
 TYPE_ERRORS = (CORRUPT, cast("type[Exception]", pa.ArrowTypeError))
 
-OnBad = Callable[[str, DataError], None]  # gets (where, error) of an unreadable row
+OnBad = Callable[[str, DataError], None]  # called with (where, error) for an unreadable row
 
 
 # ------------------------------------------------------------------------------------ one file
@@ -43,7 +43,7 @@ OnBad = Callable[[str, DataError], None]  # gets (where, error) of an unreadable
 
 @contextlib.contextmanager
 def _reading(path: str | os.PathLike[str]) -> Generator[None]:
-    """Turn what the libraries raise for a missing or corrupt file into DataError."""
+    """Convert the libraries' exceptions for a missing or corrupt file to DataError."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -238,10 +238,10 @@ def rows_of_split(
     unnamed: str | None = None,
     on_other: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of split ``wanted`` and rows without a split; call ``on_other`` for others.
+    """Yield rows of the split ``wanted`` and rows without a split; call ``on_other`` for others.
 
-    Yield all rows if ``wanted`` is None. ``unnamed``: the split of rows that name none; None lets
-    them join any split. Raises DataError if the yielded rows have different splits.
+    Yields all rows if ``wanted`` is None. ``unnamed``: the split of rows that name none; if it is
+    None, they belong to any split. Raises DataError if the yielded rows have different splits.
     """
     first: str | None = None
     for where, row in rows:
@@ -257,7 +257,7 @@ def rows_of_split(
 
 
 def one_split(source: str, split: str | None = None) -> str | None:
-    """The split that the names of a source's files contain; None if they contain none.
+    """The split in the names of a source's files; None if the names contain no split.
 
     Raises DataError if the files have different splits and ``split`` selects none.
     """

@@ -53,7 +53,7 @@ def messages_of(prompt: Any) -> list[dict[str, Any]]:
 def normalised_prompt(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
     """Normalise the messages of a row's prompt; also return the names of stripped wrappers.
 
-    Drops nulls: parquet gives every turn all keys that any turn has. Replaces other data sets'
+    Drops nulls, because in parquet every turn has the keys of all turns. Replaces other data sets'
     known instructions (``prompt_format.WRAPPERS``) with ours, because SFT did not train on them.
     Raises DataError if the prompt is not a list of messages.
     """

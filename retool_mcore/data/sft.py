@@ -90,8 +90,8 @@ class PackedBatches:
     Rows are streamed epoch by epoch; (seed, epoch) determines each epoch's shuffle. A step takes
     the next ``global_batch`` rows of the stream, for any dp_size, and assigns them to the ranks:
     the same number of rows to each, balanced greedily by cost. The cost is the number of tokens,
-    plus attention if ``hidden_size`` is given. verl's engine packs a rank's rows into
-    micro-batches, which it also balances by cost, without attention across sequences.
+    plus attention if ``hidden_size`` is set. verl's engine packs a rank's rows into micro-batches,
+    which it also balances by cost. There is no attention across sequences.
     """
 
     examples: Sequence[Rendered]

@@ -24,7 +24,7 @@ from retool_mcore.model.files import fetch_config, is_hub_name, read_config, req
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Without one of these files, transformers silently creates an empty tokenizer from
+# If a directory has none of these files, transformers silently creates an empty tokenizer from
 # tokenizer_config.json.
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 MAX_NUMBER = 1_000_000  # largest integer that a template may contain
@@ -78,7 +78,7 @@ def load_tokenizer(
 
 
 def endless(template: str) -> str:
-    """Why rendering a template might never end or exhaust memory; "" if it is safe.
+    """Why rendering a template might never end or might exhaust memory; "" if it is safe.
 
     No published template counts to a million or nests loops over ranges. Returns "" for a template
     that Jinja cannot parse; rendering reports that error.

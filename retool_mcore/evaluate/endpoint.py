@@ -65,7 +65,7 @@ class Endpoint(SglangEngine):
             self._client.headers["Authorization"] = f"Bearer {key}"
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The first choice of the response and its completion tokens (0 if not reported).
+        """The first choice of the response and its number of completion tokens (0 if not reported).
 
         Sends the body's ``max_tokens`` under the name that the server supports.
         """

@@ -43,7 +43,7 @@ def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def interval_note(report: Mapping[str, Any]) -> str:
-    """A sentence on what the interval covers, with a warning if there are few problems."""
+    """A sentence that explains the interval, with a warning if there are few problems."""
     n, scores = report["n"], report["scores"]
     width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
     if not width:

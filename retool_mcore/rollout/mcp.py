@@ -254,7 +254,7 @@ class McpSession:
 
 
 async def _answers(client: Any) -> bool:
-    """Whether the server is up and knows this session. Newer servers have no ping."""
+    """Whether the server is up and knows this session. Lists tools: newer servers have no ping."""
     try:
         async with asyncio.timeout(PROBE_S):
             await client.list_tools(cache_mode="bypass")

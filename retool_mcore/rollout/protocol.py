@@ -52,8 +52,8 @@ class ToolProtocol(ABC):
     ``end_ids``: tokens that end a model turn (EOS, <|im_end|>).
     ``stop_token_ids``: ``end_ids`` plus the tokens that complete a call. The engine stops at the
     first of them that it samples and returns it as the turn's last token.
-    ``call_end``: if set, decides whether a stop token really completes a call. An engine that
-    supports it continues if not.
+    ``call_end``: if set, decides whether a stop token really completes a call. If not, an engine
+    that supports it keeps sampling.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ToolProtocol(ABC):
         """
 
     def offer(self, tools: Sequence[Tool]) -> None:
-        """Offer ``tools`` to the model. Raises ConfigError if the protocol does not support it."""
+        """Offer ``tools`` to the model. Raises ConfigError if the protocol cannot."""
         if tools:
             raise ConfigError(
                 f'rollout.tools or rollout.mcp offers {tools[0].name!r}, but calls of rollout.protocol = "{self.name}" '

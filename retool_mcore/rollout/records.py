@@ -49,9 +49,9 @@ def group_rank(uid: str, seed: int) -> float:
 def is_candidate(uid: str, config: RlConfig) -> bool:
     """Whether this prompt's group may be among the ``rollout.record_groups`` lowest of its step.
 
-    Each candidate's trajectories carry a record through the pipeline, so there are only a few more
-    candidates than needed. The probability that a step has fewer than ``rollout.record_groups``
-    candidates is below one in a million.
+    Records of all candidates pass through the pipeline, so there are only a few more candidates
+    than needed. The probability that a step has fewer than ``rollout.record_groups`` candidates is
+    below one in a million.
     """
     return group_rank(uid, config.run.seed) < _candidates(config) / config.train.prompts_per_step
 

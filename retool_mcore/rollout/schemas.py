@@ -3,8 +3,8 @@
 """Validates tool schemas, which may be untrusted, and validates arguments against them.
 
 Validation fetches nothing and takes a bounded number of steps. It ignores ``pattern``,
-``patternProperties`` and ``unevaluatedProperties``, because some inputs keep Python's regular
-expressions busy for hours. Patterns are only hints for the model.
+``patternProperties`` and ``unevaluatedProperties``, because Python's regular expressions take hours
+on some inputs. Patterns are only hints for the model.
 """
 
 import json
@@ -85,7 +85,7 @@ def _first_error(schema: Mapping[str, Any], arguments: Any) -> Any:
 def _references(schema: Any) -> Iterator[tuple[str, str]]:
     """Every (keyword, target) reference in a schema.
 
-    A property may also be called "$ref"; its value is then a schema, not a string.
+    A property may be named "$ref", too; its value is a schema, not a string.
     """
     waiting = [schema]
     while waiting:

@@ -31,7 +31,7 @@ BACKOFF = wait_exponential_jitter(multiplier=0.2, max=5.0)
 
 
 class _Unreachable(Exception):
-    """A transient failure of one attempt. Retry it, after ``pause_s`` if the server asks for it."""
+    """A transient failure of one attempt. Wait at least ``pause_s`` seconds to retry."""
 
     def __init__(self, message: str, pause_s: float = 0.0) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 
 def _wait(state: RetryCallState) -> float:
-    """Exponential backoff in seconds with jitter, at least what Retry-After asks for."""
+    """Exponential backoff in seconds with jitter, and at least the server's Retry-After."""
     error = state.outcome.exception() if state.outcome else None
     requested_s = error.pause_s if isinstance(error, _Unreachable) else 0.0
     return max(requested_s, BACKOFF(state))
@@ -55,9 +55,9 @@ class SglangEngine:
     """Client of one SGLang server, for any number of concurrent trajectories.
 
     ``retry_s``: how long to retry a request while the server is unavailable (restarting). A retry
-    samples the request from its start. ``timeout_s``: time limit of one attempt; a longer attempt
+    samples the whole request again. ``timeout_s``: time limit of one attempt; a longer attempt
     counts as failed. A password in ``url`` (http://:KEY@HOST:PORT) is the server's API key;
-    ``self.url`` omits it, for messages.
+    ``self.url`` omits it and is safe to print.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
