@@ -172,7 +172,7 @@ def evaluate(
 def require_stated(step: Step, value: Fraction) -> None:
     """Raise Rejected unless the value, rounded or truncated, is the step's stated value."""
     if not is_close(Decimal(value.numerator) / Decimal(value.denominator), step.stated):
-        raise Rejected("calculation", f"{step.expression} is not {step.stated}, as the solution states")
+        raise Rejected("calculation", f"{step.expression} is not the stated {step.stated}")
 
 
 def is_close(value: Decimal, stated: Decimal) -> bool:

@@ -154,8 +154,8 @@ def _turn_by_turn(
             results = [each["content"] for each in _tools_before(messages, index)]
             if not results:
                 raise DataError(
-                    f"message {index} (assistant): the chat template renders what precedes it differently once later "
-                    f"messages follow, so training would not see what sampling saw. {SPLIT}"
+                    f"message {index} (assistant): the chat template renders the text before it differently once "
+                    f"later messages follow, so training would not see what sampling saw. {SPLIT}"
                 )
             between = _between(tokenizer, results)[len(fmt.end_of_turn) :]
         turn = _turn_alone(messages[: index + 1], prompt, tools, tokenizer)
@@ -324,7 +324,7 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
         between = _between(tokenizer, ["retool-result\n"]) if "print(1)" in turn else ""
     except DataError as error:
         raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} renders no tool turns, which protocols with tool messages "
+            f"the chat template of {name_of(tokenizer)!r} cannot render tool turns, which protocols with tool messages "
             f"need: {error}. {_INLINE}"
         ) from error
     if "print(1)" not in turn:
@@ -638,7 +638,7 @@ def _unify_reasoning(turn: dict[str, Any], where: str) -> None:
     if not found:
         return
     if wrong := [f"{key} is {value!r:.80}" for key, value in found.items() if not isinstance(value, str)]:
-        raise DataError(f"{where}: {wrong[0]}, not a text")
+        raise DataError(f"{where}: {wrong[0]}, not text")
     if len(set(found.values())) > 1:
         raise DataError(f"{where}: {' and '.join(found)} differ. Keep one of them")
     if turn["role"] != "assistant":

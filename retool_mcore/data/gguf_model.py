@@ -188,7 +188,8 @@ def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
     if wrong or tokenizer.eos_token_id != vocabulary.eos:
         raise CheckpointError(
             f"{folder}: the tokenizer that transformers reads differs from the file's: eos {tokenizer.eos_token_id} "
-            f"instead of {vocabulary.eos}, and {len(wrong)} wrong tokens, {wrong[:3]}. Install another transformers."
+            f"instead of {vocabulary.eos}, and {len(wrong)} wrong tokens, {wrong[:3]}. Install another version of "
+            "transformers."
         )
 
 

@@ -63,7 +63,9 @@ def load_tokenizer(
     own = cast("Any", tokenizer).chat_template
     for template in cast("dict[str, str]", own).values() if isinstance(own, dict) else [own or ""]:
         if why := endless(template):
-            raise CheckpointError(f"the chat template of {path} may never end: {why}. Set model.chat_template")
+            raise CheckpointError(
+                f"rendering the chat template of {path} may never end: {why}. Set model.chat_template"
+            )
     if not own:
         raise CheckpointError(
             f"the tokenizer in {path} has no chat template. Use an instruct model's tokenizer, or set "

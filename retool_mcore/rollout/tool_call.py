@@ -256,7 +256,7 @@ def _code_of(arguments: Any, repairs: list[str]) -> str:
     if not isinstance(code, str):
         raise Malformed("arguments", f'arguments must be an object with one string, "code". Write {_CALL_SHAPE}')
     if _SURROGATE.search(code):
-        raise Malformed("arguments", "the code has half of a surrogate pair, which is not a character")
+        raise Malformed("arguments", "the code contains half of a surrogate pair, which is not a character")
     return _without_fence(code, repairs)
 
 

@@ -59,7 +59,7 @@ async def test_a_solution_becomes_one_program_and_a_text_of_the_same_problem(san
         ("It is 72.\n#### 72", "source", "no calculation is marked"),
         ("48+24=<<48+24=72>>72", "source", "no answer line"),
         ("<<exit()=72>>72\n#### 72", "source", "not only arithmetic"),
-        ("<<48+24=73>>73\n#### 73", "calculation", "48+24 is not 73, as the solution states"),
+        ("<<48+24=73>>73\n#### 73", "calculation", "48+24 is not the stated 73"),
         ("<<48/0=73>>73\n#### 73", "calculation", "48/0 has no value"),
         ("<<48+24=72>>72\n#### 73", "answer", "'72' is not equivalent to '73'"),
         ("<<48+24=72>>72 </tool_call>\n#### 72", "format", "the program contains </tool_call>"),

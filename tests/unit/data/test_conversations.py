@@ -110,7 +110,7 @@ def test_thoughts_beside_a_turns_text_are_kept(tmp_path, name):
     assert made["messages"][2]["content"] == "<think>\nTwo and two.\n</think>\n\nLet me add."
     assert made["messages"][-1]["content"] == "<think>\nDone.\n</think>\n\nSo it is \\boxed{4}."
     result, _ = convert(tmp_path, {"messages": [*OPENAI[:4], {**OPENAI[4], name: ["Done."]}]})
-    assert result.exit_code == 2 and f"{name} is ['Done.'], not a text" in result.output
+    assert result.exit_code == 2 and f"{name} is ['Done.'], not text" in result.output
 
 
 @pytest.mark.parametrize(
