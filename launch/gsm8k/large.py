@@ -50,9 +50,9 @@ from retool_mcore.sandbox.base import Sandbox
 STAGES = ("source", "calculation", "execution")
 SMALLEST_FACTOR, LARGEST_FACTOR = 1_000, 100_000
 LARGEST_VALUE = 10**13  # of any intermediate result: a float represents it to two decimals
-DRAWS_OF_ALL, DRAWS_OF_SOME = 60, 90
+DRAWS_OF_ALL, DRAWS_OF_SOME = 60, 90  # tries to replace all numbers, then some of them
 JITTER = 1.35  # random factor of each number around the common scale of a draw
-ALL_MODES = 3
+NUM_MODES = 3  # of `_draw`
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Problem:
     constants: frozenset[Fraction]
 
 
-def read(question: str, answer: str) -> Problem:
+def find_sources(question: str, answer: str) -> Problem:
     """Find the source of each operand. Raises Rejected if a source is ambiguous."""
     solution = parse(answer)
     stated = tuple(Fraction(step.stated) for step in solution.steps)
@@ -187,11 +187,11 @@ def enlarge(problem: Problem, generator: random.Random) -> Enlarged:
 def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction, Fraction]]:
     """Yield draws that replace all numbers, then draws that replace fewer and fewer of them."""
     for index in range(DRAWS_OF_ALL):
-        yield _draw(problem, problem.free, index % ALL_MODES, generator)
+        yield _draw(problem, problem.free, index % NUM_MODES, generator)
     sizes = range(len(problem.free) - 1, 0, -1)
     for size in sizes:
         for index in range(DRAWS_OF_SOME // len(sizes)):
-            yield _draw(problem, generator.sample(problem.free, size), index % ALL_MODES, generator)
+            yield _draw(problem, generator.sample(problem.free, size), index % NUM_MODES, generator)
 
 
 def _draw(
@@ -264,7 +264,7 @@ def _sign(value: Fraction) -> int:
 
 def variant(question: str, answer: str, seed: int) -> dict[str, str]:
     """A row in GSM8K's form with large numbers. Depends on seed and question. Raises Rejected."""
-    problem = read(question, answer)
+    problem = find_sources(question, answer)
     digest = blake2b(f"{seed}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     found = enlarge(problem, random.Random(int.from_bytes(digest, "big")))
     changed = {old for old, new in zip(problem.stated, found.steps, strict=True) if old != new} | set(found.numbers)

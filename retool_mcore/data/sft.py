@@ -35,7 +35,7 @@ class SftDataset:
     def num_tokens(self) -> int:
         return sum(len(example) for example in self.examples)
 
-    def left_out(self, max_length_tokens: int) -> str | None:
+    def dropped_note(self, max_length_tokens: int) -> str | None:
         """A note about dropped rows for the user; None if no row was dropped."""
         if not self.too_long:
             return None

@@ -157,7 +157,7 @@ def _require_equal_nodes(config: SftConfig) -> None:
 def print_left_out_rows(files: Sequence[SftDataset], max_length_tokens: int, console: Console) -> None:
     """Print a note for each file with rows that are not trained on."""
     for data in files:
-        if note := data.left_out(max_length_tokens):
+        if note := data.dropped_note(max_length_tokens):
             print_text(console, f"note: {note}")
 
 

@@ -101,8 +101,8 @@ def test_rows_over_the_budget_are_left_out_and_told(tmp_path, tokenizer):
     assert len(data.examples) == 1
     assert data.num_tokens == short
     said = f"{path}: 1 of 2 rows are longer than data.max_length_tokens = {long - 1} and left out; the first is row 1"
-    assert data.left_out(long - 1) == said
-    assert load_sft(path, tokenizer, max_length_tokens=long).left_out(long) is None
+    assert data.dropped_note(long - 1) == said
+    assert load_sft(path, tokenizer, max_length_tokens=long).dropped_note(long) is None
     with pytest.raises(DataError, match="all 2 rows are longer"):
         load_sft(path, tokenizer, max_length_tokens=1)
 

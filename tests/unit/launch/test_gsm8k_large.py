@@ -11,7 +11,7 @@ from retool_mcore.data.verify import Rejected
 from tests.unit.launch.gsm8k import ANSWER, QUESTION
 
 # isort: split
-from large import LARGEST_FACTOR, SMALLEST_FACTOR, read, recalculate, variant
+from large import LARGEST_FACTOR, SMALLEST_FACTOR, find_sources, recalculate, variant
 from solutions import evaluate, parse
 from texts import numbers_in
 
@@ -96,7 +96,9 @@ def test_what_is_not_certain_is_rejected(question, answer, reason):
 
 
 def test_new_numbers_are_within_bounds_and_so_is_every_part_of_a_calculation():
-    problem = read("Bo has 300 rows of 200 pens, 500 in a box. How many boxes?", "<<300*200/500=120>>120\n#### 120")
+    problem = find_sources(
+        "Bo has 300 rows of 200 pens, 500 in a box. How many boxes?", "<<300*200/500=120>>120\n#### 120"
+    )
     old = [Fraction(300), Fraction(200), Fraction(500)]
     assert problem.free == tuple(old)
     assert recalculate(problem, {value: value * 10_000 for value in old}) is not None
