@@ -14,8 +14,8 @@ cd "$(dirname "$0")/.."
 source launch/env_cuda.sh
 source launch/stages.sh
 MODEL=${1:-}
-case $MODEL in '' | -* | *=*) fail "the first word is a model, a hub name or a folder; given: ${*:-nothing}" ;; esac
-case $PROBLEMS in plain) DATA=$GSM8K ;; large) DATA=$OUT/data/large ;; *) fail "PROBLEMS = $PROBLEMS is not plain or large" ;; esac
+case $MODEL in '' | -* | *=*) fail "the first argument must be a model, a hub name or a folder; the arguments were: ${*:-none}" ;; esac
+case $PROBLEMS in plain) DATA=$GSM8K ;; large) DATA=$OUT/data/large ;; *) fail "Unknown PROBLEMS = $PROBLEMS. Choose plain or large." ;; esac
 KEYS=()
 for word in "${@:2}"; do
   if [ "$word" = --dry-run ]; then DRY_RUN=1; else KEYS+=("$word"); fi

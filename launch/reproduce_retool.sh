@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 source launch/stages.sh
 case $#,${1:--},${2:---dry-run} in
   1,[!-]*,* | 2,[!-]*,--dry-run) ;;
-  *) fail "one model is asked for, a hub name or a folder, and nothing else but --dry-run; given: ${*:-nothing}" ;;
+  *) fail "give one model, a hub name or a folder, and optionally --dry-run; the arguments were: ${*:-none}" ;;
 esac
 [ $# = 1 ] || DRY_RUN=1
 export PYTHON DRY_RUN

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serves the code sandbox of one node, on any hardware. Prints the URL once the server answers, restarts
+# Serves the code sandbox of one node, on any hardware. It prints the URL once the server answers, restarts
 # the server if it dies, and stops it on exit.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
 #                          [--processes N] [--drain-s S] [--python PATH] [--preload MODULE ...]
@@ -20,10 +20,10 @@ keep() {
   "$PYTHON" -m retool_mcore.sandbox serve "${options[@]}" >"$state/first_line" &
   server=$!
   wait "$server" && code=0 || code=$?
-  [ -s "$state/url" ] || exit "$code"  # it never started; the reason is on stderr
+  [ -s "$state/url" ] || exit "$code"  # it did not start; stderr has the reason
   case $(<"$state/url") in http://*) options+=(--port "$(sed 's/.*://' "$state/url")") ;; esac
   while :; do
-    echo "the sandbox ended with code $code; it is started again in $pause s" >&2
+    echo "the sandbox exited with code $code and will restart in $pause s" >&2
     server=""
     sleep "$pause"
     began=$SECONDS

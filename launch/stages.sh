@@ -1,5 +1,5 @@
 # Functions for recipes with several stages; reproduce_retool.sh and gsm8k_gpu1.sh source this file.
-: "${OUT:?the folder of everything that the recipe makes}" "${PYTHON:=python}" "${DRY_RUN:=}" "${LOCK_WAIT_S:=30}"
+: "${OUT:?set it to the folder for all output of the recipe}" "${PYTHON:=python}" "${DRY_RUN:=}" "${LOCK_WAIT_S:=30}"
 
 started=()  # pids of the running stages; each leads a process group
 begun=()    # per parallel stage: name, pid, start time, command
@@ -45,7 +45,7 @@ together() {
   done
 }
 
-# is_left RESULT COMMAND...: whether stage `name` still has to run. The first such stage locks OUT.
+# is_left RESULT COMMAND...: whether stage `name` still has to run. The first stage that has to run locks OUT.
 is_left() {
   local result=$1
   shift

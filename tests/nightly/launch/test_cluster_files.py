@@ -109,7 +109,7 @@ def config_of(text: str) -> dict[str, Any]:
 def test_each_says_in_its_head_what_was_run(name: str):
     text = read(name)
     head = [line for line in text.splitlines()[:36] if line.startswith("#")]
-    assert any(line.startswith("# Run so far: ") for line in head)
+    assert any(line.startswith("# Status: ") for line in head)
     for path in re.findall(r"\b(?:launch|configs|tests|retool_mcore)/[\w./-]+\.\w+", text):
         assert (ROOT / path).is_file(), path
     assert not re.search(r"\b(token|password|secret|key)\s*[:=]\s*['\"]?\w{16,}", text, re.I)

@@ -114,12 +114,14 @@ def test_a_signal_ends_the_stages_beside_too(tmp_path: Path):
 @pytest.mark.parametrize("words", [(), ("--dry-run",), ("train.steps=3",)])
 def test_the_gsm8k_recipe_wants_a_model_first(words: tuple[str, ...]):
     done = run(GSM8K, *words)
-    assert done.returncode == 2 and f"given: {' '.join(words) or 'nothing'}" in done.stderr and not done.stdout
+    assert (
+        done.returncode == 2 and f"the arguments were: {' '.join(words) or 'none'}" in done.stderr and not done.stdout
+    )
 
 
 def test_the_gsm8k_recipe_knows_two_kinds_of_problems():
     done = run(GSM8K, "some/model", PROBLEMS="small")
-    assert done.returncode == 2 and "PROBLEMS = small is not plain or large" in done.stderr
+    assert done.returncode == 2 and "Unknown PROBLEMS = small. Choose plain or large." in done.stderr
 
 
 def test_the_gsm8k_recipe_runs_preflight_before_it_makes_anything(tmp_path: Path):
