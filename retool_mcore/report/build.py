@@ -38,7 +38,7 @@ def write_report(paths: Sequence[Path], out: Path, named_reports: Sequence[Path]
     damaged or not a run's, ConfigError for another suffix.
     """
     if out.suffix not in FORMS:
-        raise ConfigError(f"--out {out}: a report is written as {' or '.join(FORMS)}, by the end of the name.")
+        raise ConfigError(f"--out {out}: the name must end in {' or '.join(FORMS)}.")
     report, notes = make_report([read_run(path) for path in paths], named_reports)
     if out.suffix == ".html":
         write_whole(out, environment().get_template("report.html.jinja").render(report=report))
@@ -111,7 +111,7 @@ def _warnings(runs: sections.Labelled) -> ReportSection:
 
 def _subtitle(runs: Sequence[RunRecord]) -> str:
     kinds = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
-    models = dict.fromkeys(str(run.setting("model.path", "a model that is not named")) for run in runs)
+    models = dict.fromkeys(str(run.setting("model.path", "an unknown model")) for run in runs)
     methods = ", ".join(dict.fromkeys(kinds[run.kind] for run in runs))
     return f"{methods[:1].upper()}{methods[1:]}, from {' and '.join(models)}"
 
@@ -136,14 +136,14 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     metric, word = ("val_loss", "validation loss") if run.values("val_loss") else ("loss", "loss")
     if run.kind == "sft" and run.values(metric):
         first, last = run.values(metric)[0], run.values(metric)[-1]
-        tiles.append(Tile(label=word, value=number(last), note=f"first measured: {number(first)}, nats a token"))
+        tiles.append(Tile(label=word, value=number(last), note=f"nats per token; first value: {number(first)}"))
     rate, mfu = sections.usual(run, "tokens_per_s"), sections.usual(run, "mfu")
     if rate is not None:
         note = f"MFU {mfu:.1%}" if mfu is not None else ""  # the section "Throughput" explains a missing MFU
-        tiles.append(Tile(label="tokens a second", value=number(rate), note=note))
+        tiles.append(Tile(label="tokens per second", value=number(rate), note=note))
     step_s = sections.usual(run, "timing_s/step")
     if step_s is not None:
-        tiles.append(Tile(label="a step", value=duration(step_s), note="median, without validation"))
+        tiles.append(Tile(label="time per step", value=duration(step_s), note="median, without validation"))
     return Tiles(title=label, tiles=tiles)
 
 

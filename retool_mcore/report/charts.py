@@ -84,7 +84,7 @@ def line_chart(
     least: float = 0.0,
     title: str,
 ) -> Markup:
-    """Draw lines over steps. Each line needs at least one point; values must be finite.
+    """Draw lines over steps. Each line needs at least one point, and all values must be finite.
 
     ``least``: minimum range of the y axis, so that noise does not look like a trend.
     """

@@ -18,8 +18,9 @@ INTERVALS = (
     "A difference whose interval contains 0 may be chance."
 )
 VALIDATIONS = (
-    "By the run itself, on its held-out problems. Intervals are 95 %, for other problems of the kind. Two validations "
-    "have the same problems, so a difference is more certain than the intervals suggest: `retool eval` pairs them."
+    "The run's own validations on held-out problems. The 95 % intervals are for other problems of the same kind. All "
+    "validations have the same problems, so a difference between two is more certain than the intervals suggest. "
+    "`retool eval` pairs the problems."
 )
 Labelled = Sequence[tuple[str, RunRecord]]
 Evaluated = Sequence[Sequence[BeforeAfter]]  # of each run
@@ -43,7 +44,7 @@ def before_and_after_section(runs: Labelled, evaluated: Evaluated, notes: Sequen
         if pairs:
             marked.add(len(rows))
         else:
-            text = f"{label}: no evaluation of its export or of its initial model was found: see `retool eval`."
+            text = f"{label}: found no evaluation of its export or of its initial model. `retool eval` makes one."
             missing.append(Text(text=text, quiet=True))
         for pair in pairs:
             before, after = ("not evaluated" if one is None else _mean(one) for one in (pair.before, pair.after))
@@ -72,7 +73,9 @@ def models_section(runs: Labelled, evaluated: Evaluated) -> ReportSection:
         if rows := list(_pairs(found)):
             head = ("paired by problem", "difference", "gained / lost")
             blocks.append(Table(head=head, rows=rows))
-            text = "Gained and lost: problems with more than half of the samples right in only one of the two."
+            text = (
+                "Gained and lost: problems of which only one of the two models has more than half of the samples right."
+            )
             blocks.append(Text(text=text, quiet=True))
     if not blocks:
         blocks.append(Text(text="No two models have evaluations of the same problems.", quiet=True))
@@ -107,7 +110,7 @@ def _table(found: Sequence[_Model]) -> Table:
             base = first.setdefault(tool, one)
             change = "" if base is one else _change(base, one)
             rows.append((model.name, one.tool, str(one.report["problems"]), _mean(one), change))
-    head = ("model", "asked", "problems", "accuracy", "against the first")
+    head = ("model", "tool", "problems", "accuracy", "difference to the first")
     return Table(head=head, rows=rows, numbers_from=2)
 
 
@@ -123,7 +126,7 @@ def _pairs(found: Sequence[_Model]) -> Iterator[tuple[str, str, str]]:
     trained = [(model, model.run) for model in found if model.run is not None]
     for (first, one), (second, two) in combinations(trained, 2):
         if one.kind != two.kind:
-            continue  # "against the first" compares SFT and RL
+            continue  # "difference to the first" compares SFT and RL
         as_trained = trained_with_tool(one), trained_with_tool(two)
         for a, b in dict.fromkeys([as_trained, (True, True), (False, False)]):
             if a in first.evaluations and b in second.evaluations:
@@ -140,7 +143,7 @@ def _pair(first: Evaluation, second: Evaluation) -> tuple[str, str]:
 def _change(first: Evaluation, second: Evaluation) -> str:
     change = difference(first, second)
     if change is None:
-        return "not the same problems"
+        return "different problems"
     return f"{signed(change.difference)} ({signed(change.low)} to {signed(change.high)})"
 
 
@@ -162,7 +165,7 @@ def _validations(runs: Labelled) -> list[Block]:
             rows.append((label, *(_validation(row) for row in (found[0], found[-1], best))))
     if not rows:
         return []
-    head = ("validation's accuracy", "first", "last", "best")
+    head = ("validation accuracy", "first", "last", "best")
     return [Table(head=head, rows=rows), Text(text=VALIDATIONS, quiet=True)]
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from retool_mcore.run.status import printable
 
-MOST_CHARS = 4000  # of one turn, or of the output of one call
+MOST_CHARS = 4000  # longest text of a turn, or of the output of a call
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Finds the evaluations of a run: those of its initial model and those of its trained model.
 
-Searches for report.json files of `retool eval` in the run's folder, in its sibling folders, and in
-folders that the user names. A report belongs to a run if its model is the run's ``model.path``
-(before) or lies in the run's folder (after).
+It searches for report.json files of `retool eval` in the run's folder, in its sibling folders, and
+in folders that the user names. A report belongs to a run if its model is the run's ``model.path``
+(before) or is in the run's folder (after).
 """
 
 import os
@@ -70,7 +70,7 @@ def all_reports(runs: Sequence[RunRecord], named: Sequence[Path]) -> tuple[list[
     for path in named:
         files = [path] if path.is_file() else sorted(_reports_in([path], ("", "*", "*/*")))
         if not files:
-            raise DataError(f"{path} holds no {REPORT} of `retool eval`, nor do its folders.")
+            raise DataError(f"Neither {path} nor its folders contain a {REPORT} of `retool eval`.")
         found |= {file.resolve(): Evaluation(path=file, report=_whole(file)) for file in files}
     places = [run.path for run in runs], [run.path.absolute().parent for run in runs]
     near = {*_reports_in(places[0], ("*", "*/*")), *_reports_in(places[1], ("*", "*/*"))}
@@ -80,7 +80,7 @@ def all_reports(runs: Sequence[RunRecord], named: Sequence[Path]) -> tuple[list[
         try:
             found[file.resolve()] = Evaluation(path=file, report=_whole(file))
         except DataError as error:
-            notes.append(f"Left out: {error}")
+            notes.append(f"Omitted: {error}")
     return list(found.values()), notes
 
 
@@ -98,7 +98,7 @@ def _whole(file: Path) -> dict[str, Any]:
         assert all(isinstance(value, float) for value in mean) and isinstance(report["model"], str)
         assert isinstance(report["problems"], int)
     except (KeyError, TypeError, AssertionError) as error:
-        raise DataError(f"{file}: not a report of `retool eval`: it lacks its model, n or scores") from error
+        raise DataError(f"{file} is not a report of `retool eval`: model, n or scores are missing") from error
     return report
 
 

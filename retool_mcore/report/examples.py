@@ -19,12 +19,12 @@ from retool_mcore.report.view.sources import RecordRow, open_source
 SAMPLES = "samples.jsonl"
 SHOWN = 3
 CHOICE = (
-    "Chosen, not typical: problems with a wrong sample {before} and a right one {after}. "
-    "Those that call the tool come first; each problem is shown once."
+    "These examples are selected, not typical: each problem has a wrong sample {before} and a right one {after}. "
+    "Problems with a tool call come first; each problem is shown once."
 )
 NONE = (
-    f"None: they need {SAMPLES} of evaluations before and after, or two recorded validations, with a problem "
-    "wrong before and right after."
+    f"No examples. They need {SAMPLES} of evaluations before and after, or two recorded validations, with a problem "
+    "that was wrong before and right after."
 )
 Record = dict[str, Any]
 
@@ -128,7 +128,7 @@ def _problem(evaluation: Evaluation, id_: int) -> str:
     except DataError:
         found = None
     if found is None:
-        return f"({evaluation.key[0]} cannot be read, so its text is missing here)"
+        return f"(The problem's text is missing, because {evaluation.key[0]} cannot be read.)"
     return "\n".join(str(message["content"]) for message in found.messages)
 
 
@@ -140,7 +140,7 @@ def _trajectory(title: str, record: Record) -> list[Block]:
         for result in turn.get("results") or ():
             blocks.append(Code(title="Code that ran", text=str(result.get("code", ""))))
             failure = "" if result.get("ok") else f" ({result.get('status', 'failed')}, with an error)"
-            blocks.append(Code(title=f"Its output{failure}", text=str(result.get("shown", ""))))
+            blocks.append(Code(title=f"Output{failure}", text=str(result.get("shown", ""))))
     answer = record.get("extracted")
     answered = "no answer" if answer is None else f"answer {answer}"
     stop = record.get("stop_reason", "?")

@@ -95,7 +95,7 @@ def settings(runs: Labelled) -> ReportSection:
         head = ("has no default", *labels)
         blocks.append(Table(head=head, rows=rows, numbers_from=len(head), marked=_marked(chosen)))
     if len(runs) > 1:
-        blocks.append(Text(text="Marked: the runs differ.", quiet=True))
+        blocks.append(Text(text="Marked rows differ between the runs.", quiet=True))
     return ReportSection(title="Settings", blocks=blocks)
 
 
@@ -114,7 +114,7 @@ def environment(runs: Labelled) -> ReportSection:
         if part == "hardware":
             rows = [
                 ("platform", *(str(run.setting("run.platform", NOT_RECORDED)) for _, run in runs)),
-                ("devices asked for", *(_devices(run) for _, run in runs)),
+                ("devices (nodes x GPUs)", *(_devices(run) for _, run in runs)),
                 *rows,
             ]
         if rows:
@@ -123,7 +123,7 @@ def environment(runs: Labelled) -> ReportSection:
             blocks.append(Table(head=head, rows=rows, numbers_from=len(head), marked=differing))
     without = [label for label, run in runs if not run.environment]
     if without:
-        blocks.append(Text(text=f"{', '.join(without)}: the run recorded no versions and hardware.", quiet=True))
+        blocks.append(Text(text=f"{', '.join(without)}: the run did not record versions and hardware.", quiet=True))
     return ReportSection(title="Versions and hardware", blocks=blocks)
 
 

@@ -1,4 +1,4 @@
-"""The charts of a report: which metrics, title and unit.
+"""The charts of a report: the metrics, title and unit of each.
 
 run/metric_table.py and rollout/metrics.py define the metrics.
 """
@@ -44,12 +44,12 @@ LEARNING = (
     _one("Reward", "mean", "critic/rewards/mean", from_zero=False, least=0.1, kinds=RL),
     Panel(
         title="Loss",
-        unit="nats a token",
+        unit="nats per token",
         lines=(("loss", "train"), ("val_loss", "validation")),
         kinds=("sft",),
     ),
     _one("Policy loss", "mean of the updates", "actor/pg_loss", from_zero=False, least=0.01, kinds=RL),
-    _one("Entropy", "nats a token", "actor/entropy", kinds=RL),
+    _one("Entropy", "nats per token", "actor/entropy", kinds=RL),
     _one("Gradient norm", "before clipping", "grad_norm", kinds=("sft",)),
     _one("Gradient norm", "before clipping", "actor/grad_norm", kinds=RL),
     _one("Learning rate", "last update", "lr", kinds=("sft",)),
@@ -75,17 +75,17 @@ LEARNING = (
 )
 BEHAVIOUR = (
     _one("Code ratio", "trajectories with a call", "behavior/code_ratio", kinds=RL),
-    _one("Lines of code", "a call", "behavior/code_lines", kinds=RL),
+    _one("Lines of code", "per call", "behavior/code_lines", kinds=RL),
     _one("Code pass rate", "calls that ran", "behavior/executable_fraction", kinds=RL),
-    _one("Right with working code", "share, of those with a call", "behavior/correct_code_fraction", kinds=RL),
+    _one("Right with working code", "share of trajectories with a call", "behavior/correct_code_fraction", kinds=RL),
     _one("Position of the first call", "share of the response", "behavior/first_call_position", kinds=RL),
     _one("Response length", "tokens", "response_length/mean", kinds=RL),
-    _one("Self-corrections", "a trajectory", "behavior/self_corrections", kinds=RL),
-    _one("Calls", "a trajectory", "behavior/calls", kinds=RL),
+    _one("Self-corrections", "per trajectory", "behavior/self_corrections", kinds=RL),
+    _one("Calls", "per trajectory", "behavior/calls", kinds=RL),
 )
 SPEED = (
-    _one("Throughput", "tokens a second", "tokens_per_s"),
-    _one("MFU", "of the device's peak", "mfu"),
-    _one("Seconds a step", "s", "timing_s/step"),
+    _one("Throughput", "tokens per second", "tokens_per_s"),
+    _one("MFU", "share of the device's peak FLOP/s", "mfu"),
+    _one("Time per step", "s", "timing_s/step"),
     _one("Memory", "GiB, highest so far on any rank", "memory_gib"),
 )

@@ -3,9 +3,9 @@
 Settings are taken from config.toml as they are. They are not validated against the current schema,
 so that runs of older versions can still be reported.
 
-A running run holds the lock of its folder, and the kernel releases it when the process exits.
-Reading over a network requires a file system that shares locks between machines; otherwise a run on
-another machine looks killed.
+A running run locks its folder, and the kernel releases the lock when the process exits. To read a
+run on another machine, the file system must share locks between machines; otherwise the run looks
+killed.
 """
 
 import json
@@ -156,7 +156,7 @@ def _settings(path: Path) -> dict[str, Any]:
     run, train = settings.get("run"), settings.get("train")
     known = is_table(run) and isinstance(run.get("name"), str) and is_table(train)
     if not known or not isinstance(settings["train"].get("steps"), int):
-        raise DataError(f"{file} holds no settings of a run: it lacks run.name, or train.steps as a whole number.")
+        raise DataError(f"{file} has no settings of a run: run.name, or train.steps as a whole number, is missing.")
     return settings
 
 
@@ -164,7 +164,7 @@ def _begun(path: Path) -> list[tuple[str, float]]:
     try:
         return [(str(stage), float(at)) for stage, at in start.begun(path)]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path / 'start.jsonl'} is damaged: its lines name a stage and its unix_s.") from error
+        raise DataError(f"{path / 'start.jsonl'} is damaged: each line must have a stage and its unix_s.") from error
 
 
 def runs_below(root: Path) -> list[Path]:
@@ -208,7 +208,7 @@ def state_of(run: RunRecord) -> State:
             name="running", stage=stage, next_command=f"retool watch {_quoted(run.path)}", seconds_left=eta_s(run)
         )
     if run.step >= run.steps:
-        return State(name="ended", stage="exported" if run.exported else "all steps made", next_command=_next(run))
+        return State(name="ended", stage="exported" if run.exported else "all steps done", next_command=_next(run))
     best = read_best(run.path)
     if best and best.given_up and run.step in best.values:
         return State(name="ended", stage=f"early, after step {run.step}: {best.summary()}", next_command=_next(run))
@@ -216,7 +216,7 @@ def state_of(run: RunRecord) -> State:
     if starting or run.rows:
         where = f"while {WORDS.get(starting, starting)}" if starting else f"after step {run.step}"
         return State(name="killed", stage=f"{where}; {saved}", next_command=_resume(run))
-    return State(name="not started", stage="no step, no start", next_command=_resume(run))
+    return State(name="not started", stage="never started", next_command=_resume(run))
 
 
 def stage_of_start(run: RunRecord) -> str:

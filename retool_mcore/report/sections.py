@@ -16,14 +16,14 @@ from retool_mcore.report.record import Row, RunRecord
 from retool_mcore.run.start import LAST, WORDS
 
 FEW_ROWS = 3  # with at most this many rows, the first (warm-up) step counts too
-SMALL_PHASE = 0.005  # share of the total; smaller phases are merged
+SMALL_PHASE = 0.005  # share of the total; phases below it are merged
 TIMES = "timing_s/"
 SUMS = ("step", "start")  # sums of other phases
 INSIDE = ("tool_wait", "engine_sleep")  # parts of "gen"
 TIMERS = {"gen": "generation", "adv": "advantages", "ref": "reference", "testing": "validation"}  # verl's names
 LOST = "lost to kills, between starts, or not recorded"
-CLOCKS = 0.001  # share of the total by which two clocks may differ
-NOTE = "From the first start to the newest step. The lost time includes steps that a resume repeated."
+CLOCKS = 0.001  # largest difference of two clocks, as a share of the total
+NOTE = "From the first start to the newest step. The lost time includes steps that were repeated after a resume."
 
 Labelled = Sequence[tuple[str, RunRecord]]
 
@@ -36,11 +36,11 @@ def behaviour(runs: Labelled) -> ReportSection:
     """Section with the paper's charts of tool use over steps."""
     of_rl = [label for label, run in runs if run.kind == "rl"]
     if not of_rl:
-        return ReportSection(title="Behaviour", blocks=[Text(text="An SFT run samples nothing.", quiet=True)])
+        return ReportSection(title="Behaviour", blocks=[Text(text="SFT samples no trajectories.", quiet=True)])
     blocks = _panels(BEHAVIOUR, runs, "rl")
     without = [label for label, run in runs if run.kind == "rl" and not any(run.values("behavior/calls"))]
     if without:
-        text = f"No calls in {', '.join(without)}: what is measured on calls has no values there."
+        text = f"No calls in {', '.join(without)}, so metrics of calls have no values there."
         blocks.append(Text(text=text, quiet=True))
     return ReportSection(title="Behaviour", blocks=blocks)
 
@@ -102,8 +102,8 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Le
 def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
     for metric, heading in (  # those not shown under "At a glance"
-        ("perf/throughput", "tokens a second and device"),
-        ("engine/cache_hit_rate", "prefix cache's hit rate"),
+        ("perf/throughput", "tokens per second and device"),
+        ("engine/cache_hit_rate", "hit rate of the prefix cache"),
     ):
         values = [usual(run, metric) for _, run in runs]
         if any(value is not None for value in values):
@@ -114,7 +114,7 @@ def speed(runs: Labelled) -> ReportSection:
     blocks += _by_kind([panel for panel in SPEED if _has_any(panel, runs)], runs)
     without = [label for label, run in runs if not run.values("mfu")]
     if without:
-        text = f"No MFU of {', '.join(without)}: no row has one, as where the device's peak is not known."
+        text = f"No MFU of {', '.join(without)}: no row has it. The device's peak FLOP/s may be unknown."
         blocks.append(Text(text=text, quiet=True))
     return ReportSection(title="Throughput", blocks=blocks)
 
@@ -130,13 +130,13 @@ def usual(run: RunRecord, metric: str) -> float | None:
 
 
 def phases(runs: Labelled) -> ReportSection:
-    """Section on time: seconds of each phase over the whole run."""
+    """Section on time: the seconds of each phase, summed over the run."""
     pictures: list[Picture] = []
     missing: list[Block] = []
     for index, (label, run) in enumerate(runs):
         times = time_spent(run)
         if not times:
-            missing.append(Text(text=f"{label}: no phases are recorded.", quiet=True))
+            missing.append(Text(text=f"{label}: the run recorded no phases.", quiet=True))
             continue
         whole = sum(times.values())
         bars = [
@@ -144,7 +144,7 @@ def phases(runs: Labelled) -> ReportSection:
             for name, value in times.items()
         ]
         svg = bar_chart(bars, title=f"Time of the run, {label}")
-        pictures.append(Picture(title=label, unit=f"{duration(whole)} in all", svg=svg))
+        pictures.append(Picture(title=label, unit=f"{duration(whole)} in total", svg=svg))
     drawn: list[Block] = [Pictures(pictures=pictures), Text(text=NOTE, quiet=True)] if pictures else []
     return ReportSection(title="Where the time went", blocks=[*drawn, *missing])
 
@@ -191,7 +191,7 @@ def start_stages(runs: Labelled) -> ReportSection:
     notes: list[Block] = []
     for index, (label, run) in enumerate(runs):
         if len(run.begun) < 2:
-            notes.append(Text(text=f"{label}: the stages of its start are not recorded.", quiet=True))
+            notes.append(Text(text=f"{label}: the run did not record the stages of its start.", quiet=True))
             continue
         spans = [(stage, after - at) for (stage, at), (_, after) in pairwise(run.begun)]
         bars = [
@@ -203,24 +203,24 @@ def start_stages(runs: Labelled) -> ReportSection:
         pictures.append(Picture(title=label, unit=f"{whole} to the first step", svg=svg))
         if run.begun[-1][0] not in LAST:
             stage = WORDS.get(run.begun[-1][0], run.begun[-1][0])
-            notes.append(Text(text=f"{label}: the latest start did not get past this stage: {stage}.", quiet=True))
+            notes.append(Text(text=f"{label}: the latest start has not completed this stage: {stage}.", quiet=True))
     drawn: list[Block] = [Pictures(pictures=pictures)] if pictures else []
     return ReportSection(title="Start", blocks=[*drawn, *notes])
 
 
 DROPS = (  # metric, label, aggregation over steps
     ("rollout/dropped", "trajectories dropped by outages", sum),
-    ("rollout/refilled_prompts", "prompts asked for in place of others", sum),
-    ("training/filter_groups/discarded_surplus_samples", "trajectories left over after the filter of groups", sum),
+    ("rollout/refilled_prompts", "replacement prompts", sum),
+    ("training/filter_groups/discarded_surplus_samples", "surplus trajectories of algorithm.filter_groups", sum),
     ("groups/all_right", "groups that were all right (mean share)", fmean),
     ("groups/all_wrong", "groups that were all wrong (mean share)", fmean),
-    ("behavior/stop/length", "responses cut by their length (mean share)", fmean),
-    ("behavior/stop/no_room", "ended because a result did not fit (mean share)", fmean),
-    ("behavior/stop/turns", "ended by their number of turns (mean share)", fmean),
-    ("behavior/stop/malformed_calls", "ended by unreadable calls (mean share)", fmean),
-    ("behavior/stop/tool_time", "ended by the interpreter's time (mean share)", fmean),
-    ("behavior/cut_tokens", "tokens cut from results, a trajectory", fmean),
-    ("reward/check_failed", "answers that the check could not judge (mean share)", fmean),
+    ("behavior/stop/length", "responses cut off at the token limit (mean share)", fmean),
+    ("behavior/stop/no_room", "responses ended because a result did not fit (mean share)", fmean),
+    ("behavior/stop/turns", "responses ended by the limit of turns (mean share)", fmean),
+    ("behavior/stop/malformed_calls", "responses ended by malformed calls (mean share)", fmean),
+    ("behavior/stop/tool_time", "responses ended by the limit of tool time (mean share)", fmean),
+    ("behavior/cut_tokens", "tokens cut from results, per trajectory", fmean),
+    ("reward/check_failed", "answers whose check failed (mean share)", fmean),
 )
 
 
@@ -242,7 +242,7 @@ def dropped(runs: Labelled) -> ReportSection:
         values = [run.values(metric) for _, run in of_rl]
         if any(values):
             rows.append((heading, *(number(put(each)) if each else "not recorded" for each in values)))
-    rows += _named(of_rl, "behavior/malformed/", "malformed calls a trajectory")
+    rows += _named(of_rl, "behavior/malformed/", "malformed calls per trajectory")
     rows += _named(of_rl, "reward/", "reward part", leave=("reward/check_failed",))
     blocks: list[Block] = []
     if rows:
@@ -250,6 +250,6 @@ def dropped(runs: Labelled) -> ReportSection:
     elif of_rl:
         blocks.append(Text(text="Not recorded.", quiet=True))
     if len(of_rl) < len(runs):
-        text = "SFT prints the number of rows that are too long at its start; no file has it."
+        text = "SFT prints the number of rows that are too long at its start, but does not record it."
         blocks.append(Text(text=text, quiet=True))
     return ReportSection(title="Dropped, cut and malformed", blocks=blocks)

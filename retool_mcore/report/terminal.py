@@ -1,4 +1,4 @@
-"""`retool watch` and `retool runs`: one run, or all runs of a folder, in the terminal.
+"""`retool watch` and `retool runs`: show one run, or all runs of a folder, in the terminal.
 
 Both read only the files that runs write.
 """
@@ -47,19 +47,19 @@ SHOWN = {  # kind of run -> metric -> label
         "actor/entropy": "entropy",
         "actor/grad_norm": "gradient norm",
         "rollout_corr/kl": "mismatch (KL)",
-        "tokens_per_s": "tokens a second",
+        "tokens_per_s": "tokens per second",
         "mfu": "MFU",
-        "timing_s/step": "seconds a step",
+        "timing_s/step": "seconds per step",
     },
     "sft": {
         "loss": "loss",
         "val_loss": "validation loss",
         "grad_norm": "gradient norm",
         "lr": "learning rate",
-        "tokens_per_s": "tokens a second",
+        "tokens_per_s": "tokens per second",
         "mfu": "MFU",
         "memory_gib": "memory (GiB)",
-        "timing_s/step": "seconds a step",
+        "timing_s/step": "seconds per step",
     },
 }
 
@@ -76,8 +76,8 @@ def watch(path: Path, console: Console, *, once: bool) -> None:
     with Live(console=console, auto_refresh=False) as live:
         try:
             while True:
-                picture, state = _look(path, metrics)
-                live.update(picture, refresh=True)
+                view, state = _look(path, metrics)
+                live.update(view, refresh=True)
                 if state.name != "running":
                     return
                 time.sleep(LOOK_EVERY_S)
@@ -170,7 +170,7 @@ def find_runs(root: Path) -> list[Path]:
         raise DataError(f"{root} is not a folder. Name the folder in run.root, or a run's folder.")
     found = runs_below(root)
     if not found:
-        raise DataError(f"{root} holds no runs: no folder in it has a config.toml. Name the folder in run.root.")
+        raise DataError(f"{root} contains no runs: no folder in it has a config.toml. Name the folder in run.root.")
     return found
 
 

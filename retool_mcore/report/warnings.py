@@ -1,4 +1,4 @@
-"""Warnings about a run, derived only from its files."""
+"""Warnings about a run, derived from its files alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ from retool_mcore.report.record import Row, RunRecord, State, stage_of_start, st
 from retool_mcore.run.start import WORDS
 from retool_mcore.run.status import print_text
 
-# A run counts as stalled when no row arrives for STALLED_S and for STALLED_STEPS times the usual
-# step, which leaves time for validations and checkpoints.
+# A run counts as stalled if it writes no row for STALLED_S and for STALLED_STEPS times its usual
+# time per step. This leaves time for validations and checkpoints.
 STALLED_S = 120.0
 STALLED_STEPS = 5.0
 START_STAGE_S = 900.0  # longest normal start stage; large models load within it
 WINDOW = 5  # number of steps that an alarm averages
 MISMATCH_RISE = 3.0
 MISMATCH_FLOOR = 1e-3  # nats; below this, engine and actor agree, whatever the trend
-MISMATCH_BOUND = 0.05  # nats, 5 times that of engines with an FP8 cache; wrong weights give several nats
+MISMATCH_BOUND = 0.05  # nats, 5 times the mismatch with an FP8 cache; wrong weights cause several nats
 MUST_BE_FINITE = ("loss", "grad_norm", "actor/pg_loss", "actor/grad_norm", "critic/rewards/mean")
 SAME_REWARD = 0.9  # share of groups
 MALFORMED = 0.25  # share of calls
@@ -32,7 +32,7 @@ def warnings_of(run: RunRecord, state: State, now_s: float) -> list[str]:
     """Return one sentence per current or imminent problem. ``now_s``: Unix seconds."""
     found = [_stalled(run, now_s) if state.name == "running" else "", *alarms(run.rows, run.settings).values()]
     if state.name == "killed":
-        found.insert(0, f"not running, stopped {state.stage}")
+        found.insert(0, f"the run is not running; it stopped {state.stage}")
     return [each for each in found if each]
 
 
@@ -43,7 +43,7 @@ def _stalled(run: RunRecord, now_s: float) -> str:
         waited_s = now_s - run.begun[-1][1]
         stage = WORDS.get(starting, starting)
         late = waited_s > START_STAGE_S
-        return f"the start has been {stage} for {duration(waited_s)}: look into {log}" if late else ""
+        return f"the start has been {stage} for {duration(waited_s)}. Look into {log}" if late else ""
     usual_s = step_seconds(run.rows)
     if usual_s is None or not run.rows:
         return ""
@@ -51,7 +51,7 @@ def _stalled(run: RunRecord, now_s: float) -> str:
     if waited_s <= max(STALLED_S, STALLED_STEPS * usual_s):
         return ""
     what = "an engine, the interpreter or a node may be stuck" if run.kind == "rl" else "a rank may be stuck"
-    return f"no step for {duration(waited_s)}, and one usually takes {duration(usual_s)}: {what}; look into {log}"
+    return f"no step for {duration(waited_s)}, and a step usually takes {duration(usual_s)}: {what}. Look into {log}"
 
 
 def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
@@ -94,7 +94,7 @@ def _of_newest(row: Row) -> dict[str, str]:
     if odd:
         found["finite"] = f"{' and '.join(odd)} of step {step} {'is' if len(odd) == 1 else 'are'} not finite"
     if row.get("grad_norm", row.get("actor/grad_norm")) == 0:
-        found["gradient"] = f"grad_norm of step {step} is 0: the step has changed no weight"
+        found["gradient"] = f"grad_norm of step {step} is 0, so the step changed no weights"
     if row.get("rollout/dropped", 0.0) > 0:
         found["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"
     if row.get("reward/check_failed", 0.0) > 0:
@@ -130,7 +130,7 @@ def _groups(steps: Sequence[Row]) -> str:
     same = _recent(steps, "groups/same_reward")
     if same is None or same <= SAME_REWARD:
         return ""
-    return f"{same:.0%} of the groups of {_last(steps)} teach nothing: all their trajectories have the same reward"
+    return f"{same:.0%} of the groups of {_last(steps)} teach nothing: all rewards within a group are equal"
 
 
 def _malformed(steps: Sequence[Row]) -> str:
@@ -140,15 +140,15 @@ def _malformed(steps: Sequence[Row]) -> str:
     if not calls or malformed <= MALFORMED * calls:
         return ""
     return (
-        f"{malformed / calls:.0%} of the calls of {_last(steps)} could not be read: "
-        "look at behavior/malformed/*, and check that rollout.protocol is the model's"
+        f"{malformed / calls:.0%} of the calls of {_last(steps)} were malformed. "
+        "Look at behavior/malformed/*, and check that rollout.protocol is the model's"
     )
 
 
 def _calls(steps: Sequence[Row], tools: Sequence[str]) -> str:
     if not tools or _recent(steps, "behavior/code_ratio") != 0:
         return ""
-    return f"no trajectory of {_last(steps)} called a tool, and rollout.tools offers {', '.join(map(str, tools))}"
+    return f"no trajectory of {_last(steps)} called a tool, although rollout.tools offers {', '.join(map(str, tools))}"
 
 
 def _cut(steps: Sequence[Row], limit: int | None) -> str:
@@ -164,8 +164,8 @@ def _mismatch(steps: Sequence[Row]) -> str:
     values = [abs(value) for value in _values(steps, "rollout_corr/kl")]
     if values and (newest := median(values[-WINDOW:])) > MISMATCH_BOUND:
         return (
-            f"engine and actor disagree: rollout_corr/kl is {number(newest)} nats, and {MISMATCH_BOUND} is the bound. "
-            "Check number types and rope settings, and lower train.max_staleness"
+            f"engine and actor disagree: rollout_corr/kl is {number(newest)} nats, above {MISMATCH_BOUND}. "
+            "Check data types and RoPE settings, and lower train.max_staleness"
         )
     if len(values) < 2 * WINDOW:
         return ""
@@ -173,6 +173,6 @@ def _mismatch(steps: Sequence[Row]) -> str:
     if last <= max(MISMATCH_FLOOR, MISMATCH_RISE * first):
         return ""
     return (
-        f"the engine drifts from the actor: rollout_corr/kl is {number(last)} nats over the last {WINDOW} steps, and "
-        f"was {number(first)} over the first"
+        f"the engine drifts away from the actor: rollout_corr/kl is {number(last)} nats over the last {WINDOW} steps, "
+        f"and was {number(first)} over the first {WINDOW}"
     )

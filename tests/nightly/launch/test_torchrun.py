@@ -111,5 +111,5 @@ def test_a_rank_that_the_kernel_killed_is_one_error_and_may_be_started_again(
 
     assert end(monkeypatch, kill, "deaf") == 3
     assert capfd.readouterr().err == (
-        "error: rank 0 of this node was ended by SIGKILL, probably for lack of memory: see dmesg.\n"
+        "error: rank 0 of this node was killed by SIGKILL, probably because the node ran out of memory: see dmesg.\n"
     )

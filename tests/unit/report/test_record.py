@@ -29,8 +29,8 @@ def test_a_real_run_is_read_with_all_that_it_left():
 
 DAMAGES = {
     "no TOML": ("config.toml", b"[run\n", "cannot be read as a run's settings"),
-    "a foreign TOML": ("config.toml", b"[project]\nname = 'x'\n", "holds no settings of a run"),
-    "steps in words": ("config.toml", b"[run]\nname='a'\n[train]\nsteps='many'\n", "holds no settings of a run"),
+    "a foreign TOML": ("config.toml", b"[project]\nname = 'x'\n", "has no settings of a run"),
+    "steps in words": ("config.toml", b"[run]\nname='a'\n[train]\nsteps='many'\n", "has no settings of a run"),
     "a broken row": ("metrics.jsonl", b'{"step": 1}\n{"st\n{"step": 3}\n', r"metrics.jsonl, line 2, is not JSON"),
     "a step that is no number": ("metrics.jsonl", b'{"step": NaN}\n', "line 1, is not a row of metrics"),
     "a row of texts": ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', "line 1, is not a row of metrics"),
@@ -105,7 +105,7 @@ def test_a_real_run_has_ended_and_its_export_is_evaluated_next():
 
 def test_a_run_without_its_export_is_exported_next(tmp_path: Path):
     found = state(write_run(tmp_path / "run", rows=steps(10)))
-    assert (found.name, found.stage) == ("ended", "all steps made")
+    assert (found.name, found.stage) == ("ended", "all steps done")
     assert found.next_command == f"retool export {tmp_path}/run --to {tmp_path}/run/export"
 
 

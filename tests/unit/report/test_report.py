@@ -105,10 +105,10 @@ def test_what_is_missing_is_named_and_not_made_up(tmp_path: Path):
     assert "Not recorded: Accuracy, Policy loss" in made.text("learning")
     assert "Not recorded: Code ratio" in made.text("behaviour")
     assert "No MFU of bare" in made.text("throughput")
-    assert "bare: no phases are recorded" in made.text("where-the-time-went")
-    assert "the stages of its start are not recorded" in made.text("start")
+    assert "bare: the run recorded no phases" in made.text("where-the-time-went")
+    assert "the run did not record the stages of its start" in made.text("start")
     assert "Not recorded." in made.text("dropped-cut-and-malformed")
-    assert "the run recorded no versions and hardware" in made.text("versions-and-hardware")
+    assert "the run did not record versions and hardware" in made.text("versions-and-hardware")
 
 
 @pytest.mark.parametrize("kind", ["rl", "sft"])
@@ -119,7 +119,7 @@ def test_a_run_without_any_step_has_a_report(tmp_path: Path, kind: str):
 
 def test_an_sft_run_alone_says_what_it_does_not_have(tmp_path: Path):
     made = page(tmp_path, QUICKSTART / "sft")
-    assert "An SFT run samples nothing." in made.text("behaviour")
+    assert "SFT samples no trajectories." in made.text("behaviour")
     assert "Loss" in made.text("learning") and "Accuracy" not in made.text("learning")
     assert "not evaluated" in made.text("before-and-after")
     assert "the-models" not in made.sections
@@ -137,8 +137,8 @@ def test_warnings_malformed_calls_and_the_parts_of_an_own_reward_are_in_the_repo
     metrics = {"actor/grad_norm": 0.0, "behavior/malformed/json": 0.5, "behavior/calls": 0.5, "reward/tests": 0.25}
     made = page(tmp_path, write_run(tmp_path / "run", rows=steps(4, **metrics)))
     assert "grad_norm of step 4 is 0" in made.text("warnings")
-    assert "50% of the calls of the last 4 steps could not be read" in made.text("warnings")
-    assert "malformed calls a trajectory: json 0.5" in made.text("dropped-cut-and-malformed")
+    assert "50% of the calls of the last 4 steps were malformed" in made.text("warnings")
+    assert "malformed calls per trajectory: json 0.5" in made.text("dropped-cut-and-malformed")
     assert "reward part: tests 0.25" in made.text("dropped-cut-and-malformed")
     text = (tmp_path / "report.html").read_text()
     assert text.index("</details>") > text.index('id="warnings"') > text.index('id="learning"')
@@ -186,7 +186,7 @@ def test_markdown_has_its_pictures_beside_it(tmp_path: Path):
 
 
 def test_another_ending_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"report.pdf: a report is written as \.html or \.md"):
+    with pytest.raises(ConfigError, match=r"report.pdf: the name must end in \.html or \.md"):
         write_report(RUNS, tmp_path / "report.pdf")
 
 
@@ -225,7 +225,7 @@ def test_a_foreign_report_beside_a_run_is_a_note_and_a_named_one_an_error(tmp_pa
     assert not reports and "plots/report.json: not a report of `retool eval`" in note
     with pytest.raises(DataError, match="not a report of `retool eval`"):
         all_reports([run], [tmp_path / "plots"])
-    with pytest.raises(DataError, match=r"holds no report.json"):
+    with pytest.raises(DataError, match=r"nor its folders contain a report.json"):
         all_reports([run], [tmp_path / "run"])
 
 
@@ -341,11 +341,11 @@ def test_what_a_model_said_is_no_markup(tmp_path: Path, form: str):
 
 def test_missing_or_damaged_samples_are_told(tmp_path: Path):
     runs = whole(tmp_path)
-    assert "None: they need samples.jsonl" in report(tmp_path, runs)
+    assert "No examples. They need samples.jsonl" in report(tmp_path, runs)
     (tmp_path / "problems.jsonl").unlink()
     for name in ("sft", "tool"):
         write_samples(tmp_path / "eval" / name)
-    assert "cannot be read, so its text is missing here" in report(tmp_path, runs)
+    assert "text is missing, because" in report(tmp_path, runs)
     (tmp_path / "eval" / "tool" / "samples.jsonl").write_text("{\n")
     assert "samples.jsonl, line 1: not JSON" in report(tmp_path, runs)
 
@@ -415,7 +415,7 @@ def test_hours_are_told_over_the_whole_run_with_what_a_kill_lost(tmp_path: Path)
     whole = 30 + 10 + 3 * 10 + 100  # the first start and step, three steps on, the gap
     assert f"starts 1 min 10 s, {70 / whole:.0%} generation 20 s, {20 / whole:.0%}" in text
     assert "tool wait 4 s" in text
-    assert f"{LOST} 1 min 0 s, {60 / whole:.0%}" in text and "2 min 50 s in all" in text
+    assert f"{LOST} 1 min 0 s, {60 / whole:.0%}" in text and "2 min 50 s in total" in text
     assert sum(time_spent(read_run(run)).values()) == pytest.approx(whole)
 
 

@@ -72,7 +72,7 @@ def test_a_stalled_engine_is_told_against_the_usual_step(tmp_path: Path):
     run = write_run(tmp_path / "run", rows=steps(6, seconds=60.0))
     assert warned(run, NOW_S + 299) == []
     (warning,) = warned(run, NOW_S + 301)
-    assert warning.startswith("no step for 5 min 1 s, and one usually takes 1 min 0 s: an engine")
+    assert warning.startswith("no step for 5 min 1 s, and a step usually takes 1 min 0 s: an engine")
     fast = write_run(tmp_path / "fast", rows=steps(6, seconds=1.0))
     assert warned(fast, NOW_S + 100) == [] and len(warned(fast, NOW_S + 121)) == 1
     assert "no step for" not in "".join(warned(run, NOW_S + 9999, running=False))
@@ -94,7 +94,7 @@ def rising(first: float, last: float) -> list[dict[str, Any]]:
 )
 def test_a_rising_mismatch_is_told_where_it_matters(tmp_path: Path, first: float, last: float, warns: bool):
     found = warned(write_run(tmp_path / "run", rows=rising(first, last), train={"steps": 20}))
-    assert ("the engine drifts from the actor" in "".join(found)) is warns
+    assert ("the engine drifts away from the actor" in "".join(found)) is warns
 
 
 NEWEST = {
@@ -117,12 +117,12 @@ def test_what_is_wrong_with_the_newest_step_is_told(tmp_path: Path, case: str):
 ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no alarm
     "no gradient in RL": (
         {"actor/grad_norm": 0.0},
-        "grad_norm of step 1 is 0: the step has changed no weight",
+        "grad_norm of step 1 is 0, so the step changed no weights",
         {"actor/grad_norm": 0.1},
     ),
     "groups": (
         {"groups/same_reward": 0.95},
-        "95% of the groups of step 1 teach nothing: all their trajectories have the same reward",
+        "95% of the groups of step 1 teach nothing: all rewards within a group are equal",
         {"groups/same_reward": 0.85, "groups/all_wrong": 1.0},
     ),
     "validation": (
@@ -132,13 +132,13 @@ ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no 
     ),
     "malformed": (
         {"behavior/malformed/no_fence": 0.4, "behavior/malformed/json": 0.1, "behavior/calls": 1.0},
-        "33% of the calls of step 1 could not be read: look at behavior/malformed/*, and check that "
+        "33% of the calls of step 1 were malformed. Look at behavior/malformed/*, and check that "
         "rollout.protocol is the model's",
         {"behavior/malformed/no_fence": 0.3, "behavior/calls": 1.0},
     ),
     "no calls": (
         {"behavior/code_ratio": 0.0},
-        "no trajectory of step 1 called a tool, and rollout.tools offers code_interpreter",
+        "no trajectory of step 1 called a tool, although rollout.tools offers code_interpreter",
         {"behavior/code_ratio": 0.01},
     ),
     "cut": (
@@ -187,7 +187,7 @@ def test_an_alarm_takes_the_mean_of_the_last_steps(tmp_path: Path):
     shares = (0.0, 0.0, 0.9, 0.95, 0.95, 0.95, 1.0)
     rows = [{**row, "groups/same_reward": share} for row, share in zip(steps(7), shares, strict=True)]
     assert warned(write_run(tmp_path / "run", rows=rows)) == [
-        "95% of the groups of the last 5 steps teach nothing: all their trajectories have the same reward"
+        "95% of the groups of the last 5 steps teach nothing: all rewards within a group are equal"
     ]
     rows[-1]["groups/same_reward"] = 0.7
     assert warned(write_run(tmp_path / "run", rows=rows)) == []
@@ -206,7 +206,7 @@ def test_the_terminal_of_a_run_gets_each_alarm_once():
     lines.print(steps(2, grad_norm=0.0, **{"val/accuracy": 0.0}))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
-        "warning: grad_norm of step 1 is 0: the step has changed no weight",
+        "warning: grad_norm of step 1 is 0, so the step changed no weights",
         "warning: every answer of step 2's validation is wrong",
     ]
 
@@ -277,6 +277,6 @@ def test_runs_are_a_line_each_on_a_terminal_of_80_columns():
 
 
 def test_runs_of_an_empty_or_missing_folder_is_one_error(tmp_path: Path):
-    for root, words in ((tmp_path, "holds no runs"), (tmp_path / "nowhere", "is not a folder")):
+    for root, words in ((tmp_path, "contains no runs"), (tmp_path / "nowhere", "is not a folder")):
         done = retool("runs", root)
         assert done.exit_code == 2 and words in done.stderr
