@@ -1,8 +1,8 @@
-"""Writes `retool view`'s page: one HTML file with styles, scripts and data, without external loads.
+"""Writes the page of `retool view`: one self-contained HTML file with styles, scripts and data.
 
-The page decompresses the index (metrics and one short row per trajectory) when it opens. Texts and
-tokens follow the scripts in gzipped base64 chunks. The page is usable while the browser still
-loads them, and decompresses only the chunk being viewed.
+When it opens, the page decompresses the index: metrics, and one short row per trajectory. Texts and
+tokens follow the scripts in gzipped base64 chunks. The page is usable while the browser still loads
+these, and decompresses only the chunk in view.
 """
 
 import base64
@@ -42,17 +42,17 @@ ERROR_NAME = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warni
 CHUNK_TOKENS = 100_000
 HIGHLIGHT_CHARS = 50_000  # longer code is not highlighted
 _LEXER = PythonLexer(stripnl=False, ensurenl=False)
-MOST_MILLINATS = 27_000  # twice this stays below the surrogates, which UTF-8 cannot encode
+MOST_MILLINATS = 27_000  # twice this number is below the surrogates, which UTF-8 cannot encode
 
 
 class Tokens:
     """Decodes token ids, each once. ``where``: the tokenizer's model, or "" if none was found."""
 
-    def __init__(self, models: Iterable[str], asked: Path | None = None) -> None:
+    def __init__(self, models: Iterable[str], chosen: Path | None = None) -> None:
         self.where, self._tokenizer, self._texts = "", None, dict[int, str]()
-        if asked is not None and not (asked / "tokenizer_config.json").is_file():
-            raise DataError(f"--tokenizer {asked} has no tokenizer_config.json. Give a model's directory.")
-        for model in (str(asked),) if asked else models:
+        if chosen is not None and not (chosen / "tokenizer_config.json").is_file():
+            raise DataError(f"--tokenizer {chosen} has no tokenizer_config.json. Give a model's directory.")
+        for model in (str(chosen),) if chosen else models:
             if (Path(model) / "tokenizer_config.json").is_file():
                 self._tokenizer, self.where = _load(model), model
                 return
@@ -123,7 +123,7 @@ def write_page(
     if steps and not any(found):
         have = sorted({row.step for source in sources for row in source.rows})
         raise ConfigError(
-            f"--step {' '.join(map(str, steps))}: no trajectory was recorded of it. Recorded are {_ranges(have)}."
+            f"--step {' '.join(map(str, steps))}: no trajectories were recorded. Recorded steps: {_ranges(have)}."
         )
     everything = [row for rows in found for row in rows]
     kept = {id(row) for row in sample(everything, limit)}
@@ -212,7 +212,7 @@ def _fill(
 
 
 def chart_of(metric: str) -> dict[str, Any]:
-    """Return title, unit, meaning and axis of a metric's chart; the same as in reports, if any.
+    """Return title, unit, meaning and axis of a metric's chart, as in reports if they have it.
 
     ``zero``: whether the axis includes 0; None: only if no value is negative. ``least``: minimum
     range of the axis.
@@ -305,7 +305,7 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     ids = _ids(record)
     tokens.add(ids)
     prompt = record.get("prompt")
-    if not isinstance(prompt, str):  # `retool rollout` writes the prompt's number
+    if not isinstance(prompt, str):  # a file of `retool rollout` has the prompt's number instead
         prompt = tokens.text(record["prompt_ids"]) if record.get("prompt_ids") else None
     engine, actor = record.get("logprobs"), record.get("actor_logprobs")
     gap = [a - e for a, e in zip(actor, engine, strict=True)] if actor and engine else None
@@ -331,8 +331,8 @@ def millinats(values: Sequence[float]) -> str:
     """Encode values [T] as one character each, in 1/1000 nat, to keep large pages small.
 
     A value of n millinats becomes the character U+005D + 2 n for n >= 0, and U+005D - 2 n - 1 for
-    n < 0, which is one byte in UTF-8 for values near 0, as most are. "#" is a value that is not
-    finite. Values are clamped to +-27 nats. static/data.js decodes the text.
+    n < 0. Most values are near 0 and take one byte in UTF-8. "#" is a value that is not finite.
+    Values are clamped to +-27 nats. static/data.js decodes the text.
     """
     letters: list[str] = []
     for value in values:

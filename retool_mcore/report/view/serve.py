@@ -93,7 +93,7 @@ def serve(page: LivePage, port: int, print_line: Callable[[str], object]) -> Non
         try:
             _bind(listener, page.out, port)
         except OSError as error:
-            raise ConfigError(f"--port {port}: {error.strerror}. Name another, or 0 for a free one.") from error
+            raise ConfigError(f"--port {port}: {error.strerror}. Choose another port, or 0 for a free one.") from error
         listener.listen()  # before printing the URL, so that clients can connect before uvicorn is up
         port, secret = listener.getsockname()[1], secrets.token_urlsafe(16)
         print_line(f"serving http://127.0.0.1:{port}/{secret}/ until Ctrl-C; {page.out} is the same page")

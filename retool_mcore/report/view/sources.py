@@ -71,13 +71,13 @@ class RecordSource:
 
 
 def open_source(path: Path) -> RecordSource:
-    """Read a source of any kind. Raises DataError if it is damaged or of no known kind."""
+    """Read a source of any kind. Raises DataError if it is damaged or of an unknown kind."""
     skipped: list[str] = []
     if path.is_file():
         rows = list(_rows(path, skipped))
         return RecordSource(name=path.stem, kind="rollout", path=path, rows=rows, skipped=skipped)
     if not path.is_dir():
-        raise DataError(f"{path} is not there. Give a run's folder, an evaluation's folder or a file of JSON lines.")
+        raise DataError(f"{path} does not exist. Give a run's folder, an evaluation's folder or a file of JSON lines.")
     if (path / "samples.jsonl").is_file():
         model = _evaluated_model(path / "settings.json")
         rows = list(_rows(path / "samples.jsonl", skipped))
@@ -87,7 +87,7 @@ def open_source(path: Path) -> RecordSource:
     if (path / CONFIG).is_file():
         return _run(path)
     inside = sorted(file.parent.name for file in (*path.glob(f"*/{CONFIG}"), *path.glob("*/samples.jsonl")))
-    hint = f" It contains {', '.join(inside)}: name those." if inside else ""
+    hint = f" It contains {', '.join(inside)}. Name one of these." if inside else ""
     raise DataError(f"{path} is neither a run ({CONFIG}) nor an evaluation (samples.jsonl).{hint}")
 
 
@@ -106,7 +106,7 @@ def _run(path: Path) -> RecordSource:
     skipped: list[str] = []
     rows = [row for file in files if file.stat().st_size for row in _rows(file, skipped)]
     model = run.setting("model.path")
-    # The export and the checkpoints are still there if the run was moved to another machine.
+    # If the run was moved to another machine, it still has its export and checkpoints.
     folders = [path / "export", *sorted(path.glob("checkpoints/*/actor/model/huggingface"))]
     models = (*([model] if isinstance(model, str) else []), *map(str, folders))
     why = "" if rows else _why(run, bool(files))
@@ -122,8 +122,8 @@ def _why(run: RunRecord, files: bool) -> str:
     if run.setting("rollout.record_groups") == 0:
         return "no trajectories: rollout.record_groups = 0, so the run recorded none"
     if files:
-        return "no trajectories yet: the files in trajectories/ are empty; the first rows come with the first step"
-    return "no trajectories: the run has no file in trajectories/"
+        return "no trajectories yet: the files in trajectories/ are empty until the first step"
+    return "no trajectories: the run has no files in trajectories/"
 
 
 def _age(path: Path) -> int:
@@ -150,7 +150,9 @@ def _rows(path: Path, skipped: list[str]) -> Generator[RecordRow]:
             offset += len(line)
     if not valid:
         why = skipped[before] if len(skipped) > before else str(path)
-        raise DataError(f"{why}. The file has no complete record of a trajectory; rollout/records.py has its keys.")
+        raise DataError(
+            f"{why}. The file has no complete record of a trajectory. rollout/records.py lists the keys of a record."
+        )
 
 
 def _reason(error: ValueError | RecursionError) -> str:

@@ -137,7 +137,7 @@ def test_the_keyboard_goes_everywhere(browser: Any, page: Path):
     press(browser, "k")
     assert browser.execute_script("return document.querySelector('tr.chosen').dataset.number") == "1"
     press(browser, "\ue007")  # Enter
-    wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.said"))
+    wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.model"))
     first = place(browser)
     press(browser, "j")
     wait(browser, lambda: place(browser) != first)
@@ -191,7 +191,7 @@ def test_the_way_back_leads_to_the_row_one_came_from(browser: Any, page: Path):
         text, height = browser.execute_script(f"{chosen}.innerText"), browser.execute_script("return scrollY")
         assert height > 0
         press(browser, "\ue007")
-        wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.said"))
+        wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.model"))
         press(browser, "u")
         wait(browser, lambda: place(browser) == "#all=1" and count(browser, "tr.chosen"))
         assert browser.execute_script(f"{chosen}.innerText") == text
@@ -366,7 +366,7 @@ def test_a_sample_without_tokens_is_shown_and_says_what_is_absent(browser: Any, 
     where = "step=0&part=sample&id=4-0"
     text = show(browser, tmp_path / "view.html", where)
     assert RECORD["turns"][-1]["text"] in text and " 0 tokens" not in text
-    assert "no text of the prompt: a server behind an API was asked" in text
+    assert "does not contain the text of the prompt, because the model was sampled through an API" in text
     assert "no tokens and no log-probabilities" in show(browser, tmp_path / "view.html", f"{where}&view=tokens")
     assert count(browser, ".token") == 0
 
@@ -400,7 +400,7 @@ def test_the_theme_is_turned_and_paper_shows_the_text_alone(browser: Any, page: 
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         visible = (
-            "return [...document.querySelectorAll('body > header, footer, .card.said')].map(n => n.offsetHeight > 0)"
+            "return [...document.querySelectorAll('body > header, footer, .card.model')].map(n => n.offsetHeight > 0)"
         )
         assert browser.execute_script(visible) == [False] + [True] * len(RECORD["turns"]) + [False]
     finally:

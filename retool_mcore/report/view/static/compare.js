@@ -20,7 +20,7 @@ function sameProblem(row) {
 
 function markForCompare(row) {
   view.marked = keyOf(row);
-  document.getElementById('note').textContent = `Marked ${row.id} of step ${row.step}: c on another one compares the two.`;
+  document.getElementById('note').textContent = `Marked ${row.id} of step ${row.step}. Select another trajectory and press c to compare the two.`;
 }
 
 function compareWithMarked(row) {
@@ -34,7 +34,7 @@ function comparisons(row) {
   const steps = new Set(others.map((other) => `${other.source}/${other.step}`));
   const to = (more) => link(placeOf(row, { id: row.id, ...more }));
   return [steps.size > (steps.has(`${row.source}/${row.step}`) ? 1 : 0) ? el('a', { id: 'across', href: to({ view: 'across' }) }, `this problem at ${steps.size} steps`) : '',
-    opposite ? el('a', { id: 'opposite', href: to({ with: keyOf(opposite) }) }, `beside a ${opposite.right ? 'right' : 'wrong'} one`) : '',
+    opposite ? el('a', { id: 'opposite', href: to({ with: keyOf(opposite) }) }, `compare with a ${opposite.right ? 'right' : 'wrong'} one`) : '',
     el('button', { type: 'button', class: 'more', onclick: () => markForCompare(row) }, 'mark to compare')];
 }
 
@@ -46,19 +46,19 @@ function acrossView(main, row) {
   }
   const many = store.index.sources.length > 1;
   const lines = [...steps.values()].sort((a, b) => a[0].source - b[0].source || a[0].step - b[0].step).map((rows) => {
-    const told = rows.filter((each) => each.right !== null);
-    const right = told.filter((each) => each.right).length;
+    const judged = rows.filter((each) => each.right !== null);
+    const right = judged.filter((each) => each.right).length;
     const mean = (key) => num(rows.reduce((sum, each) => sum + (each[key] ?? 0), 0) / rows.length, 1);
     return el('tr', {}, many ? el('td', {}, shown(store.index.sources[rows[0].source].name)) : '',
       el('td', {}, el('a', { href: link(placeOf(rows[0], { group: rows[0].group })) }, `${rows[0].step}${rows[0].partition === 'train' ? '' : ` ${rows[0].partition}`}`)),
       el('td', {}, rows.map((each) => el('a', { class: `dotted ${each.right ? 'right' : 'wrong'}`, href: link(placeOf(each, { id: each.id })),
         title: `${each.id}: ${each.extracted ?? 'no answer'}` }, each.right === null ? '·' : each.right ? '✓' : '✗'))),
-      el('td', { class: 'n' }, told.length ? `${right} of ${told.length}` : '–'),
+      el('td', { class: 'n' }, judged.length ? `${right} of ${judged.length}` : '–'),
       el('td', { class: 'n' }, mean('calls')), el('td', { class: 'n' }, mean('tokens')),
       el('td', {}, shown([...new Set(rows.map((each) => each.extracted ?? '–'))].slice(0, 4).join(', '))));
   });
   const heads = [...(many ? ['source'] : []), 'step', 'trajectories', 'right', 'calls', 'tokens', 'answers'];
-  main.append(el('h1', {}, 'One problem over the steps'), row.problem ? block(row.problem, 'prompt') : '',
+  main.append(el('h1', {}, 'One problem over all steps'), row.problem ? block(row.problem, 'prompt') : '',
     el('p', {}, 'Truth: ', el('b', {}, shown(row.truth ?? 'not recorded'))),
     el('div', { class: 'scroll' }, el('table', { class: 'across' }, el('thead', {}, el('tr', {}, heads.map((head) => el('th', {}, head)))), el('tbody', {}, lines))));
 }
@@ -66,15 +66,15 @@ function acrossView(main, row) {
 async function compareView(main, row, other) {
   const [one, two] = [await detail(row), await detail(other)];
   const keys = ['right', 'step', 'extracted', 'reward', 'stop', 'turns', 'calls', 'failed', 'errors', 'tokens', 'seconds', 'gap'];
-  const said = (value) => (value === true ? '✓' : value === false ? '✗' : typeof value === 'number' ? num(value) : shown(value ?? '–'));
+  const format = (value) => (value === true ? '✓' : value === false ? '✗' : typeof value === 'number' ? num(value) : shown(value ?? '–'));
   const head = (each) => el('th', {}, mark(each.right), ' ', el('a', { href: link(placeOf(each, { id: each.id })) }, shown(each.id)), ` of step ${each.step}`);
   main.append(el('h1', {}, 'Side by side'), row.problem && row.problem === other.problem ? block(row.problem, 'prompt') : '',
     el('p', { class: 'faint' }, 'Marked: ', el('del', {}, 'only left'), ' ', el('ins', {}, 'only right')),
     el('table', { class: 'facts2' }, el('tr', {}, el('th', {}), head(row), head(other)), keys.filter((key) => row[key] !== undefined || other[key] !== undefined)
-      .map((key) => el('tr', { class: row[key] === other[key] ? 'faint' : 'strong' }, el('td', {}, key), el('td', {}, said(row[key])), el('td', {}, said(other[key]))))));
+      .map((key) => el('tr', { class: row[key] === other[key] ? 'faint' : 'strong' }, el('td', {}, key), el('td', {}, format(row[key])), el('td', {}, format(other[key]))))));
   for (let at = 0; at < Math.max(one.turns.length, two.turns.length); at += 1) {
     const [left, right] = [one.turns[at], two.turns[at]];
-    main.append(el('h2', {}, `Turn ${at + 1}`), el('div', { class: 'two turns' }, pair(left?.text, right?.text, 'said')));
+    main.append(el('h2', {}, `Turn ${at + 1}`), el('div', { class: 'two turns' }, pair(left?.text, right?.text, 'model')));
     for (let call = 0; call < Math.max(left?.results.length ?? 0, right?.results.length ?? 0); call += 1) {
       main.append(el('div', { class: 'two turns' }, pair(left?.results[call]?.shown, right?.results[call]?.shown, 'tool')));
     }

@@ -9,12 +9,12 @@ async function unfold(element) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// The browser may still be loading the file: a chunk is complete once another element follows it.
+// While the browser is still loading the file, a chunk is complete once another element follows it.
 async function chunkElement(number) {
   for (;;) {
     const element = document.getElementById(`chunk-${number}`);
     if (element && (element.nextElementSibling || document.readyState !== 'loading')) return element;
-    if (document.readyState !== 'loading') throw new Error(`The page is damaged: part ${number} is not in it.`);
+    if (document.readyState !== 'loading') throw new Error(`The page is damaged: part ${number} is missing.`);
     await new Promise((resolve) => setTimeout(resolve, 30));
   }
 }

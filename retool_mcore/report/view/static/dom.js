@@ -1,5 +1,5 @@
 'use strict';
-// Builds elements only from text nodes, so that a model's text is never parsed as markup.
+// Builds elements. Text only becomes text nodes, so that a model's text is never parsed as markup.
 
 function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -18,7 +18,7 @@ const UNSEEN = /([\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u2
 
 function shown(text) {
   return String(text).split(UNSEEN).filter(Boolean).map((part) => (UNSEEN.test(part)
-    ? el('span', { class: 'unseen', title: 'a character that is not seen' },
+    ? el('span', { class: 'unseen', title: 'an invisible character' },
       [...part].map((mark) => `U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, '0')}`).join(' '))
     : part));
 }

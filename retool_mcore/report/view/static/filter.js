@@ -29,24 +29,24 @@ function meets(row, { field, sign, value }) {
   return { '>': have > number, '<': have < number, '>=': have >= number, '<=': have <= number }[sign];
 }
 
-async function holdsText(row, words) {
+async function containsText(row, words) {
   const short = `${row.id} ${row.problem ?? ''} ${row.truth ?? ''} ${row.extracted ?? ''} ${row.stop ?? ''}`.toLowerCase();
   if (words.every((word) => short.includes(word))) return true;
   const one = await detail(row);
-  const said = one.turns.map((turn) => [turn.text, ...turn.results.map((result) => result.shown ?? '')].join('\n'));
-  const whole = `${short} ${one.prompt ?? ''} ${said.join('\n')}`.toLowerCase();
+  const turns = one.turns.map((turn) => [turn.text, ...turn.results.map((result) => result.shown ?? '')].join('\n'));
+  const whole = `${short} ${one.prompt ?? ''} ${turns.join('\n')}`.toLowerCase();
   return words.every((word) => whole.includes(word));
 }
 
 // The bins of a histogram: [label, condition for the filter, predicate on a row].
 const HISTOGRAMS = [['outcome', outcomes], ['reward', some('reward')], ['calls', some('calls')], ['errors', kinds],
   ['tokens', some('tokens')], ['seconds', some('seconds')], ['gap', some('gap')]];
-const TITLES = { gap: 'mismatch, largest in nats', errors: 'errors by kind', seconds: 'seconds', tokens: 'tokens' };
+const TITLES = { gap: 'largest mismatch, nats', errors: 'errors by kind', seconds: 'seconds', tokens: 'tokens' };
 const BINS = 12;
 
 function outcomes(rows) {
   return [['✓ right', 'right:yes', (row) => row.right === true], ['✗ wrong', 'right:no', (row) => row.right === false],
-    ['not told', 'right:unknown', (row) => row.right === null]].filter(([, , has]) => rows.some(has));
+    ['unknown', 'right:unknown', (row) => row.right === null]].filter(([, , has]) => rows.some(has));
 }
 
 function kinds(rows) {

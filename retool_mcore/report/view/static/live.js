@@ -1,9 +1,9 @@
 'use strict';
-// A page from `retool view --serve` polls its server's version and reloads itself when that changes.
+// A page from `retool view --serve` polls the version on its server and reloads itself when it changes.
 
 const LIVE_EVERY_MS = 2000;
 
-// The reader's settings that are not in the address. They are restored after a reload.
+// Stores the reader's settings that are not in the address, to restore them after a reload.
 function keepPlace() {
   const { sort, down, chosen, marked, all } = view;
   const search = document.getElementById('search').value;
@@ -30,7 +30,7 @@ async function follow() {
     const newest = answer.ok ? await answer.text() : document.body.dataset.live;
     const writing = document.activeElement?.matches('textarea, input');
     if (newest !== document.body.dataset.live && !writing) { keepPlace(); location.reload(); return; }
-  } catch { /* the server is gone: keep the page as it is */ }
+  } catch { /* the server has stopped: keep the page as it is */ }
   setTimeout(follow, LIVE_EVERY_MS);
 }
 

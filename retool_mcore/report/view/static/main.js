@@ -1,14 +1,14 @@
 'use strict';
-// The current view is part of the address; keyboard shortcuts navigate.
+// The address contains the current view. Keyboard shortcuts navigate.
 
 function here() {
-  const said = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const place = { ...said, run: Number(said.run ?? 0) };
+  const params = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const place = { ...params, run: Number(params.run ?? 0) };
   if (!store.index.sources[place.run]) place.run = 0;
-  if (said.step !== undefined) {
-    place.step = Number(said.step);
+  if (params.step !== undefined) {
+    place.step = Number(params.step);
     const parts = stepsOf(place.run).filter(({ step }) => step === place.step).map(({ partition }) => partition);
-    place.part = said.part ?? (parts.includes('train') || !parts.length ? 'train' : parts[0]);
+    place.part = params.part ?? (parts.includes('train') || !parts.length ? 'train' : parts[0]);
   }
   return place;
 }
@@ -139,10 +139,10 @@ function listen() {
 async function start() {
   store.index = await unfold(document.getElementById('index'));
   const { shown: kept, found, steps } = store.index;
-  const said = [];
-  if (kept < found) said.push(`A sample: ${num(kept)} of ${num(found)} trajectories, whole groups of every step, partition and outcome. --limit sets how many.`);
-  if (steps.length) said.push(`Trajectories of step ${steps.join(', ')} alone.`);
-  document.getElementById('note').textContent = said.join(' ');
+  const notes = [];
+  if (kept < found) notes.push(`A sample: ${num(kept)} of ${num(found)} trajectories, in whole groups from every step, partition and outcome. --limit sets the number.`);
+  if (steps.length) notes.push(`Only trajectories of step ${steps.join(', ')}.`);
+  document.getElementById('note').textContent = notes.join(' ');
   for (const element of [document.getElementById('search'), document.querySelector('footer')]) element.hidden = !found;
   listen();
   const scroll = placeBefore();
@@ -153,5 +153,5 @@ async function start() {
 
 start().catch((error) => {  // a browser without DecompressionStream, or a truncated page
   document.getElementById('main').replaceChildren(el('p', { class: 'warn' },
-    `This browser cannot open the page (${error.message}). It needs a browser of 2023 or newer, and the whole file.`));
+    `This browser cannot open the page (${error.message}). The page needs a browser from 2023 or later, and the file must be complete.`));
 });

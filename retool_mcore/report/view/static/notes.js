@@ -16,7 +16,7 @@ function kept(key, value) {
   return value ?? null;
 }
 
-// Read once, because a table looks up the note of every row that scrolls into view.
+// Reads a note only once, because a table looks up the note of every row that scrolls into view.
 function noteOf(row) {
   row.note ??= kept(noteKey(row)) ?? '';
   return row.note;

@@ -30,9 +30,9 @@ function runView(main) {
     if (sources.some((source) => source.kind === 'run')) main.append(el('p', { class: 'warn' }, 'No curves: no step has finished yet.'));
     return;
   }
-  // A reward or accuracy of 0 is a valid result and is drawn.
-  const silent = names.filter((name) => !SECTIONS[0][1].test(name) && sources.every((source) => (source.curves[name] ?? []).every((value) => !value)));
-  const taken = new Set(silent);
+  // Metrics that are always 0 get no chart, except in "Learning": a reward or accuracy of 0 is a result.
+  const zero = names.filter((name) => !SECTIONS[0][1].test(name) && sources.every((source) => (source.curves[name] ?? []).every((value) => !value)));
+  const taken = new Set(zero);
   main.append(el('p', { class: 'legend' }, sources.filter((source) => source.steps.length).map((source) =>
     el('span', {}, el('i', { class: 'dot', style: `background:var(${runColour(source)})` }), source.name)),
   Object.entries(EVENT_MARKS).map(([what, tone]) =>
@@ -47,7 +47,7 @@ function runView(main) {
     if (folded.open && folded.children.length === 1) folded.append(charts(rest));
   } }, el('summary', {}, `${rest.length} other metrics`));
   if (rest.length) main.append(folded);
-  if (silent.length) main.append(el('p', { class: 'faint silent' }, `0 at every step: ${silent.join(', ')}`));
+  if (zero.length) main.append(el('p', { class: 'faint silent' }, `0 at every step: ${zero.join(', ')}`));
 }
 
 function byTitle(one, other) {
@@ -100,8 +100,8 @@ function ends(chart, low, high) {
   if (low === null || low === undefined) return [0, 1];  // no values
   const bottom = chart.zero || (chart.zero === null && low >= 0) ? Math.min(0, low) : low;
   const least = Math.max(chart.least, LEAST_SPAN * Math.max(Math.abs(low), Math.abs(high))) || 1;
-  const lacks = Math.max(0, least - (high - bottom)) / 2;
-  return bottom === 0 ? [0, Math.max(1.05 * high, least)] : [bottom - lacks, high + lacks];
+  const margin = Math.max(0, least - (high - bottom)) / 2;
+  return bottom === 0 ? [0, Math.max(1.05 * high, least)] : [bottom - margin, high + margin];
 }
 
 function written(tick) {
@@ -131,7 +131,7 @@ function draw(box, name) {
       setCursor: [(self) => {
         const at = self.cursor.idx;
         output.textContent = at === null || at === undefined ? ''
-          : `step ${steps[at]}: ${columns.map((column) => num(column[at], 4)).join(' · ')}${told(having, steps[at])}`;
+          : `step ${steps[at]}: ${columns.map((column) => num(column[at], 4)).join(' · ')}${eventsAt(having, steps[at])}`;
       }],
       drawAxes: [(self) => marks(self, having)],
     },
@@ -147,7 +147,7 @@ function draw(box, name) {
   plot.over.addEventListener('dblclick', () => { output.textContent = ''; });
 }
 
-function told(sources, step) {
+function eventsAt(sources, step) {
   const what = new Set(sources.flatMap((source) => source.events.filter(([at]) => at === step).map(([, name]) => name)));
   return what.size ? ` (${[...what].join(', ')})` : '';
 }

@@ -28,11 +28,11 @@ function stepView(main, place) {
   }
   const groups = inGroups(all);
   const dull = [...groups.values()].filter(taughtNothing).length;
-  const told = all.filter((row) => row.right !== null);
+  const judged = all.filter((row) => row.right !== null);
   main.append(el('h1', {}, source.kind === 'run' ? `Step ${place.step}, ${place.part}` : source.name),
     el('p', { class: 'facts' }, `${num(all.length)} trajectories in ${num(groups.size)} groups`,
-      told.length ? `; ${num(100 * told.filter((row) => row.right).length / told.length, 1)} % right` : '',
-      dull ? `; ${dull} groups taught nothing (all rewards alike, marked ∅)` : ''),
+      judged.length ? `; ${num(100 * judged.filter((row) => row.right).length / judged.length, 1)} % right` : '',
+      dull ? `; ${dull} groups taught nothing (all rewards equal, marked ∅)` : ''),
     source.kind === 'run' && place.part === 'train' ? perfetto(source, place.step) : null);
   rowsTable(main, all, groups, new Set(['source', 'step']));
 }
@@ -55,13 +55,13 @@ function rowsTable(main, all, groups, hidden) {
   main.append(bars, el('p', { class: 'tools noprint' }, count,
     el('button', { type: 'button', id: 'export', class: 'more', onclick: () => exportRows(view.rows) }, 'export as JSONL'),
     el('button', { type: 'button', id: 'export-notes', class: 'more', onclick: exportNotes }, 'export notes'),
-    el('span', { class: 'faint' }, '⊞ group side by side · ∅ taught nothing · ✎ your note')), box);
+    el('span', { class: 'faint' }, '⊞ compare the group · ∅ the group taught nothing · ✎ your note')), box);
   fillTable({ bars, box, count, columns }, all, groups);
 }
 
 function perfetto(source, step) {
   const command = `python perf/trace.py '${source.path}' --step ${step} --out step${step}.json`;
-  return el('p', { class: 'faint noprint' }, 'As a time line of all phases: ', el('code', {}, shown(command)), ', opened in ',
+  return el('p', { class: 'faint noprint' }, 'Timeline of all phases: run ', el('code', {}, shown(command)), ' and open the file in ',
     el('a', { href: 'https://ui.perfetto.dev', rel: 'noreferrer' }, 'Perfetto'), '.');
 }
 
@@ -72,7 +72,7 @@ async function fillTable(parts, all, groups) {
   if (filter.words.length) {
     const found = [];
     for (const row of rows) {
-      if (await holdsText(row, filter.words)) found.push(row);
+      if (await containsText(row, filter.words)) found.push(row);
       if (mine !== view.run) return;  // the filter has changed meanwhile
     }
     rows = found;
@@ -96,7 +96,7 @@ async function fillTable(parts, all, groups) {
   const cols = el('colgroup', {}, columns.map(([key]) => el('col', { style: key === 'problem' ? '' : `width:${width(key)}px` })));
   const whole = el('table', { class: 'rows', style: `min-width:${least}px` }, cols, el('thead', {}, el('tr', {}, heads), gaps[0]), body, el('tfoot', {}, gaps[1]));
   bars.replaceChildren(histograms(all, rows, again));
-  box.replaceChildren(whole, rows.length ? '' : el('p', { class: 'empty' }, 'Nothing passes the filter.'));
+  box.replaceChildren(whole, rows.length ? '' : el('p', { class: 'empty' }, 'No trajectory matches the filter.'));
   count.replaceChildren(`${rows.length < all.length ? `${num(rows.length)} of ` : ''}${num(all.length)} shown`);
   view.table = { body, gaps, groups, columns, box, first: -1, last: -1 };
   view.refresh = again;
@@ -154,7 +154,7 @@ function tableRow(row, number, { groups, columns }) {
     if (key === 'right') return el('td', {}, el('span', { class: row.right ? 'right' : 'wrong' }, row.right === null ? '' : row.right ? '✓' : '✗'));
     if (key === 'id') {
       return el('td', { class: 'id' }, el('a', { href: link(placeOf(row, { id: row.id })) }, shown(row.id)), ' ',
-        el('a', { class: 'faint', href: link(placeOf(row, { group: row.group })), title: 'its group side by side' }, dull ? '∅' : '⊞'), noteOf(row) ? ' ✎' : '');
+        el('a', { class: 'faint', href: link(placeOf(row, { group: row.group })), title: 'compare its group' }, dull ? '∅' : '⊞'), noteOf(row) ? ' ✎' : '');
     }
     const value = key === 'source' ? store.index.sources[row.source].name : row[key];
     if (NUMBERS.has(key)) return el('td', { class: `n${value ? '' : ' faint'}` }, num(value));
@@ -190,11 +190,11 @@ async function groupView(main, place) {
       el('td', {}, el('span', { class: 'share', style: `width:${(120 * having.length) / rows.length}px` })),
       el('td', {}, answer === null ? el('span', { class: 'faint' }, 'no answer') : shown(answer)), el('td', {}, mark(having[0].right))));
   main.append(el('h1', {}, `Group ${place.group}`),
-    taughtNothing(rows) ? el('p', { class: 'warn' }, '∅ All rewards are alike: this group taught nothing.') : '',
+    taughtNothing(rows) ? el('p', { class: 'warn' }, '∅ All rewards are equal, so this group taught nothing.') : '',
     details[0].prompt ? block(details[0].prompt, 'prompt') : '',
     el('p', {}, 'Truth: ', el('b', {}, shown(rows[0].truth ?? 'not recorded'))),
     el('div', { class: 'two' }, el('section', {}, el('h2', {}, 'Answers'), el('table', { class: 'tally' }, answers)),
-      el('section', {}, el('h2', {}, 'Right against wrong'), apart(rows))),
+      el('section', {}, el('h2', {}, 'Right and wrong responses'), meansByOutcome(rows))),
     el('h2', {}, `${rows.length} responses`),
     el('div', { class: 'side' }, rows.map((row, at) => el('article', { class: 'card' },
       el('header', {}, mark(row.right), ' ', el('a', { href: link(placeOf(row, { id: row.id })) }, shown(row.id)),
@@ -203,11 +203,11 @@ async function groupView(main, place) {
         block(result.shown ?? '', `out ${result.ok ? '' : 'bad'}`))])))));
 }
 
-// Means of the counts over right and over wrong responses, largest difference first.
-function apart(rows) {
+// Means of the counts over right and over wrong responses, largest relative difference first.
+function meansByOutcome(rows) {
   const right = rows.filter((row) => row.right === true);
   const wrong = rows.filter((row) => row.right === false);
-  if (!right.length || !wrong.length) return el('p', { class: 'faint' }, 'The group does not hold both.');
+  if (!right.length || !wrong.length) return el('p', { class: 'faint' }, 'The group does not have both.');
   const mean = (some, key) => some.reduce((sum, row) => sum + (row[key] ?? 0), 0) / some.length;
   const lines = ['turns', 'calls', 'failed', 'malformed', 'repairs', 'lines', 'tokens', 'seconds', 'tool_s'].map((key) => {
     const [a, b] = [mean(right, key), mean(wrong, key)];

@@ -22,7 +22,7 @@ function both(share) {
 
 function tokenView(main, row, one, place) {
   if (!one.ids.length) {
-    main.append(el('p', { class: 'warn' }, 'The file has no tokens and no log-probabilities of this trajectory: a server behind an API gives text alone.'));
+    main.append(el('p', { class: 'warn' }, 'The file has no tokens and no log-probabilities of this trajectory, because an API returns only text.'));
     return;
   }
   const texts = store.index.sources[row.source].texts;
@@ -40,10 +40,10 @@ function tokenView(main, row, one, place) {
   if (!store.index.sources[row.source].tokenizer) main.append(el('p', { class: 'warn' }, 'No tokenizer was found: tokens are shown as their ids.'));
   const box = el('div', { class: 'tokens', dir: 'ltr', onmouseover: (event) => {
     const under = event.target.closest('[data-at]')?.dataset.at;
-    if (under !== undefined) tell(Number(under));
+    if (under !== undefined) showFacts(Number(under));
   } });
   let at = -1;
-  const tell = (next) => {
+  const showFacts = (next) => {
     at = next;
     output.replaceChildren(...tokenFacts(columns, texts, mask, versions, at));
   };
@@ -53,7 +53,7 @@ function tokenView(main, row, one, place) {
     box.querySelector('.pointed')?.classList.remove('pointed');
     next.classList.add('pointed');
     next.scrollIntoView({ block: 'nearest' });
-    tell(Math.max(0, at + by));
+    showFacts(Math.max(0, at + by));
   };
   const add = (from) => {
     const to = Math.min(one.ids.length, from + TOKENS_AT_ONCE);
@@ -64,17 +64,17 @@ function tokenView(main, row, one, place) {
     }
   };
   add(0);
-  main.append(box, el('p', { class: 'faint' }, 'Underlined tokens are learnt from; dimmed ones are masked.'));
+  main.append(box, el('p', { class: 'faint' }, 'Underlined tokens are trained on; dimmed tokens are masked.'));
 }
 
 // The colour scale: the values at both ends of the ramp.
 function legendOf(name) {
   const ramp = (from, to, low, high) => el('p', { class: 'key faint' }, low,
     el('i', { class: 'ramp', style: `background:linear-gradient(90deg,${from || 'transparent'},transparent 50%,${to || 'transparent'})` }), high);
-  if (name === 'logprob') return el('p', { class: 'key faint' }, '0 nats, sure', el('i', { class: 'ramp', style: `background:linear-gradient(90deg,transparent,${warm(1)})` }), '−5 nats or less');
+  if (name === 'logprob') return el('p', { class: 'key faint' }, '0 nats, certain', el('i', { class: 'ramp', style: `background:linear-gradient(90deg,transparent,${warm(1)})` }), '−5 nats or less');
   if (name === 'gap') return ramp(both(-1), both(1), 'actor 0.5 nats lower', '0.5 nats higher');
   if (name === 'advantage') return ramp(both(-1), both(1), '−2', '+2');
-  return el('p', { class: 'key faint' }, 'One colour for each version of the weights');
+  return el('p', { class: 'key faint' }, 'One colour per version of the weights');
 }
 
 function token(one, texts, mask, versions, values, { tint, sampledOnly }, at) {
@@ -96,7 +96,7 @@ function tokenFacts(one, texts, mask, versions, at) {
     sampled && one.gap ? `actor − engine ${inNats(one.gap[at])}` : null,
     mask?.[at] && advantage !== null && advantage !== undefined ? `advantage ${num(advantage, 3)}` : null,
     versions ? (sampled ? `weights ${versions[at]}` : 'not sampled') : null,
-    mask ? (mask[at] ? 'learnt from' : 'masked') : 'mask not recorded'];
+    mask ? (mask[at] ? 'trained on' : 'masked') : 'mask not recorded'];
   return shown(facts.filter(Boolean).join(' · '));
 }
 

@@ -1,5 +1,5 @@
 'use strict';
-// Shows one trajectory: the prompt, its turns as cards, the interpreter's output, and a time line.
+// Shows one trajectory: the prompt, its turns as cards, the interpreter's output, and a timeline.
 
 async function trajectoryView(main, place) {
   const rows = rowsOf(place.run, place.step, place.part);
@@ -38,23 +38,23 @@ function timeLine(one) {
       title: `turn ${part.number + 1}, ${part.what}: ${num(part.seconds, 3)} s`,
       onclick: (event) => { event.preventDefault(); document.getElementById(`turn-${part.number}`)?.scrollIntoView(); } }))),
   el('figcaption', { class: 'faint' }, el('i', { class: 'dot engine' }), `engine ${num(sum('engine'))} s `,
-    el('i', { class: 'dot tool' }), `tool ${num(sum('tool'))} s · ${num(whole)} s in all`));
+    el('i', { class: 'dot tool' }), `tool ${num(sum('tool'))} s · ${num(whole)} s in total`));
 }
 
 function turnCards(main, one) {
-  main.append(el('article', { class: 'card told' }, el('header', {}, 'prompt', el('span', { class: 'faint' },
+  main.append(el('article', { class: 'card context' }, el('header', {}, 'prompt', el('span', { class: 'faint' },
     one.ids.length ? ` ${num(one.prompt_tokens)} tokens, masked` : '')),
-  one.prompt ? block(one.prompt) : el('p', { class: 'faint' }, one.ids.length ? 'The file has no text of the prompt, and no tokenizer was found.'
-    : 'The file has no text of the prompt: a server behind an API was asked.')));
+  one.prompt ? block(one.prompt) : el('p', { class: 'faint' }, one.ids.length ? 'The file does not contain the text of the prompt, and no tokenizer was found.'
+    : 'The file does not contain the text of the prompt, because the model was sampled through an API.')));
   const mask = spread(one.mask);
   one.turns.forEach((turn, number) => {
-    const learnt = mask?.slice(turn.start, turn.start + turn.tokens).filter(Boolean).length;
-    const masked = mask && learnt === 0 && turn.tokens > 0;
-    main.append(el('article', { class: `card said${masked ? ' masked' : ''}`, id: `turn-${number}` },
+    const trained = mask?.slice(turn.start, turn.start + turn.tokens).filter(Boolean).length;
+    const masked = mask && trained === 0 && turn.tokens > 0;
+    main.append(el('article', { class: `card model${masked ? ' masked' : ''}`, id: `turn-${number}` },
       el('header', {}, `turn ${number + 1}`, el('span', { class: 'faint' },
         ` ${turn.kind ?? ''}${one.ids.length ? ` · ${num(turn.tokens)} tokens` : ''}${masked ? ', masked' : ''} · ${num(turn.engine_s)} s`)),
-      saidText(turn), turn.error ? el('p', { class: 'warn' }, `not understood${turn.unseen ? ' (the model did not see this)' : ''}: `, shown(turn.error)) : '',
-      repairs(turn), (turn.kind === 'cut' ? el('p', { class: 'cut' }, 'cut here: the turn was not finished') : '')),
+      turnText(turn), turn.error ? el('p', { class: 'warn' }, `malformed call${turn.unseen ? ' (the model did not see this error)' : ''}: `, shown(turn.error)) : '',
+      repairs(turn), (turn.kind === 'cut' ? el('p', { class: 'cut' }, 'cut off here: the turn is incomplete') : '')),
     ...turn.results.map((result) => resultCard(result, turn)));
   });
   if (one.reward_info) {
@@ -62,11 +62,11 @@ function turnCards(main, one) {
   }
 }
 
-// The card shows an executed call as code below; here its raw text is collapsed.
-function saidText(turn) {
+// A turn's text. The raw text of an executed call is collapsed, because the card below shows its code.
+function turnText(turn) {
   const call = turn.results.length && !turn.repairs?.length ? callPart(turn.text) : turn.text;
   if (call === turn.text) return block(turn.text);
-  return [block(turn.text.slice(0, turn.text.length - call.length)), el('details', {}, el('summary', { class: 'faint' }, 'the call as it was written'), block(call))];
+  return [block(turn.text.slice(0, turn.text.length - call.length)), el('details', {}, el('summary', { class: 'faint' }, 'raw text of the call'), block(call))];
 }
 
 // "Before" is the model's text, in the card above; "after" is the executed code.
@@ -87,12 +87,12 @@ function code(pairs) {
 }
 
 function resultCard(result, turn) {
-  const told = `${result.status ?? (result.ok ? 'finished' : 'failed')} · ran ${num(result.run_s)} s · queued ${num(result.queue_s)} s`;
+  const facts = `${result.status ?? (result.ok ? 'finished' : 'failed')} · ran ${num(result.run_s)} s · queued ${num(result.queue_s)} s`;
   const pieces = String(result.shown ?? '').split(/(\[\.\.\. (?:about )?\d+ tokens cut here \.\.\.\])/);
   const output = result.cut_tokens > 0 && pieces.length === 3
-    ? [block(pieces[0], 'out'), el('p', { class: 'cut' }, `${num(result.cut_tokens)} tokens were cut here; the model did not see them, and no file keeps them`), block(pieces[2], 'out')]
+    ? [block(pieces[0], 'out'), el('p', { class: 'cut' }, `${num(result.cut_tokens)} tokens were cut here. The model did not see them, and no file has them`), block(pieces[2], 'out')]
     : block(result.shown ?? '', `out${result.ok ? '' : ' bad'}`);
   return el('article', { class: 'card tool' }, el('header', {}, 'interpreter',
-    el('span', { class: result.ok ? 'faint' : 'wrong' }, ` ${told}`)),
-  turn.repairs?.length ? '' : code(result.code), el('div', { class: 'masked' }, el('i', { class: 'faint' }, turn.unseen ? 'not shown to the model: the trajectory ended before it' : 'shown to the model, masked'), output));
+    el('span', { class: result.ok ? 'faint' : 'wrong' }, ` ${facts}`)),
+  turn.repairs?.length ? '' : code(result.code), el('div', { class: 'masked' }, el('i', { class: 'faint' }, turn.unseen ? 'not shown to the model, because the trajectory ended first' : 'shown to the model, masked'), output));
 }
