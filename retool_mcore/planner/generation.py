@@ -19,7 +19,7 @@ class Decoding:
     longest_turn_s: float  # a turn as long as the longest response, with all slots of the engine in use
     concurrency: float  # concurrent responses per engine
     tokens_per_s: float  # of all engines together, during generation
-    limit: str  # the bottleneck of decoding
+    limit: str  # the bottleneck of generation
 
 
 @dataclass(frozen=True, kw_only=True)

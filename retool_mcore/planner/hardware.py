@@ -76,7 +76,8 @@ def parse(name: str) -> Hardware:
     found = re.fullmatch(r"([a-z]\w*?)x(\d+)", name.lower())
     if found is None or found[1] not in DEVICES or int(found[2]) < 1:
         raise ConfigError(
-            f"--hardware {name!r} is not a known device and a number, for example h100x16. Known: {', '.join(DEVICES)}."
+            f"Unknown --hardware {name!r}. Write a device and a number, for example h100x16. Known devices: "
+            f"{', '.join(DEVICES)}."
         )
     return Hardware(DEVICES[found[1]], int(found[2]))
 
@@ -99,7 +100,7 @@ def of_run(config: RunConfig) -> Hardware:
         if hardware.count == count and hardware.device.platform == platform:
             return hardware
     raise ConfigError(
-        f"{config.source}: neither its name nor run.name says which GPU to plan for, and [cluster] only "
+        f"{config.source}: neither the file's name nor run.name contains the GPU to plan for, and [cluster] only has "
         f"{count} x {platform}. Add --hardware, for example --hardware h200x8."
     )
 

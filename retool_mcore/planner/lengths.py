@@ -117,7 +117,9 @@ def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: InFile | N
 
 
 def _note(mean_tokens: float | None, mean: float, rule: str) -> str:
-    return "" if mean_tokens else f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
+    return (
+        "" if mean_tokens else f"a mean of {mean:,.0f} tokens is assumed, {rule}; set it with --like or --mean-tokens"
+    )
 
 
 def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
@@ -125,13 +127,13 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
     file = path / "metrics.jsonl"
     rows = [row for row in read_metrics(file) if row["step"]] if file.is_file() else []  # step 0 is only a validation
     if not rows:
-        raise ConfigError(f"--like {path} has no metrics.jsonl with a step: give the folder of a run that made some.")
-    note = f"lengths are those of {path}, the mean of its {len(rows)} steps"
+        raise ConfigError(f"--like {path} has no metrics.jsonl with a step. Give the folder of a run with steps.")
+    note = f"lengths are from {path}, averaged over its {len(rows)} steps"
     if isinstance(config, RlConfig):
         return of_rl_rows(rows, note)
     other = load_run(str(path / "config.toml"))
     if not isinstance(other, SftConfig):
-        raise ConfigError(f"--like {path} is a run of RL, and {config.source} one of SFT: give a run of the same kind.")
+        raise ConfigError(f"--like {path} is an RL run, and {config.source} is SFT. Give a run of the same kind.")
     mean = _mean(rows, "perf/total_num_tokens") / other.train.global_batch
     return Lengths.evenly(mean, config.max_sequence_tokens, note=note)
 
@@ -139,7 +141,7 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
 def of_rl_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
     """The lengths from the metrics of RL steps. Raises ConfigError if the metrics lack them."""
     if not any(row.keys() >= NEEDED for row in rows):
-        raise ConfigError(f"{note}, and none has {min(NEEDED)}, as RL's steps have: give a run of the same kind.")
+        raise ConfigError(f"{note}, which lack {min(NEEDED)}, a metric of RL. Give a run of the same kind.")
     mean, longest = _mean(rows, "response_length/mean"), _mean(rows, "response_length/max")
     steps = [row for row in rows if "behavior/model_tokens" in row]
     return Lengths(

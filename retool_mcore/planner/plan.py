@@ -33,8 +33,8 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
-    parts: dict[str, float]  # part of a step that ends with a heartbeat (run/alive.py) -> longest seconds
-    mean_tokens: float  # mean sequence length (prompt + response), assumed or given
+    parts: dict[str, float]  # part of a step between two heartbeats (run/alive.py) -> its longest seconds
+    mean_tokens: float  # mean sequence length (prompt + response), assumed or known
     tokens_per_step: float
     steps: int
     device_gib: float
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def longest_part(self) -> tuple[str, float]:
-        """The longest part of a step without a heartbeat: (name, seconds)."""
+        """The longest time in a step without a heartbeat: (name, seconds)."""
         return max(self.parts.items(), key=lambda part: part[1])
 
     @property
@@ -58,8 +58,8 @@ class Plan:
             return ""
         wrong = "would end the run" if stall_s < seconds else f"leaves less than {STALL_MARGIN:g} times that"
         return (
-            f"train.stall_s = {stall_s:g} {wrong}: {part} is planned to take {seconds:,.0f} s, without a sign of life. "
-            f"Set at least {math.ceil(STALL_MARGIN * seconds)}, or 0"
+            f"train.stall_s = {stall_s:g} {wrong}: {part} is planned to take {seconds:,.0f} s without progress. Set "
+            f"at least {math.ceil(STALL_MARGIN * seconds)}, or 0"
         )
 
     @property
@@ -186,13 +186,13 @@ def _rl_plan(
     decoding = decode(shape, hardware, config, rollout, lengths, training_s=training_s)
     parts = {"a turn": decoding.longest_turn_s, "an update": training["update"] / config.train.updates_per_step}
     if "old_log_prob" in training:
-        parts["the pass over old log-probabilities"] = training["old_log_prob"]
+        parts["the pass for old log-probabilities"] = training["old_log_prob"]
     mode, engines = config.train.mode, (config.rollout.gpus or hardware.count) // config.rollout.engine_tp
     notes = (
         *((lengths.note,) if lengths.note else ()),
-        f"generation waits for {decoding.limit}: {decoding.concurrency:.0f} responses at once in each of "
-        f"{engines} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
-        *([f'mode "{mode}": generate is what the trainer waits'] if mode == "async" else []),
+        f"generation is limited by {decoding.limit}: {decoding.concurrency:.0f} concurrent responses in each of "
+        f"{engines} engines, {decoding.tokens_per_s:,.0f} tokens/s in total",
+        *([f'mode "{mode}": generate is the time that the trainer waits'] if mode == "async" else []),
     )
     sampling_s = decoding.seconds + (training_s if mode == "async" else 0.0)
     return Plan(
@@ -246,6 +246,6 @@ def _train_s(
 def _sandboxes(config: RlConfig, seconds: float, calls: float) -> Sandboxes:
     calls_per_s = config.train.prompts_per_step * config.rollout.group_size * calls / seconds
     cores = calls_per_s * calibrated("execution_cpu_s") / config.cluster.nodes
-    # Calls come in bursts, because all responses of a step start together. So recommend twice the
-    # mean load as workers, and at least 4.
+    # Calls come in bursts, because all responses of a step start together. So recommend workers for
+    # twice the mean load, and at least 4.
     return Sandboxes(calls_per_s=calls_per_s, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

@@ -16,8 +16,8 @@ def report(
     """The text of a plan: memory, time by phase, sandbox load, whether it fits, faster settings."""
     lines = [
         f"{config.source} on {hardware.name}: {shape.params / 1e9:.3g} G parameters, {_layout(plan)}",
-        f"estimates; of {len(CALIBRATION)} constants {sum('assumed' in c.source for c in CALIBRATION.values())} are "
-        "assumed, the others fitted to runs on H100 and H200; a measured step differs by up to 20 %",
+        f"estimates: {sum('assumed' in c.source for c in CALIBRATION.values())} of {len(CALIBRATION)} constants are "
+        "assumed, the others are fitted to runs on H100 and H200. Measured steps differ by up to 20 %",
         "",
         *_memory_lines(plan),
         "",
@@ -35,17 +35,17 @@ def report(
     lines += ["", *(f"note: {note}" for note in plan.notes)]
     lines += [f"warning: {plan.stall_problem}"] if plan.stall_problem else []
     lines += ["", "the configured settings, then the fastest settings of each layout that fits:", _row(plan, plan)]
-    lines += [_row(other, plan) for other in others] or ["  no layout with this batch fits this hardware"]
+    lines += [_row(other, plan) for other in others] or ["  no layout fits this hardware with this batch"]
     return "\n".join(lines)
 
 
 def refusal(plan: Plan, hardware: Hardware) -> str:
-    """The error for a plan that does not fit: what, by how much, and what to change."""
+    """The error for a plan that does not fit: its cause, its size and a remedy."""
     device, rollout = hardware.device.name, plan.rollout
     if rollout is not None and rollout.kv_cache <= 0:
         return (
             f"rollout does not fit: an engine's weights are {rollout.weights:.1f} GiB of each {device}, "
-            f"{-rollout.kv_cache:.1f} GiB more than rollout.engine_memory_fraction leaves. Raise rollout.engine_tp"
+            f"{-rollout.kv_cache:.1f} GiB more than rollout.engine_memory_fraction allows. Raise rollout.engine_tp"
         )
     if rollout is not None and plan.rollouts_gib > plan.device_gib:
         need_gib, what = max((rollout.total, "rollout"), (rollout.syncing, "the weight sync"))
@@ -58,42 +58,42 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
     largest = max(parts, key=lambda name: parts[name])
     return (
         f"training does not fit: it needs {plan.training_gib:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB "
-        f"more than the {calibrated('usable_memory') * plan.device_gib:.1f} GiB that can be filled; the largest part "
-        f"is {largest}, {parts[largest]:.1f} GiB. Take one of the settings that fit, or more devices"
+        f"more than the usable {calibrated('usable_memory') * plan.device_gib:.1f} GiB; the largest part is {largest}, "
+        f"{parts[largest]:.1f} GiB. Use one of the layouts that fit, or more devices"
     )
 
 
 def _layout(plan: Plan) -> str:
     p, m, config = plan.parallel, plan.memory, plan.config
     experts = f" ep {p.ep} etp {p.expert_tp}" if p.ep > 1 else ""
-    again = f"{m.recompute} layers a stage" if m.recomputed_layers else m.recompute
-    words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {again}"]
+    recompute = f"{m.recompute} layers per stage" if m.recomputed_layers else m.recompute
+    words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {recompute}"]
     words += [f"adapters of rank {config.lora.rank}"] if config.lora.rank else []
     words += ["base in FP8"] if config.lora.in_fp8 else []
     words += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
-    words += [f"{plan.micro_batch_tokens} tokens a micro-batch"]
+    words += [f"{plan.micro_batch_tokens} tokens per micro-batch"]
     if isinstance(config, RlConfig):
         r = config.rollout
         words += [f"engines tp {r.engine_tp} with {r.engine_memory_fraction:.0%}"]
-        words += ["idle actor on the host"] if m.offload_idle else ["idle actor stays"]
+        words += ["idle actor on the host"] if m.offload_idle else ["idle actor on the device"]
     return ", ".join(words)
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
-    yield f"memory of one device, GiB (of {plan.device_gib:.1f}, {calibrated('usable_memory'):.0%} may be filled)"
+    yield f"memory of one device, GiB ({calibrated('usable_memory'):.0%} of {plan.device_gib:.1f} is usable)"
     for name, value in asdict(plan.train).items():
         if value:
             yield f"  training   {name:<14}{value:8.1f}"
     if plan.rollout is not None:
-        yield f"  training   {'engine asleep':<14}{plan.training_gib - plan.train.total:8.1f}"
+        yield f"  training   {'sleeping engine':<14}{plan.training_gib - plan.train.total:8.1f}"
     yield f"  training   {'total':<14}{plan.training_gib:8.1f}"
     if plan.rollout is not None:
         for name in ("weights", "kv_cache", "training", "beyond"):
             yield f"  rollout    {name:<14}{getattr(plan.rollout, name):8.1f}"
-        room = f"room for {plan.rollout.kv_tokens:,} tokens in each engine"
+        room = f"KV cache for {plan.rollout.kv_tokens:,} tokens per engine"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
         if plan.rollout.syncing:
-            yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   the actor and an engine's weights"
+            yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   weights of the actor and an engine"
 
 
 def _time_lines(plan: Plan) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _time_lines(plan: Plan) -> Iterator[str]:
         yield f"  {name:<25}{seconds:8.1f}"
     yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {_duration(plan.step_s * plan.steps)}"
     part, seconds = plan.longest_part
-    yield f"  {'longest without a sign':<25}{seconds:8.1f}   {part}; train.stall_s = {plan.config.train.stall_s:g}"
+    yield f"  {'longest without progress':<25}{seconds:8.1f}   {part}; train.stall_s = {plan.config.train.stall_s:g}"
 
 
 def _duration(seconds: float) -> str:

@@ -21,7 +21,7 @@ def proposals(config: Config, shape: ModelShape, hardware: Hardware, lengths: Le
     """The fastest settings of each layout (TP, PP, CP, EP) that fits, best layout first.
 
     The batch, the lengths and the optimizer's precision stay as configured. Optimizer states are
-    only offloaded to the CPU if nothing else fits. Equally fast settings are sorted by memory.
+    offloaded to the CPU only if nothing else fits. Equally fast settings are sorted by memory.
     """
     found: list[Plan] = []
     for on_cpu in (0.0,) if config.lora.rank else (0.0, 1.0):

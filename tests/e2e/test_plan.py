@@ -41,7 +41,7 @@ def test_without_a_name_the_plan_is_for_this_machines_gpu(
         assert of_run(rl("rl_qwen2.5_7b_lora_h100x1")).name == name, "not the GPU that its file names"
         assert of_run(rl("rl_qwen2.5_32b_h100x16")).name == "h100x16", "of two nodes: not of this machine"
     else:
-        with pytest.raises(ConfigError, match=r"neither its name nor run\.name says which GPU to plan for"):
+        with pytest.raises(ConfigError, match=r"neither the file's name nor run\.name contains the GPU to plan for"):
             of_run(run)
 
 
@@ -49,7 +49,7 @@ def test_what_cannot_fit_is_refused_and_by_how_much():
     done = command("configs/sft_qwen2.5_32b_h200x8.toml", "parallel.tp=1")
     assert done.returncode == 2
     assert "training does not fit: it needs" in done.stderr and "the largest part is gradients" in done.stderr
-    assert "settings that fit, the fastest of each layout" in done.stdout
+    assert "the fastest settings of each layout that fits" in done.stdout
     one = rl("rl_qwen2.5_32b_h200x8", "rollout.engine_tp=1", "rollout.engine_memory_fraction=0.4")
     plan = make_plan(one, THIRTY_TWO, parse("h200x8"))
     assert "Raise rollout.engine_tp" in refusal(plan, parse("h200x8"))
@@ -74,7 +74,7 @@ def test_engines_with_devices_of_their_own_leave_the_others_to_the_trainer():
     assert (plan.dp, plan.training_gib) == (2, plan.train.total) and sync.training_gib > sync.train.total
     assert plan.rollout and plan.rollout.training == 0.0
     assert plan.rollout.kv_cache == pytest.approx(run.rollout.engine_memory_fraction * 139.8 - plan.rollout.weights)
-    assert "in each of 4 engines" in plan.notes[1] and "what the trainer waits" in plan.notes[2]
+    assert "in each of 4 engines" in plan.notes[1] and "the trainer waits" in plan.notes[2]
     assert plan.phases["old_log_prob"] > 1.9 * sync.phases["old_log_prob"]
     done = command("configs/rl_qwen2.5_7b_h200x8.toml", *words, "--hardware", "h200x4")
     assert done.returncode == 2 and "does not divide the 0 devices of h200x4 that train" in done.stderr
@@ -84,10 +84,10 @@ def test_the_report_shows_the_best_beside_what_is_configured():
     config = "configs/rl_qwen2.5_7b_h200x8.toml"
     done = command(config, "memory.recompute=full", "parallel.tp=2", "train.micro_batch_tokens=18432")
     assert done.returncode == 0, done.stderr
-    table = done.stdout.partition("settings that fit")[2].splitlines()[1:]
+    table = done.stdout.partition("each layout that fits")[2].splitlines()[1:]
     assert " configured " in table[0] and "tp 2 pp 1 cp 1 dp 4, recompute full" in table[0]
     assert re.search(
-        r" -1\d\.\d% .* tp 1 pp 1 cp 1 dp 8, recompute auto, \d+ tokens a micro-batch, engines tp 1", table[1]
+        r" -1\d\.\d% .* tp 1 pp 1 cp 1 dp 8, recompute auto, \d+ tokens per micro-batch, engines tp 1", table[1]
     )
 
 

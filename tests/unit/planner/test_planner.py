@@ -50,10 +50,10 @@ def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
     assert found.sequence == pytest.approx(tokens / 128, rel=0.001) and found.calls == 2
     assert f"{len(steps)} steps" in found.note and str(tmp_path) in found.note
     file.write_text('{"step": 1, "perf/total_num_tokens": 83081.0, "loss": 0.5}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="give a run of the same kind"):
+    with pytest.raises(ConfigError, match="Give a run of the same kind"):
         of_run_dir(tmp_path, run)
     (tmp_path / "config.toml").write_text((CONFIGS / "rl_tiny_cpu.toml").read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="give a run of the same kind"):
+    with pytest.raises(ConfigError, match="Give a run of the same kind"):
         of_run_dir(tmp_path, sft())
 
 
@@ -151,7 +151,7 @@ def test_an_engine_of_more_devices_than_there_are_is_refused():
 
 @pytest.mark.parametrize("name", ["h100", "b300x8", "h100x0", "8xh100"])
 def test_unknown_hardware(name: str):
-    with pytest.raises(ConfigError, match="is not a known device and a number, for example h100x16"):
+    with pytest.raises(ConfigError, match="Write a device and a number, for example h100x16"):
         parse(name)
 
 
@@ -184,10 +184,10 @@ def test_every_shipped_run_outlives_its_longest_planned_part(path: Path):
 
 
 def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
-    """32B on 8 H200: the pass over old log-probabilities is the longest part of a step."""
+    """32B on 8 H200: the pass for old log-probabilities is the longest part of a step."""
     plan = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=1000"), THIRTY_TWO, parse("h200x8"))
     part, seconds = plan.longest_part
-    assert part == "the pass over old log-probabilities" and 1000 < seconds == plan.phases["old_log_prob"]
+    assert part == "the pass for old log-probabilities" and 1000 < seconds == plan.phases["old_log_prob"]
     assert seconds > plan.parts["an update"] == plan.phases["update"] / 8
     assert "would end the run" in plan.stall_problem and f"at least {math.ceil(2 * seconds)}" in plan.stall_problem
     close = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=2000"), THIRTY_TWO, parse("h200x8"))

@@ -81,7 +81,7 @@ def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "warning"), (2000, "warning"), (3600, "ok")])
 def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str):
-    """32B on 8 H200: the pass over old log-probabilities is planned to take 1,541 s."""
+    """32B on 8 H200: the pass for old log-probabilities is planned to take 1,541 s."""
     run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_32b_h200x8.toml", [f"train.stall_s={stall_s}"])
     assert levels(list(inputs.stall(run))) == [level]
 
