@@ -130,7 +130,7 @@ class Algorithm(Section):
     """
 
     rejection_bounds: Pair = Field(default=UNSET_REJECTION_BOUNDS)
-    """Lower and upper bound of what rejection keeps.
+    """Lower and upper bound of the values that rejection keeps.
 
     For k1 they bound the ratio exp(k1); Geo-RS uses 0.999 and 1.001. For k2 and k3 they bound the
     value, and the lower bound is 0.
@@ -312,4 +312,4 @@ class Critic(Section):
     """Peak learning rate of the critic, instead of optim.lr."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """First steps that train only the critic. The actor's schedule starts after them."""
+    """Number of first steps that train only the critic. The actor's schedule starts after them."""

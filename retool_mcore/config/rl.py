@@ -42,9 +42,9 @@ class RlData(Prompts):
     """Allow training on more than a tenth of the problems of a file in validation.files."""
 
     curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1: sample a prompt less often if it is always or never solved. 1: sample all alike.
+    """Below 1: sample prompts less often that are always or never solved. 1: sample all equally.
 
-    Each group in a row that is all right or all wrong halves the share of epochs that sample its
+    Each consecutive group that is all right or all wrong halves the share of epochs that sample its
     prompt. This setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
     A mixed group resets the share to 1. See docs/scheduling.md, "Curriculum".
     """
@@ -57,7 +57,7 @@ class RlTrain(Section):
     """Steps of the whole run. Each step trains on prompts_per_step prompts."""
 
     prompts_per_step: PositiveInt
-    """Prompts that a step trains on; in mode "async", those between two weight syncs."""
+    """Prompts that a step trains on; in mode "async", the prompts between two weight syncs."""
 
     mini_batch_prompts: PositiveInt
     """Prompts per optimizer update; updates per step = prompts_per_step / mini_batch_prompts."""
@@ -77,7 +77,7 @@ class RlTrain(Section):
     """Batches of prompts in flight beyond the one that the step waits for; not in mode "sync"."""
 
     max_staleness: dict[Literal["drop", "wait"], PositiveInt] = Field(default={"drop": 7}, min_length=1, max_length=1)
-    """Most weight syncs between a prompt's start and its training step; not in mode "sync".
+    """Maximum number of weight syncs between a prompt's start and its training; not in mode "sync".
 
     { drop = 7 } replaces an older prompt by another one. { wait = 7 } delays the step until the
     prompt is finished.
@@ -88,15 +88,15 @@ class RlTrain(Section):
 
     Progress is a sampled turn, a finished trajectory, a pass over a batch, an update, a step, a
     stage of the start, or a checkpoint. Before it ends, the run writes the stacks of its processes
-    to logs/. `retool plan` and `retool preflight` compare this limit with the longest of these in
-    the plan.
+    to logs/. `retool plan` and `retool preflight` compare this limit with the longest planned time
+    without progress.
     """
 
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3
-    """Dead SGLang engines to replace per start of the run; one more ends the run. 0: none.
+    """Number of dead SGLang engines that a start of the run replaces; one more ends the run.
 
     The step continues: requests wait or move to other engines, and the new engine gets the actor's
-    weights before it samples. See docs/engines.md.
+    weights before it samples. 0: replace none. See docs/engines.md.
     """
 
     @property
@@ -115,10 +115,10 @@ class RlTrain(Section):
 
 
 class Reward(Section):
-    """The paper's rewards of +1 and -1, and the settings that shape them.
+    """The paper's rewards of +1 and -1, and settings that shape them.
 
-    call_bonus and the settings after it shape the reward. They are off by default, and each part is
-    logged separately.
+    The shaping settings are call_bonus and those after it. They are off by default, and each part
+    of the reward is logged separately.
     """
 
     function: str = ""
@@ -134,19 +134,20 @@ class Reward(Section):
     """Processes that score responses. Each has two checkers."""
 
     call_bonus: Pair = Field(default=[0.0, -0.6])
-    """Bonus per call of a wrong response, and the highest reward of a response with it.
+    """Bonus per call of a wrong response, and the highest reward of a response with the bonus.
 
     The public recipe uses 0.1 and -0.6. A bonus of 0 turns it off.
     """
 
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens at the end of rollout.max_response_tokens that cost up to 1, linearly; 0: off."""
+    """Last tokens of rollout.max_response_tokens, over which a penalty rises to 1; 0: off."""
 
     require: list[Literal["format", "simplified"]] = Field(default=[])
-    """What a right answer also needs to get its reward.
+    """Further conditions for the reward of a right answer.
 
-    "format": the response has no malformed call. "simplified": the answer is worked out, a number
-    where the truth is a number, and not a copy. See reward/README.md.
+    "format": the response has no malformed call. "simplified": the answer is about as simple as the
+    truth, and a number if the truth is a number, so it is not copied from the problem. See
+    reward/README.md.
     """
 
     @model_validator(mode="after")

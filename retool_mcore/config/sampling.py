@@ -48,19 +48,19 @@ class ToolLoop(Section):
     """
 
     max_turns: PositiveInt = 8
-    """Most model turns in a trajectory. A call in the last turn does not run."""
+    """Maximum number of model turns in a trajectory. A call in the last turn does not run."""
 
     max_response_tokens: PositiveInt
     """Longest response in tokens, including interpreter output."""
 
     calls_per_turn: Literal["first", "all"] = "first"
-    """Cut a turn at its first call, or run all of its calls."""
+    """"first": end a turn at its first call. "all": run all calls of a turn."""
 
     max_tool_output_tokens: PositiveInt = 512
-    """Most tokens of one result. A longer one is cut in the middle; a note shows the cut."""
+    """Maximum tokens of one result. A longer one is cut in the middle, and a note marks the cut."""
 
     max_outage_s: PositiveFloat = 60.0
-    """Seconds to retry a call while the sandbox is down. Then the trajectory is dropped."""
+    """Seconds to retry a call while the sandbox is down. After that the trajectory is dropped."""
 
     engine_tp: PositiveInt = 1
     """Tensor parallel size of one engine, in GPUs."""
@@ -73,16 +73,17 @@ class ToolLoop(Section):
     """
 
     max_running_requests: PositiveInt = 64
-    """Requests that one engine samples at the same time. Others wait."""
+    """Requests that one engine samples at the same time. Further requests wait."""
 
     batch_prefills: bool = True
-    """Batch the prefills of new requests while many decode. A few wait for at most 16 steps.
+    """Batch the prefills of new requests while many requests decode.
 
-    This patches SGLang (platforms/patches_sglang.py). When false, each step waits for a prefill.
+    A few new requests then wait for at most 16 decoding steps. This patches SGLang
+    (platforms/patches_sglang.py). When false, each decoding step waits for a prefill.
     """
 
     engine_args: dict[str, Any] = Field(default={})
-    """More options of the engine, under its names: { attention_backend = "triton" }."""
+    """Further options, with the engine's own names: { attention_backend = "triton" }."""
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -118,23 +119,26 @@ class Rollout(ToolLoop):
     """1: sample from all tokens. Training refuses a lower value; set validation.top_p instead."""
 
     max_dropped_fraction: Fraction = 0.02
-    """Fraction of a batch that sandbox or engine outages may cost. Above it the run stops."""
+    """Largest fraction of a batch that outages may drop. Above it, the run stops.
+
+    Outages are those of the sandbox and of the engines.
+    """
 
     record_groups: Annotated[int, Field(ge=0)] = 2
-    """Groups that each step and each validation writes to trajectories/; 0: none.
+    """Number of groups that each step and each validation writes to trajectories/; 0: none.
 
     Each validation records the same problems.
     """
 
     tracked_trajectories: Annotated[int, Field(ge=0)] = 0
-    """Recorded trajectories that each step and validation sends to run.trackers; 0: none.
+    """Number of recorded trajectories that each step and validation sends to run.trackers; 0: none.
 
-    Wrong and right ones alternate. They appear as a table (in TensorBoard as text). A tracker's
+    Wrong and right ones alternate. They appear as a table, in TensorBoard as text. The tracker's
     server then has the prompts and answers.
     """
 
     gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs of [cluster] that serve rollouts and do not train, in train.mode "async"; else 0.
+    """GPUs of [cluster] that only serve rollouts, in train.mode "async"; 0 in the other modes.
 
     On several nodes they must be whole nodes. With 0, the engines share all GPUs with the trainer.
     """
@@ -150,9 +154,9 @@ class Rollout(ToolLoop):
     kv_cache: Literal["model", "fp8"] = "model"
     """Precision of the engines' KV cache: model.dtype, or FP8 (e4m3), in half the memory.
 
-    The scale is 1, so the cache cannot represent values beyond 448. More responses fit at once, but
-    with Triton's attention none is sampled faster. FP8 needs algorithm.importance_sampling, as
-    rollout.precision does. Validation uses it; `retool eval` does not. Platform cuda only.
+    The scale is 1, so the cache cannot represent values beyond 448. More responses fit into memory,
+    but Triton's attention is not faster. FP8 needs algorithm.importance_sampling, as
+    rollout.precision does. Validation uses the setting; `retool eval` does not. Platform cuda only.
     """
 
     agent_workers: PositiveInt = 1
@@ -218,20 +222,21 @@ class SandboxSettings(Section):
     """Where the model's code runs, and the limits of one execution."""
 
     where: list[str] = Field(default=["local"], min_length=1)
-    """["local"]: in processes of the run. Else URLs of servers with SandboxFusion's protocol."""
+    """["local"]: in processes of the run. Or URLs of servers with SandboxFusion's protocol."""
 
     min_level: Literal["namespaces", "landlock", "rlimits"] = "namespaces"
-    """Weakest isolation to accept; the choices go from strong to weak. See sandbox/README.md.
+    """Weakest isolation to accept. The choices are listed from strong to weak.
 
     The run uses the strongest level that works. It does not start if that is weaker than this one.
+    See sandbox/README.md.
     """
 
     python: str = ""
     """Absolute path of the interpreter that runs the model's code; "": the run's interpreter.
 
-    It is CPython 3.11 or newer with its own packages, and does not see the trainer's. This applies
-    to where = ["local"] and to the service that the launch scripts start. Any other server has its
-    own interpreter.
+    It must be CPython 3.11 or newer. It has its own packages and does not see the trainer's. This
+    applies to where = ["local"] and to the service that the launch scripts start. Any other server
+    has its own interpreter.
     """
 
     preload: list[str] = Field(default=[])
@@ -247,8 +252,8 @@ class SandboxSettings(Section):
     sessions: Annotated[int, Field(ge=0)] = 0
     """Interpreters per node that persist between a trajectory's calls; 0: a new one per call.
 
-    Later calls see what earlier calls defined. Set at least workers, and at least the trajectories
-    that can be in flight on a node: each keeps its interpreter to its end, and others wait.
+    Later calls see what earlier calls defined. Set at least workers, and at least the number of
+    trajectories in flight on a node: each keeps its interpreter until it ends.
     """
 
     run_timeout_s: PositiveFloat = 10.0

@@ -16,7 +16,7 @@ class Checkpoint(Section):
     """
 
     every_steps: StepInterval
-    """Steps between two checkpoints; one more follows the last step. 0: only that, for export."""
+    """Steps between two checkpoints; one more follows the last step. 0: only that, to export it."""
 
     keep: PositiveInt = 2
     """Newest checkpoints to keep. Older ones are deleted once a newer one is complete."""
@@ -46,9 +46,9 @@ class Checkpoint(Section):
     """
 
     asynchronous: bool = False
-    """A writer process per rank writes the files from a copy in host memory.
+    """Continue training while a writer process per rank writes the files from host memory.
 
-    Training continues meanwhile. The checkpoint is complete once all writers have finished.
+    The checkpoint is complete once all writers have finished.
     """
 
 
@@ -62,9 +62,9 @@ class Best(Section):
     metric: str = ""
     """The validation metric that decides; "": none. SFT has "val_loss".
 
-    The name implies whether high or low is better; "max NAME" or "min NAME" states it. RL has
+    Most names imply whether high or low is better; otherwise write "max NAME" or "min NAME". RL has
     "val/accuracy" and "val-core/SOURCE/acc/mean@N", the accuracy on the validation problems whose
-    data_source is SOURCE, with N = validation.n. An unknown name's error lists all metrics.
+    data_source is SOURCE, with N = validation.n. The error for an unknown name lists all metrics.
     """
 
     patience: Pair = Field(default=[0, 0.0])

@@ -28,7 +28,7 @@ class Run(Section):
     """The run's name, its folder, and the kind of machine that it needs."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    """The run's and its folder's name: letters, digits, ".", "_", "-", a letter or digit first."""
+    """Name of the run and its folder: a letter or a digit, then letters, digits, ".", "_", "-"."""
 
     root: str = "runs"
     """The run's folder is root/name."""
@@ -95,7 +95,7 @@ class Parallel(Section):
     """Expert parallel size: ranks that split the experts of an MoE model."""
 
     etp: Annotated[int, Field(ge=0)] = 0
-    """Tensor parallel size of an expert; 0: as tp. etp * ep must divide the ranks of a stage.
+    """Tensor parallel size of an expert; 0: equal to tp. etp * ep must divide the ranks of a stage.
 
     1 keeps small experts whole when tp is larger, and leaves more ranks to ep.
     """
@@ -127,16 +127,16 @@ class Memory(Section):
     recompute: Annotated[Literal["none", "selective", "full", "auto"] | int, BeforeValidator(_level_or_layers)] = "none"
     """Activations to recompute in the backward pass instead of keeping them.
 
-    "selective": norms and what Megatron considers cheap. "full": whole layers. A number: that many
-    layers of each pipeline stage. "auto": whole layers, but only in micro-batches that one long
-    sequence makes longer than train.micro_batch_tokens, and only as many layers as it takes to use
-    no more memory than at that length.
+    "selective": norms, and other activations that Megatron considers cheap. "full": whole layers. A
+    number: that many layers of each pipeline stage. "auto": whole layers, but only in micro-batches
+    that one long sequence makes longer than train.micro_batch_tokens, and only as many layers as
+    needed to stay within the memory of that length.
     """
 
     fused_cross_entropy: bool = False
     """Avoid float32 copies of the logits.
 
-    There are several, and each takes 10 GB for 16 k tokens of a 152 k vocabulary.
+    Without it there are several, and each takes 10 GB for 16 k tokens of a 152 k vocabulary.
     """
 
     adam_states: Literal["float32", "compact", "bfloat16"] = "float32"
@@ -183,7 +183,7 @@ class Optim(Section):
     """Fraction of the run's updates in which the rate rises to lr; 0: no warm-up."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Adam's decoupled weight decay: an update shrinks a weight by the rate times this."""
+    """Adam's decoupled weight decay: an update shrinks a weight by the learning rate times this."""
 
     betas: Pair = Field(default=[0.9, 0.999])
     """Adam's decay rates per update, of the running means of the gradient and of its square.
@@ -230,9 +230,9 @@ class RunConfig(JobConfig):
     checkpoint: Checkpoint
     best: Best = Best()
     verl_overrides: dict[str, Any] = Field(default={})
-    """At most 10 raw keys of verl's config with values, for what has no setting here.
+    """At most 10 keys of verl's config and their values, for options without a setting here.
 
-    A key that one of the settings determines is refused.
+    A key that a setting determines is an error.
     """
 
     @property
