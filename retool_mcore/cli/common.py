@@ -31,7 +31,8 @@ from retool_mcore.run.status import print_text
 Config = Annotated[Path, typer.Argument(help="a run file, such as configs/rl_tiny_cpu.toml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="check the settings, print what differs from verl's defaults, start nothing")
+    bool,
+    typer.Option("--dry-run", help="check the settings, print their differences from verl's defaults, and exit"),
 ]
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
@@ -60,7 +61,7 @@ _FULL = "no space is left{place}. Complete files are kept. Free some space, then
 _CLOSED = "permission denied{place}. Choose another path, or change its permissions."
 _NO_FOLDER = "a folder is needed, but this is a file{place}. Choose another path."
 _FILES = "too many open files{place}. Raise the limit (ulimit -n 65536), then run the same command again."
-OS_ERRORS = {  # errors of the machine or its user, not bugs: errno -> message
+OS_ERRORS = {  # errors that the machine or its user causes, not bugs: errno -> message
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: "this shell limits the size of files{place}. Remove the limit (ulimit -f unlimited), then run the "
@@ -160,8 +161,8 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """If a command comes after its arguments, suggest the right order."""
         if args and args[0] not in self.commands and (meant := [word for word in args if word in self.commands][:1]):
-            given = " ".join(word for word in args if word != meant[0])
-            ctx.fail(f"No such command {args[0]!r}. The command comes first: {ctx.command_path} {meant[0]} {given}")
+            rest = " ".join(word for word in args if word != meant[0])
+            ctx.fail(f"No such command {args[0]!r}. The command comes first: {ctx.command_path} {meant[0]} {rest}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -43,7 +43,7 @@ def explain(
     runs = (run,) if run else tuple(RUNS)
     known = reference(runs)
     entries = [entry for name in names or [""] for entry in find(known, name, runs)]
-    typer.echo("\n\n".join(map(written, entries)))
+    typer.echo("\n\n".join(map(format_entry, entries)))
 
 
 @app.command("from-verl")
@@ -116,7 +116,7 @@ def _nearest(entries: Iterable[Entry], name: str) -> str:
     return f"; the sections are {', '.join(dict.fromkeys(entry.section for entry in entries))}."
 
 
-def written(entry: Entry) -> str:
+def format_entry(entry: Entry) -> str:
     """Format an entry in lines of at most WIDTH characters: name and facts, then explanation."""
     owners = " and ".join(run.upper() for run in entry.runs)
     default = entry.default if entry.default == "required" else f"default {entry.default}"

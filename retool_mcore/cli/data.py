@@ -220,7 +220,7 @@ def rl(
         int | None, typer.Option(min=1, help="Reject longer prompts, in tokens of --model.", show_default=False)
     ] = None,
 ) -> None:
-    """Convert problems of any known schema to verl's for RL; write each once."""
+    """Convert problems of any known schema to verl's schema for RL, without duplicates."""
     from retool_mcore.data.files import one_split, read_source
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.rl import convert_rl, name_and_split
@@ -265,7 +265,7 @@ def _format_of(model: str) -> PromptFormat | None:
 
 
 def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Callable[[list[dict[str, Any]]], str]:
-    """Return a function for the reason to reject a prompt of more than ``most`` tokens, or ""."""
+    """Return a function for the reason to reject a prompt over ``most`` tokens, "" for others."""
     if most is None:
         return lambda _: ""
     if not model:

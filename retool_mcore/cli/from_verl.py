@@ -1,7 +1,7 @@
 """Converts verl's run file to ours: `retool config from-verl`. Also prints the table of all keys.
 
-The tables in verl/keys have the setting that decides each of verl's keys. This module reads them
-backwards, and converts values that differ between the two.
+The tables in verl/keys map each of verl's keys to the setting that decides it. This module inverts
+them, and converts values that differ between the two.
 """
 
 import json
@@ -43,7 +43,7 @@ SAME = (
     Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
 )
 USE_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or MCP servers in rollout.mcp'
-# Keys of verl (or prefixes of keys) that become no setting, and why. The longest prefix applies.
+# Keys of verl (or prefixes of keys) without a setting, and the reason. The longest prefix applies.
 LOST: dict[str, str] = {
     f"{ACTOR}ppo_epochs": "a step trains once on each response",
     "algorithm.use_pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
@@ -116,7 +116,7 @@ class Converted:
 
     - ``source``: the name of verl's file.
     - ``settings``: "section.key" -> (value, origin).
-    - ``notes``: (group, "key = value" of verl) -> why it became no setting.
+    - ``notes``: (group, "key = value" of verl) -> the reason why there is no setting for it.
     - ``todo``: what the user has to do before the file can be used.
     """
 
@@ -189,8 +189,8 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
     OmegaConf.set_struct(whole, False)
     whole = OmegaConf.merge(whole, users)
     plain: Any = OmegaConf.to_container(users, resolve=False)
-    given = leaves(plain)
-    for key, value in given.items():
+    file_values = leaves(plain)
+    for key, value in file_values.items():
         if isinstance(value, str) and "$" in value and not value.startswith("${") and key.split(".")[0] not in UNMAPPED:
             raise ConfigError(f"{path}: {key}={value} uses a variable that the script does not set. Add {key}=VALUE.")
 
@@ -201,16 +201,16 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
             raise ConfigError(f"{path}: {key} cannot be resolved: {str(error).splitlines()[0]}.") from error
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
-    given = {key: value if key.split(".")[0] in UNMAPPED else get(key) for key, value in given.items()}
+    file_values = {key: value if key.split(".")[0] in UNMAPPED else get(key) for key, value in file_values.items()}
     platform_name = platform or _platform_of(get("trainer.device"))
     converted = Converted(source=path.name)
     converted.settings["run.platform"] = (platform_name, "--platform" if platform else "trainer.device")
-    used = _fill(converted, given, get)
-    if not any("megatron" in key or value == "megatron" for key, value in given.items()):
+    used = _fill(converted, file_values, get)
+    if not any("megatron" in key or value == "megatron" for key, value in file_values.items()):
         converted.todo.append(FSDP)
     _count_steps(converted, get)
     converted.settings.setdefault("model.dtype", ("bfloat16", "verl's default"))
-    _explain(converted, given, used, platform_name)
+    _explain(converted, file_values, used, platform_name)
     return converted
 
 
@@ -236,7 +236,7 @@ def _platform_of(device: str) -> str:
     return found[0]
 
 
-def _fill(converted: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
+def _fill(converted: Converted, file_values: Mapping[str, Any], get: Get) -> set[str]:
     """Set what the file sets, and verl's defaults that change what the model learns.
 
     Returns the keys of the file that it used.
@@ -252,11 +252,11 @@ def _fill(converted: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
             read.append(key)
             return get(key)
 
-        in_file = [path for path in paths if _is_given(path, given)]
+        in_file = [path for path in paths if _is_set(path, file_values)]
         if not _applies(setting, get):
             continue
         value = _value(setting, (in_file or paths)[-1], recorded)
-        origins = [key for key in dict.fromkeys(read) if _is_given(key, given)]
+        origins = [key for key in dict.fromkeys(read) if _is_set(key, file_values)]
         learning = setting.startswith(LEARNING) or setting in {f"rollout.{name}" for name in LEARNING_ROLLOUT}
         if value is NOT_SET or not (origins or in_file or learning):
             continue
@@ -266,8 +266,8 @@ def _fill(converted: Converted, given: Mapping[str, Any], get: Get) -> set[str]:
     return used
 
 
-def _is_given(path: str, given: Mapping[str, Any]) -> bool:
-    return any(key == path or key.startswith(f"{path}.") for key in given)
+def _is_set(path: str, file_values: Mapping[str, Any]) -> bool:
+    return any(key == path or key.startswith(f"{path}.") for key in file_values)
 
 
 def _applies(setting: str, get: Get) -> bool:
@@ -292,7 +292,7 @@ def _kl(get: Get) -> float:
 
 
 def _packed(get: Get) -> int:
-    """Tokens of a micro-batch: verl's token budget, or its number of rows times the full length."""
+    """Tokens per micro-batch: verl's token budget, or its number of rows times the full length."""
     if get(f"{ACTOR}use_dynamic_bsz"):
         return get(f"{ACTOR}ppo_max_token_len_per_gpu")
     rows = get(f"{ACTOR}ppo_micro_batch_size_per_gpu") or 1
@@ -395,8 +395,8 @@ READERS: dict[str, Callable[[Get], Any]] = {
 }
 
 
-def _explain(converted: Converted, given: Mapping[str, Any], used: set[str], platform: str) -> None:
-    """Note each key of the file that became no setting, with the reason."""
+def _explain(converted: Converted, file_values: Mapping[str, Any], used: set[str], platform: str) -> None:
+    """Add a note for each key of the file without a setting, with the reason."""
     ours: dict[str, Any] = {}
     tree = converted.tree()
     tree.setdefault("train", {}).setdefault("steps", 1)  # _count_steps may have left it to the user
@@ -404,7 +404,7 @@ def _explain(converted: Converted, given: Mapping[str, Any], used: set[str], pla
         ours = ppo_keys(build_config(RlConfig, tree, converted.source), get_platform(platform))
     except ConfigError as error:
         converted.todo.append(" ".join(str(error).split()))
-    for key, value in given.items():
+    for key, value in file_values.items():
         if any(key == path or key.startswith(f"{path}.") for path in used) or _equal(ours.get(key, NOT_SET), value):
             continue
         group, why = reason(key, ours)
@@ -418,7 +418,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def reason(key: str, ours: Mapping[str, Any] | None = None) -> tuple[str, str]:
-    """The group of a key of verl that becomes no setting, and why it becomes none."""
+    """The group of a key of verl without a setting, and the reason."""
     by = decided_by(key, RL_KEYS | {each.path: str(each.decided_by) for each in SAME})
     if by in BY_HAND:
         return "Replaced", f"set {by} yourself: see `retool config --explain {by}`"

@@ -27,7 +27,7 @@ def plan(
         str | None, typer.Option(help="h100x16, h200x8, a2x8, ... [default: from the run's name]")
     ] = None,
     mean_tokens: Annotated[float | None, typer.Option(help="mean tokens of a sequence, prompt included")] = None,
-    like: Annotated[Path | None, typer.Option(help="folder of a run whose lengths and calls to assume")] = None,
+    like: Annotated[Path | None, typer.Option(help="folder of a run with the lengths and calls to assume")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Estimate a run's memory by component and its time by phase, without a device.

@@ -51,12 +51,12 @@ def main() -> None:
             torchrun()
     except (DistNetworkError, DistStoreError) as error:
         reason = str(error).splitlines()[0][:300]
-        echo(f"error: the nodes did not meet within NODES_WAIT_S, or node 0 has ended: {reason}", err=True)
+        echo(f"error: not all nodes connected within NODES_WAIT_S, or node 0 has exited: {reason}", err=True)
         raise SystemExit(EXIT_RETRYABLE) from error
     except ChildFailedError as error:
         first = error.get_first_failure()[1]
         if signals:
-            if first.exitcode == -signals[0][0] != -signal.SIGINT:  # died before it had a handler, silently
+            if first.exitcode == -signals[0][0] != -signal.SIGINT:  # killed before it set a handler: it printed nothing
                 print_ended_by(signals[0][0])
             raise SystemExit(exit_code(signals[0][0])) from error
         if first.exitcode >= 0:

@@ -18,7 +18,7 @@ def view(
     *,
     step: Annotated[list[int] | None, typer.Option(help="show only trajectories of this step; may be repeated")] = None,
     limit: Annotated[
-        int, typer.Option(min=1, help="maximum number of trajectories; of more, a stratified sample")
+        int, typer.Option(min=1, help="maximum number of trajectories; if there are more, a stratified sample")
     ] = 10_000,
     tokenizer: Annotated[Path | None, typer.Option(help="a model directory, instead of the run's")] = None,
     out: Annotated[Path, typer.Option(help="the page to write; overwritten")] = Path("view.html"),

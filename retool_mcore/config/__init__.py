@@ -1,7 +1,7 @@
 """The schema of a run file. A run writes its resolved settings to its folder.
 
-Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. The run files, not
-this schema, say whether a value comes from the paper or from a measurement.
+Names of token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. Comments in the run
+files, not this schema, state whether a value comes from the paper or from a measurement.
 """
 
 from retool_mcore.config.algorithm import Algorithm

@@ -11,7 +11,7 @@ from retool_mcore.config.base import LearningRate, Pair, Section
 
 NonNegative = Annotated[float, Field(ge=0)]
 Discount = Annotated[float, Field(ge=0, le=1)]
-# Defaults that also mean "not set". Any other value is an error if nothing reads it.
+# Defaults that also mean "not set". Any other value is an error if it has no effect.
 CLIP_C, TAU, DEFAULT_IMPORTANCE_BOUNDS, UNSET_REJECTION_BOUNDS = 10.0, [1.0, 1.05], [0.0, 2.0], [0.0, 0.0]
 REFILL_BATCHES = 10  # for failed and stale prompts, without filter_groups
 IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # estimators that compare the responses to a prompt

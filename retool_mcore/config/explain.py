@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run; folders and trackers use it, too
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a run's name, which is also used for folders and trackers
 PATTERNS = {NAME: 'only letters, digits, ".", "_" and "-", and begin with a letter or a digit'}
-# pydantic's error type -> the rule; {} are filled from the error's context.
+# pydantic's error type -> the rule. The error's context fills the {} fields.
 RULES = {
     "missing": "add it to its section",
     "int_type": "a whole number is needed, without quotes",
@@ -26,8 +26,8 @@ RULES = {
     "less_than_equal": "give at most {le:g}",
     "finite_number": "a finite number is needed",
     "literal_error": "choose one of {expected}",
-    "too_short": "{min_length} or more are needed",
-    "too_long": "{max_length} at most are allowed",
+    "too_short": "give {min_length} or more",
+    "too_long": "give at most {max_length}",
 }
 # verl's names -> our values.
 VERL_VALUES = {

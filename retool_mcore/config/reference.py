@@ -25,7 +25,7 @@ class Entry:
     section: str
     key: str  # "train.steps"; for sections and verl_overrides, the section's name
     kind: str  # the type in plain English
-    default: str  # as TOML, or "required", or the key whose value is the default
+    default: str  # TOML, "required", or the key whose value is the default
     explanation: str
     runs: tuple[str, ...] = ()
 

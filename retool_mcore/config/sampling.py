@@ -10,7 +10,7 @@ from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Secti
 from retool_mcore.config.mcp import McpServer
 
 INTERPRETER = "code_interpreter"
-# Settings of [validation] -> settings of [rollout] that are their defaults.
+# Setting of [validation] -> setting of [rollout] whose value is its default.
 SAME_AS_ROLLOUT = {"n": "group_size", "temperature": "temperature"}
 
 

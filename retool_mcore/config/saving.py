@@ -80,7 +80,7 @@ class Best(Section):
 
     @property
     def mode(self) -> str:
-        """The direction that metric states: "min", "max" or ""."""
+        """The prefix of metric: "min", "max" or ""."""
         return self.metric[:3] if self.name != self.metric else ""
 
     @property

@@ -159,7 +159,7 @@ class Memory(Section):
 
     @property
     def recomputed_layers(self) -> int:
-        """The number of layers per pipeline stage in recompute; 0: it is not a number."""
+        """The number of layers per pipeline stage in recompute; 0 if it is not a number."""
         return self.recompute if isinstance(self.recompute, int) else 0
 
 
@@ -255,7 +255,7 @@ class RunConfig(JobConfig):
 
     @property
     def saved_every(self) -> int:
-        """Steps between two checkpoints, and one after the last step; 0: there are none.
+        """Steps between two checkpoints; one more follows the last step. 0: there are none.
 
         With checkpoint.every_steps = 0, a run that exports saves only its last step.
         """
@@ -268,7 +268,7 @@ class RunConfig(JobConfig):
 
     @property
     def best_mode(self) -> str:
-        """The direction of best.metric: "max" or "min", stated or implied by its name."""
+        """The direction of best.metric: "max" or "min", from its prefix or implied by its name."""
         return self.best.mode or self.validation_metrics[self.best.name]
 
     @model_validator(mode="after")
@@ -292,7 +292,7 @@ class RunConfig(JobConfig):
         return self
 
     def train_gpus(self) -> int:
-        """Count the GPUs of [cluster] that train. Raises ValueError when an RL run leaves none."""
+        """Count the GPUs of [cluster] that train. Raises ValueError if an RL run leaves none."""
         return self.cluster.num_gpus
 
     @property

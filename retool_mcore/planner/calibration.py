@@ -32,9 +32,7 @@ CALIBRATION = {
     "driver_response_s": Constant(8e-4, "fitted: the driver's time per response of a step"),
     # memory
     "buffers_gib": Constant(3.7, "fitted: communication buffers, workspaces, fragmentation"),
-    "logits_bytes": Constant(
-        8.0, "fitted: bytes per logit: bfloat16 and float32 copies, backward included"
-    ),
+    "logits_bytes": Constant(8.0, "fitted: bytes per logit: bfloat16 and float32 copies, backward included"),
     "fused_logits_bytes": Constant(2.1, "fitted: bytes per logit with memory.fused_cross_entropy"),
     "usable_memory": Constant(0.95, "assumed: share of device memory that training may fill; 0.91 was measured"),
     "engine_gib": Constant(13.0, "assumed: SGLang's own reserve for graphs and activations"),

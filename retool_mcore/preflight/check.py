@@ -21,9 +21,9 @@ class Machine:
     """The machine on which a check runs.
 
     ``is_target``: the run will use this machine. In a dry run and a plan it is False, and missing
-    files, packages and devices are only notes. ``thorough``: also run the checks of `retool
-    preflight`, which are slower, or warn about limits that a run recommends but does not need.
-    ``data``: False before the data files are made.
+    files, packages and devices are only notes. ``thorough``: also run the checks that only `retool
+    preflight` makes: slow ones, and those of limits that are recommended but not required.
+    ``data``: whether to check the data files; False before they are made.
     """
 
     platform: Platform

@@ -80,7 +80,7 @@ def _check_nodes(config: RunConfig, platform: Platform, wait_s: float) -> Iterat
 def _wait_for_nodes(wanted: int, end_s: float) -> list[dict[str, Any]]:
     """Wait until exactly ``wanted`` nodes are alive or ``end_s`` passes; return the live nodes.
 
-    A surplus may be a node that Ray has not reported as dead yet, so it waits then, too.
+    If there are more, one of them may be a node that Ray has not reported as dead yet, so it waits.
     """
     import ray
 

@@ -86,7 +86,7 @@ def tools(config: RunConfig) -> Iterator[Finding]:
 
 
 def _invalid_tools(config: RlConfig, first: str) -> Iterator[Finding]:
-    """An error for each invalid tool of rollout.tools; ``first`` if each is valid alone."""
+    """An error for each invalid tool of rollout.tools; ``first`` if each tool alone is valid."""
     problems: list[str] = []
     for name in config.rollout.tools:
         try:
@@ -212,7 +212,7 @@ def _rl_data(config: RlConfig) -> Iterator[Finding]:
     try:
         tools_of(config.rollout)
     except ConfigError:
-        yield warning("data", "prompts are not checked, because they contain the tools' schemas and a tool is invalid")
+        yield warning("data", "prompts are not checked: they contain the tools' schemas, and a tool is invalid")
         return
     protocol = protocol_of(config.rollout, tokenizer_of(config.model))
     notes = check_prompts(config, protocol.prompt_ids)

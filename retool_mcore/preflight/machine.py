@@ -28,7 +28,7 @@ from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.seams import SEAMS
 
 GIB = 2**30
-INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to the user's SOCKET_IFNAME
+INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to SOCKET_IFNAME, which the user sets
 PYTHONS = ((3, 11), (3, 12))
 CHECKPOINT_BYTES = 14  # per parameter: bfloat16 weight for export, float32 master weight, two moments
 
@@ -43,7 +43,7 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     for remark in platform.remarks(config):
         yield warning("settings", remark)
     if not config.saved_every:
-        yield warning("settings", "this run saves nothing of what it trains: checkpoint.every_steps = 0 and "
+        yield warning("settings", "this run will not save the trained weights: checkpoint.every_steps = 0 and "
                       "checkpoint.export = false. Leave out the second to save and export the last step")  # fmt: skip
 
 
@@ -134,8 +134,8 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield ok("disk", f"{free_gib:.0f} GiB free under {existing}")
         return
     one_gib = CHECKPOINT_BYTES * params / GIB
-    # A new checkpoint is written before an old one is deleted, and the best one is kept in
-    # addition.
+    # Space for one more: a new checkpoint is written before an old one is deleted. The best one is
+    # kept in addition.
     needed_gib = (config.checkpoint.keep + (2 if config.best.metric else 1)) * one_gib
     text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint takes {one_gib:.1f} GiB, all {needed_gib:.1f} GiB"
     if free_gib < one_gib:
@@ -155,7 +155,7 @@ def _params(config: RunConfig) -> int | None:
 
 
 def host_memory(config: RunConfig) -> Iterator[Finding]:
-    """Check the host memory for what [memory] moves there from all devices of a node."""
+    """Check that a node's memory suffices for the weights and states that [memory] moves there."""
     memory = config.memory
     if not memory.offload_idle and not memory.optimizer_on_cpu:
         return

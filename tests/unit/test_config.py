@@ -48,7 +48,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         ),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
-        (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
+        (RL, "validation.files=[]", "validation.files = []: give 1 or more"),
         (
             RL,
             "reward.answer=[1.0, 2.0]",
@@ -58,7 +58,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 divides pipeline stages, and parallel.pp = 1 has only one"),
         (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
-        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "1 at most are allowed"),
+        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "give at most 1"),
         (
             SFT,
             "memory.recompute=0",

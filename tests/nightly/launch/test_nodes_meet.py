@@ -42,4 +42,4 @@ def test_a_node_that_never_comes_is_told_in_one_line(scripts: Scripts):
     assert first.wait(timeout=300) == 3
     assert time.monotonic() - began_s < 40
     errors = [line for line in scripts.said().splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "the nodes did not meet" in errors[0] and "Traceback" not in scripts.said()
+    assert len(errors) == 1 and "not all nodes connected" in errors[0] and "Traceback" not in scripts.said()

@@ -108,7 +108,7 @@ def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.Monke
     assert [finding.severity for finding in machine.disk(config)] == ["error"]
     assert [finding.severity for finding in machine.disk(nothing)] == ["ok"]
     *_, last = machine.settings(nothing, get_platform("cpu"))
-    assert last.severity == "warning" and "saves nothing of what it trains" in last.text
+    assert last.severity == "warning" and "will not save the trained weights" in last.text
     assert levels(list(machine.settings(config, get_platform("cpu")))) == ["ok"]
 
 
