@@ -32,8 +32,7 @@ function stepView(main, place) {
   main.append(el('h1', {}, source.kind === 'run' ? `Step ${place.step}, ${place.part}` : source.name),
     el('p', { class: 'facts' }, `${num(all.length)} trajectories in ${num(groups.size)} groups`,
       judged.length ? `; ${num(100 * judged.filter((row) => row.right).length / judged.length, 1)} % right` : '',
-      dull ? `; ${dull} groups taught nothing (all rewards equal, marked ∅)` : ''),
-    source.kind === 'run' && place.part === 'train' ? perfetto(source, place.step) : null);
+      dull ? `; ${dull} groups taught nothing (all rewards equal, marked ∅)` : ''));
   rowsTable(main, all, groups, new Set(['source', 'step']));
 }
 
@@ -57,12 +56,6 @@ function rowsTable(main, all, groups, hidden) {
     el('button', { type: 'button', id: 'export-notes', class: 'more', onclick: exportNotes }, 'export notes'),
     el('span', { class: 'faint' }, '⊞ compare the group · ∅ the group taught nothing · ✎ your note')), box);
   fillTable({ bars, box, count, columns }, all, groups);
-}
-
-function perfetto(source, step) {
-  const command = `python perf/trace.py '${source.path}' --step ${step} --out step${step}.json`;
-  return el('p', { class: 'faint noprint' }, 'Timeline of all phases: run ', el('code', {}, shown(command)), ' and open the file in ',
-    el('a', { href: 'https://ui.perfetto.dev', rel: 'noreferrer' }, 'Perfetto'), '.');
 }
 
 async function fillTable(parts, all, groups) {
