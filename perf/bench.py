@@ -1,10 +1,10 @@
-r"""Runs one case of perf/cases.toml through its launcher and writes one JSON file.
+r"""Runs one case of perf/cases.toml through its launcher and writes the result as JSON.
 
     python perf/bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet \
         --out result.json [section.key=value ...]
 
-Discards the first steps, which warm up the allocator, cuDNN's plans and compiled kernels. The run
-does not save or validate. perf/compare.py reads the result.
+It discards the first steps, which warm up the allocator, cuDNN's plans and compiled kernels. The
+run does not save or validate. perf/compare.py reads the result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PACKAGES = (
 )
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-STOPPED = 143  # exit status of a run that was stopped; its steps until then count
+STOPPED = 143  # exit status of a run stopped by a signal; the steps before it count
 TOKENS = "perf/total_num_tokens"
 RATES = ("tokens_per_s", "perf/throughput", "mfu")  # see run/metric_table.py
 PERCENTILES = (1, 10, 50, 90, 99, 100)
@@ -80,9 +80,9 @@ def bench(
     if scripted := settings.get("scripted"):
         loop = "scripted_tail_loop.yaml" if scripted == "tail" else "scripted_loop.yaml"
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / loop}")
-    never = ["validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false"]
-    never += ["validation.before=false"] if settings["kind"] == "rl" else []
-    words += [f"train.steps={total}", *never, *(overrides or ())]
+    disabled = ["validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false"]
+    disabled += ["validation.before=false"] if settings["kind"] == "rl" else []
+    words += [f"train.steps={total}", *disabled, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]
         config = load_config(KINDS[settings["kind"]], ROOT / settings["config"], words)
@@ -124,7 +124,7 @@ def start_of(rows: Sequence[dict[str, float]], launched_s: float) -> dict[str, f
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
     """Run the command. Returns its exit status, or STOPPED if a signal stops this process.
 
-    After a signal, the caller can still write what was measured.
+    After a signal, the caller can still write the measured steps.
     """
     exit_on_sigterm()
     with subprocess.Popen(command, cwd=ROOT, env=with_perf_on_path(), stdout=log, stderr=subprocess.STDOUT) as process:

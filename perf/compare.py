@@ -8,8 +8,8 @@ compares each step with the same step of the other run, because longer rows take
 Exit codes:
 
 - 0: no difference, or faster with --explained.
-- 1: slower, a later start or more memory, or faster without --explained. A step that lost half of
-  its work is also faster.
+- 1: slower, a later start, more memory or more requests; or faster without --explained, because a
+  step that lost half of its work is also faster.
 - 2: not comparable, because hardware, settings, packages or tokens differ. Name intended
   differences with --changed.
 
@@ -39,15 +39,15 @@ from retool_mcore.config.base import is_table
 from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.99
-POWER, NOISE = 0.9, 0.02  # a difference is detectable if found with this probability at this noise per step
+POWER, NOISE = 0.9, 0.02  # a detectable difference is found with this probability, at this noise per step
 DEFAULT_THRESHOLD = 0.03
-SMALL = 0.7  # times the threshold: half of the measurements of a difference are below its true value
+SMALL = 0.7  # limit / threshold; below 1, because half of the measurements are below the true difference
 TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
 SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work
 NOT_COUNTED = ("timing_s/save_checkpoint", "timing_s/validate", "timing_s/testing")  # phases of only some steps
 OUTSIDE_STEP = ("timing_s/metrics", "timing_s/between_steps", "timing_s/testing")  # see run/metric_table.py
 MORE_MEMORY, MORE_MEMORY_GIB = 0.02, 0.25  # both must be exceeded, because a small run's memory is noisy
-LATER_START, LATER_START_S = 0.5, 10.0  # both: a run starts only once, and disks have caches
+LATER_START, LATER_START_S = 0.5, 10.0  # both must be exceeded: a run starts only once, and disks have caches
 TOKENS = "perf/total_num_tokens"
 REQUESTS = "behavior/requests"  # per trajectory
 MORE_REQUESTS = 0.02  # aborted requests are sent again

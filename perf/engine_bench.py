@@ -2,7 +2,7 @@
 
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
-Sends waves of simultaneous requests with the lengths that perf/scripted.py plans, without calls.
+It sends waves of simultaneous requests with lengths as planned by perf/scripted.py, without calls.
 The requests return log-probabilities, as in RL. A warm-up wave comes first. ``--precision fp8``
 starts the server as verl does for rollout.precision = "fp8". ``--kernels`` profiles some steps of
 another wave by kind of kernel.
@@ -31,7 +31,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
 
 RECORDED = 20  # engine steps to profile
-WARM_UP = (64, 128)  # tokens per warm-up request, which compiles kernels and raises clocks
+WARM_UP = (64, 128)  # range of tokens per warm-up request; the warm-up compiles kernels and raises clocks
 PREFILL_S = 4.0  # after this time all requests of a wave decode
 SEED = 1  # of each request, because RL's requests have seeds, too
 

@@ -2,11 +2,11 @@
 
     python perf/interleave.py sft_tiny_cpu --base HEAD~1 [--rounds 3] [section.key=value ...]
 
-Each commit runs its own perf/bench.py in its own checkout. The rules of perf/compare.py decide. A
-difference counts only if a second measurement with as many rounds finds it, too, because another
-process on the machine can look like a difference. If a run fails, the error has the last lines of
-its log. If the base does not have the case yet, the case runs once and nothing is compared. If no
-file differs that affects a step, nothing runs.
+Each commit runs its own perf/bench.py in its own checkout, and the rules of perf/compare.py decide.
+A difference counts only if a second measurement with as many rounds also finds it, because the load
+of another process can look like a difference. If a run fails, the error has the last lines of its
+log. If the base does not have the case yet, the case runs once and nothing is compared. If no file
+that affects a step differs, nothing runs.
 """
 
 from __future__ import annotations

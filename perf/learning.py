@@ -2,11 +2,11 @@
 
     python perf/learning.py OUT [--case sync --case tp2 ...] [--platform cuda]
 
-Runs SFT and then RL on the quickstart's task with its numbers of steps, in bfloat16 on GPUs.
-Reports the accuracy in RL's first step, in its last five steps, and on held-out problems at the
-end. Cases run in parallel on different devices. Some cases need another model, with its own SFT:
-`pp2` an even number of layers, `moe_*` experts, `fp8` an SFT in FP8, and `fp8_engine` larger
-matrices. OUT/learning.json has the figures, OUT/<case>/ the runs.
+It runs SFT and then RL on the quickstart's task with the quickstart's numbers of steps, in bfloat16
+on GPUs. It reports the accuracy in RL's first step, in its last five steps, and on held-out
+problems at the end. Cases run in parallel on different devices. Some cases need another model with
+its own SFT: `pp2` needs an even number of layers, `moe_*` experts, `fp8` an SFT in FP8, and
+`fp8_engine` larger matrices. OUT/learning.json has the figures, OUT/<case>/ the runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPLAY = "algorithm.router_replay=R3"
 
 @dataclass(frozen=True)
 class Case:
-    """``model``: a name in MODELS. ``devices``: their number. ``settings``: of the RL run."""
+    """An RL run: its model (a name in MODELS), its number of devices, and its settings."""
 
     model: str
     devices: int
@@ -70,13 +70,13 @@ SFT_SETTINGS: dict[str, tuple[str, ...]] = {"four_layers": ("train.steps=400",),
 
 
 class Devices:
-    """Allocates slots on devices. Each device has several slots, because a tiny model is small.
+    """Allocates slots on devices. A device has several slots, because tiny models leave space.
 
     ``take`` waits until the requested number of different devices has a free slot.
     """
 
-    def __init__(self, devices: int, places: int) -> None:
-        self._free, self._changed = Counter(dict.fromkeys(range(devices), places)), Condition()
+    def __init__(self, devices: int, slots: int) -> None:
+        self._free, self._changed = Counter(dict.fromkeys(range(devices), slots)), Condition()
 
     def take(self, count: int) -> list[int]:
         with self._changed:
@@ -97,7 +97,7 @@ def main(
     case: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(CASES)}; all by default")] = None,
     platform: Annotated[str, typer.Option(help="cuda, or cpu to try the script")] = "cuda",
     devices: Annotated[int, typer.Option(min=1, help="devices of the machine")] = 4,
-    places: Annotated[int, typer.Option(min=1, help="processes that share a device")] = 3,
+    slots: Annotated[int, typer.Option(min=1, help="runs that share a device")] = 3,
     seed: Annotated[int, typer.Option(help="seed of the task, the initial weights and the runs")] = 0,
     setting: Annotated[list[str] | None, typer.Option(help="section.key=value for every RL run")] = None,
 ) -> None:
@@ -109,7 +109,7 @@ def main(
         [],
     )
     common = [f"run.root={out}", f"run.seed={seed}", f"run.platform={platform}", f"model.dtype={dtype(platform)}"]
-    free = Devices(devices, places)
+    free = Devices(devices, slots)
     with ThreadPoolExecutor() as pool:
         names = sorted({each.model for each in chosen.values()})
         sft = {

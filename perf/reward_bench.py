@@ -11,10 +11,10 @@ instead, with our judge and with math-verify. ``lost`` counts right rows that a 
 ``passed`` wrong rows that it accepts. ``rows_per_cpu_s`` counts a pair as often as it occurs.
 ``--every 10`` uses every tenth pair.
 
-As many threads as in `retool score` judge symbolic responses, because a thread waits for its
-checker process. AIME-like responses need no checker, so one thread judges them. ``cpu_ms`` is the
-CPU time per row of this process and its checkers; on a shared machine, trust it more than the rate.
-``misjudged`` must be 0.
+Symbolic responses are judged in as many threads as in `retool score`, because a thread waits for
+its checker process. AIME-like responses need no checker, so one thread judges them. ``cpu_ms`` is
+the CPU time per row of this process and its checkers; on a shared machine, trust it more than the
+rate. ``misjudged`` must be 0.
 """
 
 from __future__ import annotations

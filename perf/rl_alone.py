@@ -4,8 +4,8 @@
 
 The agent loop with its protocol and ledger, the sandbox, the judge, the pass for old
 log-probabilities and Megatron's updates with verl's loss are real. Turns have planned lengths
-(perf/scripted.py) and random tokens. Without engine, Ray, verl's queue, the assignment of rows,
-verl's advantages and weight sync; case rl_tiny_cpu includes them.
+(perf/scripted.py) and random tokens. Missing are the engine, Ray, verl's queue, the assignment of
+rows, verl's advantages and the weight sync; case rl_tiny_cpu has them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ TORCHRUN_ENV = {
 class RandomTokens:
     """Replaces verl's client of its servers: returns random tokens at once.
 
-    ``ids``: the tokens to choose from, without special tokens. ``requests``: their number so far.
+    ``ids``: the tokens to choose from, without special tokens. ``requests``: the number of requests
+    so far.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -111,7 +112,7 @@ class Rollout:
 
 
 def actor_of(config: RlConfig, tree: Any) -> Any:
-    """The actor's worker, which is a Ray actor in a run, in this process and without an engine."""
+    """The actor's worker, in this process and without an engine. In a run it is a Ray actor."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from retool_mcore.verl.workers import worker_class
@@ -122,7 +123,7 @@ def actor_of(config: RlConfig, tree: Any) -> Any:
 
 
 def batch_of(outputs: Sequence[Any], advantages: Sequence[float]) -> Any:
-    """The columns that verl's trainer passes to its actor, still without old log-probabilities."""
+    """The columns that verl's trainer passes to its actor, except old log-probabilities."""
     from tensordict.tensorclass import NonTensorData
     from verl.utils import tensordict_utils as tu
 

@@ -6,7 +6,7 @@
 
 - overshoot: tokens sampled after the end of a call; expected: 0. Also the requests per turn: 1 if
   the engine stops at the end of a call.
-- drift: turns whose context the server saw with other token ids than the loop sent; expected: 0.
+- drift: turns in which the server saw other token ids than the loop sent; expected: 0.
 - overhead: CPU ms per turn outside of engine and sandbox.
 
 The model has the quickstart's architecture and random weights. Run it on a quiet machine: the

@@ -75,7 +75,7 @@ def tree_cpu_s(root: int) -> float:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
         except OSError:
-            continue  # it has ended, and its parent has its time
+            continue  # it has exited, and its parent counts its time
         total_ticks += sum(map(int, fields[11:15]))
     return total_ticks / _TICKS_PER_S
 
@@ -156,7 +156,7 @@ async def in_process(
 
 @asynccontextmanager
 async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | None]]:
-    """Start our server or the fresh-interpreter server, whose first line of output is its URL."""
+    """Start our server or the fresh-interpreter server. Its first line of output is its URL."""
     end = partial(die_with_parent, signal.SIGTERM)  # even if this process is killed
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end)  # noqa: PLW1509
     assert server.stdout is not None, "Popen was called with a pipe"

@@ -3,10 +3,10 @@
     python perf/sandbox_soak.py                 # 50,000 executions, 5 % of them hostile
     python perf/sandbox_soak.py --count 2000
 
-The first command takes about 15 minutes on 2 cores. Before and after, the script counts this
-process's children and open files, the sandbox's processes, mounts, cgroups and temporary files. It
-also reports the memory of supervisor and zygotes. It exits with 1 if a count grew, or if an
-execution was lost or had a wrong outcome.
+The first command takes about 15 minutes on 2 cores. Before and after the executions, the script
+counts this process's children and open files, the sandbox's processes, mounts, cgroups and
+temporary files. It also reports the memory of the supervisor and the zygotes. It exits with 1 if a
+count grew, or if an execution was lost or had a wrong outcome.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
         os.chmod(own, 0o711)
-        tempfile.tempdir = own  # otherwise other sandboxes of the machine would count
+        tempfile.tempdir = own  # otherwise the counts would include other sandboxes on the machine
         report = asyncio.run(soak(options.count, options.hostile, Level(options.level), options.workers))
     print(json.dumps(report, indent=1))
     bad = report["before"] != report["after"] or report["lost"] or report["wrong"] or report["left_after_close"]

@@ -22,8 +22,8 @@ from retool_mcore.verl.keys.tree import run_config_of
 
 CALLS = 2  # per response; its last turn has no call
 SAMPLED = (0.4, 0.8)  # range of sampled tokens / rollout.max_response_tokens; the rest is for results
-# Long tails as in the paper: log-normal with a mean of a quarter of the limit; 1 of 20 is at the
-# limit.
+# A long tail as in the paper: log-normal lengths with a mean of a quarter of the limit. 1 of 20
+# responses reaches the limit.
 SIGMA = 1.158
 MEDIAN = 0.149  # times rollout.max_response_tokens
 MAX_CALLS = 8
@@ -71,7 +71,7 @@ def turn_lengths(draw: random.Random, max_response_tokens: int) -> list[int]:
 
 
 def long_tail(draw: random.Random, max_response_tokens: int) -> list[int]:
-    """Like turn_lengths, log-normal and with up to MAX_CALLS calls; 1 of 20 is truncated."""
+    """Like turn_lengths, but log-normal and with up to MAX_CALLS calls; 1 of 20 is truncated."""
     total = MEDIAN * max_response_tokens * draw.lognormvariate(0.0, SIGMA)
     return _split(draw, min(total, 2.0 * max_response_tokens), draw.randint(0, MAX_CALLS) + 1)
 

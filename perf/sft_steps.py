@@ -1,6 +1,6 @@
-"""Runs the steps of an SFT case under torchrun, on the engine of a benchmark.
+"""Runs the steps of an SFT case under torchrun, with the engine of a benchmark.
 
-Sequences, their order, the timing of a step and the count of FLOPs are those of
+Sequences, their order, the timing of a step and the count of FLOPs are the same as in
 launch/sft_mcore.py.
 """
 

@@ -6,7 +6,7 @@ r"""Measures verl's own RL on an RL case, for comparison with ours on the same G
 It starts verl.trainer.main_ppo as released: FSDP2 trains, SGLang samples on the same GPUs, and
 verl's ToolAgentLoop calls a sandbox server over HTTP. It loads nothing of ours except
 perf/verl_parts.py, through verl's own keys. Prompts, lengths, calls, loss and SGLang's arguments
-come from the case; other settings are tuned for two H200. Steps and seconds come from verl's log.
+come from the case; other settings are tuned for two H200. Steps and times come from verl's log.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from retool_mcore.verl.keys.rollout import engine_args
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 TRAINING_TOKENS = 7168  # per micro-batch and GPU: a 7B keeps about 8 MB per token without recomputation
-SCORING_TOKENS = 16384  # the same for passes without backward
+SCORING_TOKENS = 16384  # per micro-batch and GPU, in passes without backward
 ENGINE_MEMORY = 0.5
 AGENT = "scripted_tool_agent"
 LOSS = "flash_attn.ops.triton.cross_entropy"
-NOT_OURS = (PLATFORM_ENV, "VERL_PLATFORM", "CUDA_DEVICE_MAX_CONNECTIONS")  # the last one is for Megatron and slows FSDP
+# Our variables to remove from the environment. The last one is for Megatron and slows down FSDP.
+OUR_ENV = (PLATFORM_ENV, "VERL_PLATFORM", "CUDA_DEVICE_MAX_CONNECTIONS")
 PHASES = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")  # verl's timers of a step
 MEMORY = "actor/perf/max_memory_allocated_gb"
 TOOL_SCHEMA = {
@@ -74,7 +75,7 @@ def bench(
 ) -> None:
     config = config_of(case, model, data, warmup + steps, changed or ())
     require_flash_attention(overrides or ())
-    for name in NOT_OURS:
+    for name in OUR_ENV:
         os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="verl_bench_") as name, sandbox_server(config) as url:
         folder = Path(name)
@@ -127,7 +128,7 @@ def require_flash_attention(overrides: Sequence[str]) -> None:
 
 @contextmanager
 def sandbox_server(config: RlConfig) -> Generator[str]:
-    """Run `retool sandbox serve` with the case's workers; yields its URL."""
+    """Run `retool sandbox serve` with the case's number of workers; yields its URL."""
     s = config.sandbox
     options = ["--port", "0", "--workers", str(s.workers), "--min-level", s.min_level]
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", *options]
@@ -143,7 +144,7 @@ def sandbox_server(config: RlConfig) -> Generator[str]:
 
 
 def write_parts(config: RlConfig, folder: Path, url: str) -> None:
-    """Write the files through which verl finds agent loop and tool of perf/verl_parts.py."""
+    """Write the files through which verl finds the agent loop and tool of perf/verl_parts.py."""
     loops = [{"name": AGENT, "_target_": "verl_parts.ScriptedToolAgentLoop"}]
     (folder / "loops.yaml").write_text(yaml.safe_dump(loops), encoding="utf-8")
     s = config.sandbox

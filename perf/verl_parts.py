@@ -1,7 +1,7 @@
 """The agent loop, tool and reward of verl's own run in perf/verl_bench.py.
 
-verl's processes load this module through verl's own keys. verl's agent loop, tool calls and scorer
-do the work. Only the turns' lengths and calls are planned, as in perf/scripted.py.
+verl's processes load this module through verl's own keys. verl's own agent loop, tool calls and
+scorer run. Only the lengths and calls of turns are planned, as in perf/scripted.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
 
 TOOL = "code_interpreter"  # the name in perf/verl_bench.py's schema
 RIGHT = 0.5  # share of responses that get the right answer, as in perf/scripted.py
-_calls = ThreadPoolExecutor(64)  # because verl's client blocks; an agent worker has fewer trajectories
+_calls = ThreadPoolExecutor(64)  # threads, because verl's client blocks; enough for a worker's trajectories
 
 
 class CodeTool(BaseTool):
