@@ -115,8 +115,7 @@ def main(
 class Recorder:
     """A context manager that profiles the code within it.
 
-    Afterwards ``found`` has the seconds by kind of kernel. ``trace``: the file for the trace, if it
-    is to be kept.
+    Afterwards ``found`` has the seconds by kind of kernel. ``trace``: a file to keep the trace in.
     """
 
     def __init__(self, platform: Platform, trace: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Asks a served model that can run code: python chat_with_tool.py URL/v1 MODEL "QUESTION".
+"""Asks a served model with a code tool: python chat_with_tool.py URL/v1 MODEL "QUESTION".
 
 Works with any server that has OpenAI's API. The code runs on this machine, in the sandbox.
 """

@@ -3,7 +3,7 @@
     python -m configs.examples.unit_tests_data runs/unit_tests      # then: rl_unit_tests_cpu.toml
 
 A problem asks for f(x) = a * x + b or a * x - b. An SFT row shows a submission and its result. In
-half of the rows the code lacks the constant; RL has to unlearn this mistake.
+half of the rows the code lacks the constant b; RL has to unlearn this mistake.
 """
 
 import itertools

@@ -19,25 +19,25 @@ class McpServer(Section):
     """The program's arguments."""
 
     env: dict[str, str] = Field(default={})
-    """Environment variables, added to the few that the SDK passes on, such as PATH and HOME."""
+    """Environment variables in addition to the few that the SDK passes on, such as PATH and HOME."""
 
     inherit: list[str] = Field(default=[])
-    """Variables to pass on from the run's environment, such as one that holds a key."""
+    """Variables to pass on from the run's environment, such as one with an API key."""
 
     url: str = ""
     """Address of a server that speaks streamable HTTP. Set this or command."""
 
     token_env: str = ""
-    """With url: the environment variable that holds the bearer token."""
+    """With url: the environment variable with the bearer token."""
 
     headers_env: dict[str, str] = Field(default={})
-    """With url: more headers, each with the environment variable that holds its value."""
+    """With url: more headers, each with the environment variable that has its value."""
 
     tools: list[str] = Field(default=[])
     """Tools to offer, by the server's names; []: all."""
 
     max_calls: Annotated[int, Field(ge=0)] = 0
-    """Most calls of each tool per trajectory; 0: only the limits of [rollout] apply."""
+    """Maximum calls of each tool per trajectory; 0: only the limits of [rollout] apply."""
 
     timeout_s: PositiveFloat = 30.0
     """Seconds for one call, and for the server's first answer."""

@@ -31,7 +31,7 @@ class Entry:
 
 
 def reference(runs: Sequence[str] = tuple(RUNS)) -> list[Entry]:
-    """All sections of the given kinds of run, in the order of a run file, each with its keys.
+    """All sections of these kinds of run, in the order of a run file, each with its keys.
 
     An entry that is identical in several kinds of run appears once.
     """

@@ -214,8 +214,8 @@ def copy_rollout_sampling(tree: Any) -> Any:
     if not (isinstance(rollout, dict) and isinstance(validation, dict)):
         return sections
     sampling, own = cast("dict[str, Any]", rollout), cast("dict[str, Any]", validation)
-    given = {name: sampling[theirs] for name, theirs in SAME_AS_ROLLOUT.items() if theirs in sampling}
-    return {**sections, "validation": {**given, **own}}
+    inherited = {name: sampling[source] for name, source in SAME_AS_ROLLOUT.items() if source in sampling}
+    return {**sections, "validation": {**inherited, **own}}
 
 
 class SandboxSettings(Section):

@@ -10,7 +10,7 @@ from retool_mcore.config.base import Pair, PositiveInt, Section, StepInterval
 
 
 class Checkpoint(Section):
-    """When checkpoints are saved, and in which form.
+    """When and how checkpoints are saved.
 
     reshardable and asynchronous cost host memory, so they are off by default.
     """

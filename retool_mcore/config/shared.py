@@ -60,7 +60,7 @@ class Run(Section):
 
 
 class Cluster(Section):
-    """The machines of the run. All are alike."""
+    """The machines of the run. All must be identical."""
 
     nodes: PositiveInt = 1
     """Number of machines."""
@@ -119,7 +119,7 @@ def _level_or_layers(value: Any) -> Any:
 
 
 class Memory(Section):
-    """What is kept, recomputed, compressed or offloaded so that the model fits.
+    """Ways to make the model fit: recomputation, compression and offloading.
 
     Each setting costs time: see perf/LOG.md.
     """

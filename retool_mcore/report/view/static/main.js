@@ -126,12 +126,12 @@ function listen() {
   document.getElementById('theme').addEventListener('click', () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
-    root.dataset.theme = kept('retool-theme', dark ? 'light' : 'dark');
+    root.dataset.theme = stored('retool-theme', dark ? 'light' : 'dark');
     render();
   });
   window.addEventListener('hashchange', render);
-  let asked = false;
-  const later = () => { if (!asked) { asked = true; requestAnimationFrame(() => { asked = false; drawRows(); }); } };
+  let scheduled = false;
+  const later = () => { if (!scheduled) { scheduled = true; requestAnimationFrame(() => { scheduled = false; drawRows(); }); } };
   window.addEventListener('scroll', later, { passive: true });
   window.addEventListener('resize', later);
 }

@@ -7,7 +7,8 @@ function noteKey(row) {
   return `${NOTE}${store.index.sources[row.source].path}|${row.step}|${row.partition}|${row.id}`;
 }
 
-function kept(key, value) {
+// Stores a value in the browser, or removes it if it is ''. Without a value, returns the stored one.
+function stored(key, value) {
   try {
     if (value === undefined) return localStorage.getItem(key);
     if (value === '') localStorage.removeItem(key);
@@ -18,15 +19,15 @@ function kept(key, value) {
 
 // Reads a note only once, because a table looks up the note of every row that scrolls into view.
 function noteOf(row) {
-  row.note ??= kept(noteKey(row)) ?? '';
+  row.note ??= stored(noteKey(row)) ?? '';
   return row.note;
 }
 
 function noteBox(row) {
-  const box = el('textarea', { id: 'note-box', rows: 2, placeholder: 'Your note ( n ); kept in this browser', 'aria-label': 'Your note',
+  const box = el('textarea', { id: 'note-box', rows: 2, placeholder: 'Your note ( n ); stored in this browser', 'aria-label': 'Your note',
     oninput: () => {
       row.note = box.value.trim() === '' ? '' : box.value;
-      kept(noteKey(row), row.note);
+      stored(noteKey(row), row.note);
     } });
   box.value = noteOf(row);
   return box;
