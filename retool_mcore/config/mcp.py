@@ -19,7 +19,7 @@ class McpServer(Section):
     """The program's arguments."""
 
     env: dict[str, str] = Field(default={})
-    """Environment variables in addition to the few that the SDK passes on, such as PATH and HOME."""
+    """Further environment variables; the SDK passes on only a few, such as PATH and HOME."""
 
     inherit: list[str] = Field(default=[])
     """Variables to pass on from the run's environment, such as one with an API key."""
