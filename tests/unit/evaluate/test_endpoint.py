@@ -164,7 +164,7 @@ def test_its_samples_open_in_the_viewer_without_tokens(server: StandIn, tmp_path
     page = tmp_path / "view.html"
     result = CliRunner().invoke(all_commands(), ["view", str(tmp_path / "out/served"), "--out", str(page)])
     assert result.exit_code == 0, result.output
-    assert "served (evaluation): no tokens: a server behind an API gives text alone" in result.output
+    assert "served (evaluation): no tokens, because an API returns only text" in result.output
     assert "tokenizer" not in result.output and "1 trajectories" in result.output
     index, _ = parts(page)
     assert (index["rows"][0]["tokens"], index["rows"][0]["calls"], index["rows"][0]["right"]) == (None, 1, True)

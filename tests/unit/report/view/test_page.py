@@ -154,7 +154,7 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
     [
         ("rl", 0, None, "rollout.record_groups = 0"),
         ("rl", 2, "", "the files in trajectories/ are empty"),
-        ("rl", 2, None, "no file in trajectories/"),
+        ("rl", 2, None, "no files in trajectories/"),
         ("sft", 0, None, "supervised fine-tuning samples no trajectories"),
     ],
 )
