@@ -108,7 +108,7 @@ def test_rl_over_two_ray_nodes_loses_one_and_continues_when_it_comes_late(task: 
         both = start_both(hosts, RL_SCRIPT, words, RL_ENV, mark)
         wait_until(lambda: last_step(run_dir) >= 3 or both[0].poll() is not None, "step 3", 900)
         assert last_step(run_dir) >= 3, logs(hosts)
-        assert "0 errors, 0 warnings, 2 checks are ok" in hosts[0].log()  # two joined, and both are alike
+        assert "0 errors, 0 warnings, 2 checks passed" in hosts[0].log()  # two joined, and both are alike
         hosts[1].kill()
         assert both[0].wait(timeout=240) != 0, "the head must end with an error when a node is gone"
         assert_nothing_left(mark)
