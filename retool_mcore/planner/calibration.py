@@ -37,7 +37,7 @@ CALIBRATION = {
     "usable_memory": Constant(0.95, "assumed: share of device memory that training may fill; 0.91 was measured"),
     "engine_gib": Constant(13.0, "assumed: SGLang's own reserve for graphs and activations"),
     "graph_request_gib": Constant(2 / 1024, "assumed: SGLang's own reserve per request of a larger graph"),
-    "asleep_gib": Constant(3.0, "assumed: context and graphs of a sleeping engine"),
+    "asleep_gib": Constant(3.0, "assumed: context and graphs of an idle, colocated engine"),
     # generation
     "weights_read": Constant(0.76, "measured: share of memory bandwidth when a decoding step reads the weights"),
     "cache_read": Constant(0.56, "fitted: share of memory bandwidth when its attention reads the KV cache"),

@@ -46,7 +46,7 @@ class RolloutMemory:
     kv_cache: float
     training: float  # the idle actor, or the part of it that offloading does not free
     beyond: float  # the engine's activations and graphs, if engine_memory_fraction excludes them
-    asleep: float  # what a colocated engine keeps while the actor trains
+    asleep: float  # memory that an idle, colocated engine keeps while the actor trains
     syncing: float  # during weight sync: the actor and the engine's weights, before the KV cache is allocated
     kv_tokens: int  # KV cache size per engine
 

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def training_gib(self) -> float:
-        """Memory of a device during training, including a colocated sleeping engine."""
+        """Memory of a device during training, including an idle, colocated engine."""
         return self.train.total + (self.rollout.asleep if self.rollout else 0.0)
 
     @property

@@ -9,6 +9,14 @@ from retool_mcore.planner.calibration import CALIBRATION, calibrated
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.plan import Plan
 
+# Fields of RolloutMemory -> labels.
+ROLLOUT_PARTS = {
+    "weights": "engine weights",
+    "kv_cache": "KV cache",
+    "training": "idle actor",
+    "beyond": "engine buffers",
+}
+
 
 def report(
     config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, plan: Plan, others: Sequence[Plan]
@@ -58,7 +66,7 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
     largest = max(parts, key=lambda name: parts[name])
     return (
         f"training does not fit: it needs {plan.training_gib:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB "
-        f"more than the usable {calibrated('usable_memory') * plan.device_gib:.1f} GiB; the largest part is {largest}, "
+        f"more than the usable {calibrated('usable_memory') * plan.device_gib:.1f} GiB; the largest part is {largest.replace('_', ' ')}, "
         f"{parts[largest]:.1f} GiB. Use one of the layouts that fit, or more devices"
     )
 
@@ -83,13 +91,13 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield f"memory of one device, GiB ({calibrated('usable_memory'):.0%} of {plan.device_gib:.1f} is usable)"
     for name, value in asdict(plan.train).items():
         if value:
-            yield f"  training   {name:<14}{value:8.1f}"
+            yield f"  training   {name.replace('_', ' '):<14}{value:8.1f}"
     if plan.rollout is not None:
-        yield f"  training   {'sleeping engine':<14}{plan.training_gib - plan.train.total:8.1f}"
+        yield f"  training   {'idle engine':<14}{plan.training_gib - plan.train.total:8.1f}"
     yield f"  training   {'total':<14}{plan.training_gib:8.1f}"
     if plan.rollout is not None:
-        for name in ("weights", "kv_cache", "training", "beyond"):
-            yield f"  rollout    {name:<14}{getattr(plan.rollout, name):8.1f}"
+        for name, label in ROLLOUT_PARTS.items():
+            yield f"  rollout    {label:<14}{getattr(plan.rollout, name):8.1f}"
         room = f"KV cache for {plan.rollout.kv_tokens:,} tokens per engine"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
         if plan.rollout.syncing:
