@@ -66,8 +66,8 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
     largest = max(parts, key=lambda name: parts[name])
     return (
         f"training does not fit: it needs {plan.training_gib:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB "
-        f"more than the usable {calibrated('usable_memory') * plan.device_gib:.1f} GiB; the largest part is {largest.replace('_', ' ')}, "
-        f"{parts[largest]:.1f} GiB. Use one of the layouts that fit, or more devices"
+        f"more than the usable {calibrated('usable_memory') * plan.device_gib:.1f} GiB; the largest part is "
+        f"{largest.replace('_', ' ')}, {parts[largest]:.1f} GiB. Use one of the layouts that fit, or more devices"
     )
 
 
