@@ -16,7 +16,7 @@ from tests.unit.test_mistakes import RL, ROOT, RUN, folder, no_stage_lasts  # no
     [
         ("--help > /dev/full", 2, "error: no space is left. Complete files are kept"),
         (f"get {RL} run.name > /dev/full", 2, "error: no space is left. Complete files are kept"),
-        ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
+        ("parse < /dev/null <&-", 2, "error: standard input is closed, but the turn is read from it."),
         (f"get {RL} run.name | true", 0, ""),
         (f"runs {ROOT}/tests/report/view >&- 2>&-", 0, ""),
     ],

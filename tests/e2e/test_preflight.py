@@ -103,7 +103,7 @@ ELSEWHERE = 'sandbox.where=["http://127.0.0.1:1"]'
         (('sandbox.where=["unix:///nowhere/absent.sock"]',), "absent.sock"),
         (("sandbox.python=/absent/python",), "sandbox.python = '/absent/python' cannot be started"),
         (('sandbox.preload=["absent_module"]',), "cannot import 'absent_module'"),
-        (('sandbox.preload=["absent_module"]', ELSEWHERE), "these belong to that server"),
+        (('sandbox.preload=["absent_module"]', ELSEWHERE), "do not apply to the server"),
     ],
 )
 def test_a_sandbox_that_cannot_be_had_is_an_error(task: Path, settings_: tuple[str, ...], told: str):

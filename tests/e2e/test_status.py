@@ -114,7 +114,7 @@ def test_an_evaluation_shows_what_it_waits_for_before_it_has_answers():
 
 def test_only_a_terminal_wraps_text_and_cuts_no_word():
     text = "error: [x] the folder runs/mine cannot be written. Set run.root, or change its rights. :smile:"
-    code = f"from retool_mcore.cli.common import tell; tell({text!r}, err=True)"
+    code = f"from retool_mcore.cli.common import echo; echo({text!r}, err=True)"
     _, lines = lines_on_terminal([sys.executable, "-c", code], cwd=ROOT, env={"COLUMNS": "60"})
     assert len(lines) == 2 and max(map(len, lines)) <= 60 and " ".join(lines) == text
     narrow = {**os.environ, "COLUMNS": "60"}

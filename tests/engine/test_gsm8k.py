@@ -122,7 +122,7 @@ def test_traces_py_writes_rows_that_training_reads(tmp_path):
 def test_a_mistake_is_one_line(tmp_path):
     assert "no problem is in part sft" in script("traces.py", SAMPLE, "--part", "sft", "--sft-share", "0", "--out",
                                                  tmp_path / "o.parquet", fails=True)  # fmt: skip
-    assert ".parquet is written here" in script("traces.py", SAMPLE, "--out", tmp_path / "o.json", fails=True)
+    assert "must end in .parquet" in script("traces.py", SAMPLE, "--out", tmp_path / "o.json", fails=True)
     assert "is also an input" in script("large.py", SAMPLE, "--out", SAMPLE, fails=True)
     assert not list(tmp_path.iterdir())
 

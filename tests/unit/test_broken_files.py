@@ -120,7 +120,7 @@ def test_a_file_for_the_other_kind_of_run_is_reported_with_what_makes_the_right_
     file = tmp_path / "sft.parquet"
     pq.write_table(pa.table({"messages": ["x"]}), file)
     with pytest.raises(
-        DataError, match=r"no column prompt, reward_model; it has messages\. `retool data rl` makes such"
+        DataError, match=r"no column prompt, reward_model; it has messages\. `retool data rl` writes such"
     ):
         list(read_rows(file, ["prompt", "reward_model"]))
 

@@ -41,7 +41,7 @@ def test_what_does_not_go_with_adapters_is_refused_by_name(settings: tuple[str, 
 
 
 def test_experts_get_no_adapters(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"lora\.rank = 8, and .* has 16 experts, which cannot have adapters"):
+    with pytest.raises(ConfigError, match=r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"):
         check(tmp_path, EXPERTS, RANK)
     check(tmp_path, {}, RANK, DENSE)
 

@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",
             "mine.jsonl: no problem is in part sft with --",
         ),
-        ("data fetch here --local nowhere --only openai/gsm8k", "neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
+        ("data fetch here --local nowhere --only openai/gsm8k", "neither nowhere/openai/gsm8k nor nowhere/gsm8k e"),
         (
             "data lint mine.jsonl --model runs/no/export",
             "model.path = 'runs/no/export' does not exist. Create it",

@@ -122,5 +122,5 @@ def test_the_data_loader_of_verls_trainer_saves_streaks_that_came_after_its_last
 
 
 def test_streaks_of_another_file_are_refused():
-    with pytest.raises(DataError, match="has 11 rows, and 12 when the checkpoint was saved"):
+    with pytest.raises(DataError, match="has 11 rows, but had 12 when the checkpoint was saved"):
         order(rows=11).load_state_dict(order(rows=12).state_dict())

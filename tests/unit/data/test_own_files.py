@@ -118,4 +118,4 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_as_the_model_sees_the
     ((_, reject),) = read_jsonl(tmp_path / "out.rejects.jsonl")
     assert reject["stage"] == "length" and int(reject["reason"].split()[3]) > 400
     assert "none of 3 rows survived" in refused(*asked, "5", "--model", tmp_path / "task" / "model")
-    assert "name it with --model" in refused(*asked, "5")
+    assert "needs --model" in refused(*asked, "5")

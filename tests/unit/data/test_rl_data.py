@@ -161,7 +161,7 @@ def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
 
 
 def test_a_bad_value_tells_the_columns_and_what_helps():
-    told = r"The row's columns: problem, answer, kind\. --problem, .* --solution-box .* --reject-bad"
+    told = r"The row's columns: problem, answer, kind\. Choose others with --problem, .* --solution-box, .* --reject-bad"
     with pytest.raises(DataError, match=told):
         convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
 
@@ -173,7 +173,7 @@ def test_a_bad_value_tells_the_columns_and_what_helps():
         ([{"problem": 5, "answer": "1"}], "survived; the first: {0}, line 1, column problem: the problem is 5"),
         (
             [{"problem": "P?", "answer": "1", "split": "test"}] * 2,
-            "no row can be used (2 rejected by split). --split",
+            "no row can be used (2 rejected by split). Choose another split",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_lint_renders_with_the_arguments(qwen3: Path, tmp_path: Path):
 
     assert loss() != loss("--template-args", "{ enable_thinking = false }")
     output = refused("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", "3")
-    assert "is no table of TOML" in output
+    assert "is not a TOML table" in output
 
 
 def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):

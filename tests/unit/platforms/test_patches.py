@@ -86,7 +86,7 @@ def test_a_patch_is_applied_once_and_can_be_reverted():
 
 
 def test_a_patch_refuses_other_versions():
-    with pytest.raises(PlatformError, match=r"math\.tau was written for pydantic<2, and pydantic 2\S+ is installed"):
+    with pytest.raises(PlatformError, match=r"math\.tau was written for pydantic<2, but pydantic 2\S+ is installed"):
         tau_patch(applies_to="pydantic<2").apply()
 
 

@@ -73,7 +73,7 @@ def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, messa
 
 def test_a_file_for_sft_is_no_file_for_rl(task: Path):
     (text,) = wrong(good(task, f"data.train_file={task}/sft_train.parquet"))
-    assert "no column data_source, prompt, reward_model; it has messages, tools. `retool data rl` makes" in text
+    assert "no column data_source, prompt, reward_model; it has messages, tools. `retool data rl` writes" in text
 
 
 def test_a_wrong_value_is_an_error_without_model_and_data():

@@ -43,7 +43,7 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
     [
         ("", "no rows"),
         ('{"response": "x"}', "line 1: no column answer; it has response"),
-        ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is no response"),
+        ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is not a string"),
         (
             '{"response": "x", "answer": ["5", {}]}',
             "line 1, column answer: the answer is ['5', {}], neither text nor a number",
@@ -70,7 +70,7 @@ def test_a_rows_own_columns_are_never_overwritten(tmp_path):
     row = {"response": r"\boxed{1}", "answer": "2", "correct": "by hand", "reward": 0.5}
     result, out = run(tmp_path, json.dumps(row))
     assert result.exit_code == 2
-    assert "line 1: the row has a column correct, reward of its own" in " ".join(result.output.split())
+    assert "line 1: the row already has a column correct, reward" in " ".join(result.output.split())
     assert not out.exists()
     result, out = run(tmp_path, json.dumps(row), "--prefix", "score_")
     assert result.exit_code == 0, result.output

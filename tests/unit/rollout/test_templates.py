@@ -146,7 +146,7 @@ def test_only_the_protocol_of_a_templates_own_form_is_served(style: Style):
         try:
             protocol(tokenizer)
         except CheckpointError as error:
-            assert "renders" in str(error), error
+            assert "render" in str(error), error
         else:
             served.append(protocol.name)
     assert served == [style.tools] * bool(style.tools)

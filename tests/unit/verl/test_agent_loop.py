@@ -134,5 +134,5 @@ def test_vllm_says_completed_and_the_last_token_says_why(last: int, stop: str):
 
 @pytest.mark.parametrize(("reason", "token_ids"), [("completed", [3, STOP]), ("aborted", [3]), ("completed", [])])
 def test_tokens_without_log_probabilities_are_our_own_mistake(reason: str, token_ids: list[int]):
-    with pytest.raises(AssertionError, match="no logprobs although they were asked for"):
+    with pytest.raises(AssertionError, match="no log-probs, although they were requested"):
         turn(reason, token_ids, None)

@@ -140,7 +140,7 @@ def test_experts_need_importance_sampling(tmp_path: Path):
     tensors = {name: np.ones(shape, np.float32) for name, shape in trained_tensors(values).items()}
     save_file(tensors, tmp_path / "model.safetensors")
     settings = [f"model.path={tmp_path}", "algorithm.old_log_prob=rollout"]
-    with pytest.raises(ConfigError, match=r'has experts.*Set algorithm\.importance_sampling = "token"'):
+    with pytest.raises(ConfigError, match=r'different experts\. Set algorithm\.importance_sampling = "token"'):
         check_model(load_config(RlConfig, TINY, settings))
     check_model(load_config(RlConfig, TINY, [*settings, "algorithm.importance_sampling=token"]))
     replay = "algorithm.router_replay=R3"

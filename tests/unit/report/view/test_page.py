@@ -174,7 +174,7 @@ def test_a_run_without_trajectories_names_the_reason(
 
 def test_a_chart_has_the_reports_title_and_the_unit_of_the_table_of_metrics():
     reward, other = chart_of("critic/rewards/mean"), chart_of("tool/latency_s/p99")
-    assert (reward["title"], reward["zero"]) == ("Reward", False) and "mean reward" in reward["meaning"]
+    assert (reward["title"], reward["zero"]) == ("Reward", False) and "mean of the" in reward["meaning"]
     assert (other["title"], other["unit"], other["zero"]) == ("tool/latency_s/p99", "s", None)
     assert chart_of("of/another/version")["unit"] == ""
 
