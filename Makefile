@@ -68,7 +68,7 @@ $(PARTS:%=test-%): test-%:
 	$(PYTEST) tests/$*
 
 # The unit tests start no process. Two halves run at once.
-HALF := $(addprefix tests/unit/,data evaluate perf platforms reward rollout verl)
+HALF := $(addprefix tests/unit/,data evaluate platforms reward verl)
 test-fast: install
 	@$(MAKE) --no-print-directory --keep-going -j2 test-fast-1 test-fast-2
 

@@ -161,8 +161,8 @@ def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
 
 
 def test_a_bad_value_tells_the_columns_and_what_helps():
-    told = r"The row's columns: problem, answer, kind\. Choose others with --problem, .* --solution-box, .* --reject-bad"
-    with pytest.raises(DataError, match=told):
+    message = r"columns: problem, answer, kind\. Choose others with --problem, .* --solution-box, .* --reject-bad"
+    with pytest.raises(DataError, match=message):
         convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
 
 
