@@ -126,17 +126,17 @@ class Ascend(Platform):
             EnvVar(
                 "VLLM_ASCEND_ENABLE_NZ",
                 "0",
-                "guide; every sync replaces weights in place, and vllm-ascend otherwise refuses to wake up",
+                "from verl's guide: without it, vllm-ascend cannot wake up after an in-place weight sync",
             ),
             EnvVar(
                 "TASK_QUEUE_ENABLE",
                 "1",
-                "guide; a second thread launches operators; level 2 does not work with ACL graphs",
+                "from verl's guide: a second thread launches operators; level 2 does not work with ACL graphs",
             ),
             EnvVar(
                 "HCCL_OP_EXPANSION_MODE",
                 "AIV",
-                "guide; vector cores run collectives, which also lets vllm-ascend capture more graphs",
+                "from verl's guide: vector cores run collectives, so vllm-ascend can capture more graphs",
                 forced=False,
             ),
             EnvVar(
@@ -151,7 +151,7 @@ class Ascend(Platform):
                 "s; the default of 120 s is too short if a rank loads its weights late",
                 forced=False,
             ),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, each with a warning"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "forked workers lose its threads and print a warning"),
         )
 
     def patches(self) -> Sequence[Patch]:

@@ -40,7 +40,9 @@ PlatformName = Annotated[
 ProblemColumns = Annotated[
     list[str] | None,
     typer.Option(
-        "--problem", help="Column of the problem; give it twice for a body and its question.", show_default=False
+        "--problem",
+        help="Column of the problem. Repeat the option if body and question are in separate columns.",
+        show_default=False,
     ),
 ]
 AnswerColumn = Annotated[str, typer.Option("--answer", help="Column of the ground truth.", show_default=False)]
@@ -59,7 +61,7 @@ LOG_WIDTH = 120
 
 _FULL = "no space is left{place}. Complete files are kept. Free some space, then run the same command again."
 _CLOSED = "permission denied{place}. Choose another path, or change its permissions."
-_NO_FOLDER = "a folder is needed, but this is a file{place}. Choose another path."
+_NO_FOLDER = "expected a folder, found a file{place}. Choose another path."
 _FILES = "too many open files{place}. Raise the limit (ulimit -n 65536), then run the same command again."
 OS_ERRORS = {  # errors that the machine or its user causes, not bugs: errno -> message
     errno.ENOSPC: _FULL,
@@ -69,7 +71,7 @@ OS_ERRORS = {  # errors that the machine or its user causes, not bugs: errno -> 
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
     errno.EROFS: "the file system is read-only{place}. Choose another path, or mount it for writing.",
-    errno.EISDIR: "a file is needed, but this is a folder{place}. Choose another path.",
+    errno.EISDIR: "expected a file, found a folder{place}. Choose another path.",
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: _NO_FOLDER,  # mkdir found a file
     errno.ENAMETOOLONG: "the name is too long{place}. Choose a shorter one.",

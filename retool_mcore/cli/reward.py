@@ -47,7 +47,7 @@ def score(
 
     Adds columns to each row. In samples and trajectories, the response is the text of all turns.
     """
-    counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0, "without truth": 0}
+    counts = {"rows": 0, "correct": 0, "without answer": 0, "failed checks": 0, "without truth": 0}
 
     def score(numbered: tuple[int, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         index, (where, row) = numbered
@@ -64,7 +64,7 @@ def score(
                     counts["correct"] += bool(result[f"{prefix}correct"])
                     counts["without answer"] += judged and result[f"{prefix}extracted"] is None
                     counts["without truth"] += not judged
-                    counts["checks given up"] += result[f"{prefix}check_failed"]
+                    counts["failed checks"] += result[f"{prefix}check_failed"]
                     yield result
         if not counts["rows"]:
             raise DataError(f"{source}: the file has no rows")

@@ -214,7 +214,7 @@ class Algorithm(Section):
         for key, unused, because in settings:
             if unused:
                 raise ValueError(
-                    f"algorithm.{key} = {getattr(self, key)} does nothing with {because}. Leave out the first, or "
+                    f"algorithm.{key} = {getattr(self, key)} has no effect with {because}. Leave out the first, or "
                     "change the second"
                 )
         return self

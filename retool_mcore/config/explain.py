@@ -12,22 +12,22 @@ PATTERNS = {NAME: 'only letters, digits, ".", "_" and "-", and begin with a lett
 # pydantic's error type -> the rule. The error's context fills the {} fields.
 RULES = {
     "missing": "add it to its section",
-    "int_type": "a whole number is needed, without quotes",
-    "int_from_float": "a whole number is needed",
-    "float_type": "a number is needed, without quotes",
-    "bool_type": "true or false is needed, without quotes",
-    "string_type": 'a string is needed, in quotes: "..."',
-    "list_type": "a list is needed: [...]",
-    "dict_type": "a table is needed: {{ name = value }}",
-    "model_type": "a section is needed: [{}] and settings below it",
-    "greater_than": "give more than {gt:g}",
-    "greater_than_equal": "give {ge:g} or more",
-    "less_than": "give less than {lt:g}",
-    "less_than_equal": "give at most {le:g}",
-    "finite_number": "a finite number is needed",
+    "int_type": "expected a whole number, without quotes",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number, without quotes",
+    "bool_type": "expected true or false, without quotes",
+    "string_type": 'expected a string, in quotes: "..."',
+    "list_type": "expected a list: [...]",
+    "dict_type": "expected a table: {{ name = value }}",
+    "model_type": "expected a section: [{}], followed by its settings",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "finite_number": "expected a finite number",
     "literal_error": "choose one of {expected}",
-    "too_short": "give {min_length} or more",
-    "too_long": "give at most {max_length}",
+    "too_short": "expected {min_length} or more",
+    "too_long": "expected at most {max_length}",
 }
 # verl's names -> our values.
 VERL_VALUES = {
@@ -69,7 +69,7 @@ def _sentence(kind: type[BaseModel], item: Any, where: str) -> str:
     if rule == "string_pattern_mismatch":
         return f"{where} = {value}: it must have {PATTERNS[context['pattern']]}"
     if rule == "list_type" and isinstance(found, str):
-        return f"{where} = {value}: a list is needed. In a shell, quote it: '{where}=[\"...\"]'"
+        return f"{where} = {value}: expected a list. In a shell, quote it: '{where}=[\"...\"]'"
     if rule == "literal_error" and found in VERL_VALUES and repr(VERL_VALUES[found]) in context["expected"]:
         return f'{where} = {value} is verl\'s name. Write {where} = "{VERL_VALUES[found]}"'
     message = RULES[rule].format(where, **context) if rule in RULES else f"{item['msg'][0].lower()}{item['msg'][1:]}"

@@ -93,7 +93,7 @@ class RlTrain(Section):
     """
 
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3
-    """Number of dead SGLang engines that a start of the run replaces; one more ends the run.
+    """Engine restarts allowed per start of the run. The next engine that dies ends the run.
 
     The step continues: requests wait or move to other engines, and the new engine gets the actor's
     weights before it samples. 0: replace none. See docs/engines.md.
@@ -156,7 +156,7 @@ class Reward(Section):
         changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
         for name in sorted({*changed} - {"function", "timeout_s", "workers"}) if self.function else ():
             raise ValueError(
-                f'reward.{name} = {getattr(self, name)} does nothing with reward.function = "{self.function}", which '
+                f'reward.{name} = {getattr(self, name)} has no effect with reward.function = "{self.function}", which '
                 f"replaces the built-in reward. Leave reward.{name} out, or do the same in your function"
             )
         return self
@@ -359,7 +359,7 @@ class RlConfig(RunConfig):
     def _warm_up_rules(self) -> RlConfig:
         if self.critic.warmup_steps and self.algorithm.name != "ppo":
             raise ValueError(
-                f"critic.warmup_steps = {self.critic.warmup_steps} does nothing with algorithm.name = "
+                f"critic.warmup_steps = {self.critic.warmup_steps} has no effect with algorithm.name = "
                 f'"{self.algorithm.name}", which has no critic. Set it to 0, or name = "ppo"'
             )
         if self.critic.warmup_steps >= self.train.steps:
@@ -377,7 +377,7 @@ def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int)
     """
     if (train.mode == "async") != (rollout.gpus > 0):
         raise ValueError(
-            f'train.mode = "{train.mode}" and rollout.gpus = {rollout.gpus} exclude each other: in mode "async" the '
+            f'train.mode = "{train.mode}" and rollout.gpus = {rollout.gpus} are incompatible: in mode "async" the '
             "engines need at least one GPU of [cluster]; in the other modes they share all GPUs with the trainer "
             "(rollout.gpus = 0). Change one of the two"
         )

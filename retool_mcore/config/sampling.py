@@ -68,8 +68,8 @@ class ToolLoop(Section):
     engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Fraction of device memory for the engine.
 
-    SGLang: for weights and KV cache, of the memory free at engine start. vLLM: for everything, of
-    all memory.
+    With SGLang, the fraction of the memory that is free at engine start, for weights and KV cache.
+    With vLLM, the fraction of all memory, for the whole engine.
     """
 
     max_running_requests: PositiveInt = 64
@@ -199,7 +199,7 @@ class Validation(HeldOut):
     """Parquet, as in data.train_file. Problems are numbered across all files."""
 
     every: StepInterval
-    """Steps between two validations; one more follows the last step. 0: never."""
+    """Steps between two validations; the last step is validated too. 0: never."""
 
     before: bool = False
     """Also validate the initial model, as step 0 of metrics.jsonl."""

@@ -16,7 +16,7 @@ class Checkpoint(Section):
     """
 
     every_steps: StepInterval
-    """Steps between two checkpoints; one more follows the last step. 0: only that, to export it."""
+    """Steps between two checkpoints; the last step is saved too. 0: only the last, for export."""
 
     keep: PositiveInt = 2
     """Newest checkpoints to keep. Older ones are deleted once a newer one is complete."""
@@ -95,7 +95,7 @@ class Best(Section):
     def _check_patience(self) -> Best:
         if not self.metric and any(self.patience):
             raise ValueError(
-                f"best.patience = {self.patience} does nothing without best.metric. Set best.metric, such as "
+                f"best.patience = {self.patience} has no effect without best.metric. Set best.metric, such as "
                 '"val_loss" in SFT or "val/accuracy" in RL, or leave out patience'
             )
         if min(self.patience) < 0 or self.validations != self.patience[0]:

@@ -55,7 +55,7 @@ class SftValidation(Section):
     """Parquet, as in data.train_file. The loss covers all rows of all files."""
 
     every: StepInterval
-    """Steps between two validations; one more follows the last step. 0: never."""
+    """Steps between two validations; the last step is validated too. 0: never."""
 
 
 class SftConfig(RunConfig):

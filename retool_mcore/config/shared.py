@@ -255,7 +255,7 @@ class RunConfig(JobConfig):
 
     @property
     def saved_every(self) -> int:
-        """Steps between two checkpoints; one more follows the last step. 0: there are none.
+        """Steps between two checkpoints; the last step is saved too. 0: there are none.
 
         With checkpoint.every_steps = 0, a run that exports saves only its last step.
         """

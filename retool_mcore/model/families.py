@@ -37,7 +37,7 @@ HARMLESS = {  # about the file, generation, or how a program runs the model
 }  # fmt: skip
 NO_SCALE = "training does not apply this factor"
 NO_BIAS = "training has no such bias and would drop it"
-HALVES = "training rotates the halves of a head against each other"
+HALVES = "training supports only NeoX-style (non-interleaved) RoPE"
 ALL_EXPERTS = "training expects experts in every layer"
 
 
@@ -54,7 +54,7 @@ ONLY = {
     "hidden_dropout": Only(values=(0,), why="transformers has none in this family"),
     "attention_bias": Only(values=(False,), why=NO_BIAS),
     "mlp_bias": Only(values=(False,), why=NO_BIAS),
-    "partial_rotary_factor": Only(values=(1,), why="training rotates whole heads"),
+    "partial_rotary_factor": Only(values=(1,), why="training does not support partial rotary embeddings"),
     **{
         name: Only(values=(1,), why=NO_SCALE)
         for name in (

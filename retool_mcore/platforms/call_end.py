@@ -17,9 +17,9 @@ TURN_TOKENS = "retool_turn_tokens"  # number of tokens at the end of the prompt 
 class CallEnd:
     """A table that matches a tag backwards, token by token.
 
-    ``left[n]`` maps each token that can end with the first n characters of the tag to the number of
-    its characters that must precede the token; 0 if the token contains the tag's start. The last
-    entry has the tokens that complete the tag, which may continue after it.
+    If ``token`` ends with the first n characters of the tag, ``left[n][token]`` is the number of
+    the tag's characters that must come before the token; 0 if the token contains the tag's start.
+    The last entry has the tokens that complete the tag, which may continue after it.
     """
 
     def __init__(self, left: Sequence[Mapping[int, int]]) -> None:

@@ -175,7 +175,7 @@ class Adapter(torch.nn.Module):
 
 
 class _Adapted:
-    """Mixin for the class of a linear layer with an adapter; it comes first."""
+    """Mixin for a linear layer with an adapter; list it before the layer's class."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         output, bias = super().forward(x, *args, **kwargs)  # type: ignore[misc]

@@ -55,14 +55,14 @@ LEARNING = (
     _one("Learning rate", "last update", "lr", kinds=("sft",)),
     _one("Learning rate", "last update", "actor/lr", kinds=RL),
     Panel(
-        title="Engine against actor",
+        title="Mismatch of engine and actor",
         unit="log-probability gap, nats",
-        lines=(("mismatch/p99", "99 % below"), ("mismatch/max", "largest")),
+        lines=(("mismatch/p99", "99th percentile"), ("mismatch/max", "largest")),
         least=1e-3,
         kinds=RL,
     ),
     Panel(
-        title="Groups that taught nothing",
+        title="Groups without learning signal",
         unit="share of groups",
         lines=(
             ("groups/all_right", "all right"),

@@ -21,7 +21,7 @@ TIMES = "timing_s/"
 SUMS = ("step", "start")  # sums of other phases
 INSIDE = ("tool_wait", "engine_sleep")  # parts of "gen"
 TIMERS = {"gen": "generation", "adv": "advantages", "ref": "reference", "testing": "validation"}  # verl's names
-LOST = "lost to kills, between starts, or not recorded"
+LOST = "lost: killed steps, time between starts, and unrecorded time"
 CLOCKS = 0.001  # largest difference of two clocks, as a share of the total
 NOTE = "From the first start to the newest step. The lost time includes steps that were repeated after a resume."
 

@@ -43,7 +43,7 @@ def _stalled(run: RunRecord, now_s: float) -> str:
         waited_s = now_s - run.begun[-1][1]
         stage = WORDS.get(starting, starting)
         late = waited_s > START_STAGE_S
-        return f"the start has been {stage} for {duration(waited_s)}. Look into {log}" if late else ""
+        return f"the start has spent {duration(waited_s)} on one stage: {stage}. Look into {log}" if late else ""
     usual_s = step_seconds(run.rows)
     if usual_s is None or not run.rows:
         return ""

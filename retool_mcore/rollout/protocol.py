@@ -91,14 +91,14 @@ class ToolProtocol(ABC):
         """Offer ``tools`` to the model. Raises ConfigError if the protocol cannot."""
         if tools:
             raise ConfigError(
-                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, but calls of rollout.protocol = "{self.name}" '
-                'have no tool name: all run the interpreter. Use protocol "hermes".'
+                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, but rollout.protocol = "{self.name}" '
+                'supports only the interpreter, because its calls have no tool name. Use protocol "hermes".'
             )
 
     def allow_parallel_calls(self) -> None:
         """Allow several calls per turn. Raises ConfigError if the protocol does not support it."""
         raise ConfigError(
-            f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
+            f'rollout.calls_per_turn = "all": rollout.protocol = "{self.name}" allows only one call per turn. '
             'Use "first", or protocol "hermes".'
         )
 

@@ -95,7 +95,7 @@ class Watch:
 
 
 class EngineRestarts(PPOTrainer):
-    """Mixin for one of verl's trainers; it comes first. ``_run`` has the run's settings."""
+    """Mixin for one of verl's trainers; list it before verl's class. ``_run``: the settings."""
 
     _run: RlConfig
     engine_version = 0  # step of the last weight sync
@@ -210,7 +210,7 @@ class EngineRestarts(PPOTrainer):
         """Count a restart. Raises RunError for ``error`` above train.max_engine_restarts."""
         limit = self._run.train.max_engine_restarts
         if self._restarts >= limit:
-            raise error_for_user(error, self._run, f"train.max_engine_restarts = {limit} allows no restart") from error
+            raise error_for_user(error, self._run, f"train.max_engine_restarts = {limit} is used up") from error
         self._restarts += 1
 
     def restart_lost_engines(self) -> list[Any]:

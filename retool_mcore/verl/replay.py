@@ -43,7 +43,7 @@ POLL_INTERVAL_S = 0.1
 
 
 class ReplayMixin:
-    """Mixin for one of verl's replay buffers; it comes first.
+    """Mixin for one of verl's replay buffers; list it before verl's class.
 
     ``sampler_kwargs`` has the path of the run's settings. With algorithm.filter_groups (DAPO's
     dynamic sampling) verl replaces a group whose answers are all right or all wrong by another
@@ -126,7 +126,7 @@ class ReplayMixin:
         self._add_prompts(prompts)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Run verl's filter without the groups that outages left empty, on which it would fail.
+        """Run verl's filter on the groups that outages did not empty; it fails on empty ones.
 
         Empty groups count as dropped when verl selects them. Right after this call verl replaces
         the filtered groups, so the curriculum gets their answers here. In the modes that keep
@@ -159,8 +159,8 @@ class ReplayMixin:
                 f"All {dropped} trajectories of {step} failed with {most_frequent}. The log has the traceback. {resume}"
             )
         raise RolloutError(
-            f"{dropped} of {self.expected} trajectories of {step} were dropped, {dropped / self.expected:.1%}; "
-            f"rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The most frequent cause is "
+            f"{dropped} of {self.expected} trajectories of {step} were dropped ({dropped / self.expected:.1%}), "
+            f"more than rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The most frequent cause is "
             f"{most_frequent}. The log has all: look for 'dropped' and 'Error in _run_prompt'. {resume}"
         )
 

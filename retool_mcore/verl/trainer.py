@@ -53,7 +53,7 @@ class StoppedBeforeUpdate(Exception):
 
 
 class RlRun(EngineRestarts):
-    """Mixin for one of verl's trainers, which verl registers as ``verl_mode``; it comes first."""
+    """Mixin for verl's trainer ``verl_mode``; list it before verl's class."""
 
     verl_mode: str
     updates_per_batch: int  # optimizer updates per sampled batch

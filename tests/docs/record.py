@@ -85,7 +85,7 @@ def duration() -> str:
 
 WATCHED = (  # metric, what it should do
     ("critic/rewards/mean", "rise"),
-    ("accuracy", "rise; it counts right answers, whatever the reward is"),
+    ("accuracy", "rise; it counts right answers, independent of the reward"),
     ("actor/entropy", "fall slowly"),
     ("actor/grad_norm", "stay in one order of magnitude"),
     ("actor/pg_clipfrac", "be 0 with one update a step"),

@@ -13,16 +13,16 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("loss=gspo clip=[0.2,0.28,3]", 'algorithm.clip = [0.2, 0.28, 3.0] does nothing with algorithm.loss = "gspo"'),
-        ("tau=[2,1.05]", 'algorithm.tau = [2.0, 1.05] does nothing with algorithm.loss = "ppo"'),
-        ("gamma=0.9", 'algorithm.gamma = 0.9 does nothing with algorithm.name = "grpo"'),
-        ("name=reinforce_plus_plus lam=0.9", "algorithm.lam = 0.9 does nothing with"),
+        ("loss=gspo clip=[0.2,0.28,3]", 'algorithm.clip = [0.2, 0.28, 3.0] has no effect with algorithm.loss = "gspo"'),
+        ("tau=[2,1.05]", 'algorithm.tau = [2.0, 1.05] has no effect with algorithm.loss = "ppo"'),
+        ("gamma=0.9", 'algorithm.gamma = 0.9 has no effect with algorithm.name = "grpo"'),
+        ("name=reinforce_plus_plus lam=0.9", "algorithm.lam = 0.9 has no effect with"),
         (
             "importance_bounds=[0.5,2]",
-            'algorithm.importance_bounds = [0.5, 2.0] does nothing with algorithm.importance_sampling = "off"',
+            'algorithm.importance_bounds = [0.5, 2.0] has no effect with algorithm.importance_sampling = "off"',
         ),
-        ("rejection_bounds=[0,2]", 'does nothing with algorithm.rejection = "off"'),
-        ("kl_type=k1", "algorithm.kl_type = k1 does nothing with algorithm.kl_coef = 0"),
+        ("rejection_bounds=[0,2]", 'has no effect with algorithm.rejection = "off"'),
+        ("kl_type=k1", "algorithm.kl_type = k1 has no effect with algorithm.kl_coef = 0"),
         ("kl_coef=1 kl_in=reward kl_type=k3+", 'Use "k3"'),
         ("loss=sapo", 'Set loss_agg = "seq-mean-token-mean"'),
         ("rejection=seq_mean_k1", "Set the first bound above 0 and at most 1, the second to at least 1"),
@@ -65,7 +65,7 @@ def test_what_compares_a_group_needs_one(name: str):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("critic.warmup_steps=2",), 'critic.warmup_steps = 2 does nothing with algorithm.name = "grpo"'),
+        (("critic.warmup_steps=2",), 'critic.warmup_steps = 2 has no effect with algorithm.name = "grpo"'),
         (("algorithm.name=ppo", "train.steps=2", "critic.warmup_steps=2"), "leaves no step of train.steps = 2"),
     ],
 )

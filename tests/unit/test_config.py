@@ -35,7 +35,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
             "Set at least 64: up to 96 trajectories are in flight, each keeps its interpreter to its end, and rollout.",
         ),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
-        (SFT, "train.steps=many", 'train.steps = "many": a whole number is needed'),
+        (SFT, "train.steps=many", 'train.steps = "many": expected a whole number'),
         (SFT, "optim.lr=inf", "optim.lr = Infinity: a finite number is needed"),
         (SFT, "run.platform=tpu", "run.platform = \"tpu\": choose one of 'cpu', 'cuda' or 'ascend'"),
         (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
@@ -58,7 +58,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 divides pipeline stages, and parallel.pp = 1 has only one"),
         (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
-        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "give at most 1"),
+        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "expected at most 1"),
         (
             SFT,
             "memory.recompute=0",
@@ -197,8 +197,8 @@ def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, cont
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optim.lr=200", "optim.lr = 200: give at most 1 (command line)."),
-        ("train.steps='5'", 'train.steps = "5": a whole number is needed, without quotes (command line).'),
+        ("optim.lr=200", "optim.lr = 200: must be at most 1 (command line)."),
+        ("train.steps='5'", 'train.steps = "5": expected a whole number, without quotes (command line).'),
         ("validation.before=1", "validation.before = 1: true or false is needed, without quotes (command line)."),
         ("run.name=5", 'run.name = 5: a string is needed, in quotes: "..." (command line).'),
         ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
@@ -218,7 +218,7 @@ def test_the_origin_is_the_file_where_the_command_line_does_not_set_the_value(tm
     file.write_text(RL.read_text(encoding="utf-8").replace("steps = ", "steps = -"), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_config(RlConfig, file, ["run.seed=1"])
-    assert str(caught.value).endswith(f"give more than 0 ({file}).") and "run.seed" not in str(caught.value)
+    assert str(caught.value).endswith(f"must be more than 0 ({file}).") and "run.seed" not in str(caught.value)
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch):

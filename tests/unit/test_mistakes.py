@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("watch file", "file is not a run's folder: it is a file."),
         ("export nothere --to out", "nothere has no complete checkpoint: there is no such folder."),
         ("quickstart --root file", "configs/sft_tiny_cpu.toml does not exist here."),
-        (f"{EVAL} --out file", "a folder is needed, but this is a file (file). Choose another path."),
+        (f"{EVAL} --out file", "expected a folder, found a file (file). Choose another path."),
         (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Choose a shorter one."),
         ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
         (
@@ -104,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"get {RL} run.name run.name=../up",
             'run.name = "../up": it must have only letters, digits, ".", "_" and "-",',
         ),
-        (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": a whole number is needed'),
+        (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": expected a whole number'),
         (
             "data protocol empty",
             "empty has no tokenizer: it contains no tokenizer.json. Copy the tokenizer's files into it,",

@@ -49,5 +49,5 @@ def test_a_function_of_ones_own_leaves_no_other_part_of_the_reward_in_force(tmp_
     config = load_config(RlConfig, CONFIG, [function, "reward.workers=2", "reward.timeout_s=3"])
     assert config.reward.function == "mine:score"
     for other in ("answer=[2.0, -1.0]", "call_bonus=[0.1, -0.6]", 'require=["format"]'):
-        with pytest.raises(ConfigError, match=f"reward.{other.partition('=')[0]} = .* does nothing with reward"):
+        with pytest.raises(ConfigError, match=f"reward.{other.partition('=')[0]} = .* has no effect with reward"):
             load_config(RlConfig, CONFIG, [function, f"reward.{other}"])

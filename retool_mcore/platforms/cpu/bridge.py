@@ -23,7 +23,7 @@ NO_FUSION = {  # TransformerConfig enables these fused kernels by default, but t
 
 
 class _PlainTorchBridge(LLMBridge):
-    """Mixin for one of mbridge's bridges; it comes first."""
+    """Mixin for one of mbridge's bridges; list it before mbridge's class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # mbridge changes this class attribute for a tied model, which would affect the next model.

@@ -83,7 +83,7 @@ class Cpu(Platform):
                 "TORCHDYNAMO_DISABLE", "1", "Megatron-core would compile small functions: minutes of g++ without a gain"
             ),
             EnvVar("OMP_NUM_THREADS", "1", "one process per core; more threads than cores are slower", forced=False),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, each with a warning"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "forked workers lose its threads and print a warning"),
             EnvVar(
                 "HF_HUB_OFFLINE",
                 "1",

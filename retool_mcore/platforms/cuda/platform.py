@@ -84,7 +84,12 @@ class Cuda(Platform):
                 "VERL_PLATFORM", self.verl_platform, "selects verl's platform in processes without a visible device"
             ),
             EnvVar("PYTHONPATH", _python_path(), "finds our replacement of apex's kernel if apex is not installed"),
-            EnvVar("CUDA_DEVICE_MAX_CONNECTIONS", "1", "Megatron overlaps communication in launch order", forced=False),
+            EnvVar(
+                "CUDA_DEVICE_MAX_CONNECTIONS",
+                "1",
+                "Megatron overlaps communication only if kernels run in launch order",
+                forced=False,
+            ),
             EnvVar(
                 "SGLANG_JIT_DEEPGEMM_PRECOMPILE",
                 "0",
@@ -97,7 +102,7 @@ class Cuda(Platform):
                 "one grouped GEMM for the experts of a layer instead of one GEMM per expert",
                 forced=False,
             ),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, each with a warning"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "forked workers lose its threads and print a warning"),
         )
 
     def patches(self) -> Sequence[Patch]:

@@ -8,9 +8,9 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, same, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
-OWN_LORA = "the section [lora], because this trainer adds adapters without verl,"
+OWN_LORA = "the section [lora]"
 # Our bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
-GROUPED = "this trainer, whose bridge needs the weight names of the grouped expert layer,"
+GROUPED = "this trainer's bridge, which needs the grouped expert layer,"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
 OPTION = f"{TRANSFORMER}."  # verl passes these keys to Megatron's TransformerConfig
 

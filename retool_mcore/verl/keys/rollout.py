@@ -21,7 +21,7 @@ _SAMPLER = "trainer.v1.sampler."
 LENGTH = "rollout.max_response_tokens"
 NODES = "the section [cluster] and rollout.gpus"
 VALIDATION = "the section [validation]"
-WHOLE = "training, which has to sample from all tokens because the actor's log-probs assume that,"
+WHOLE = "training, whose log-probs assume samples from all tokens,"
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
     "sync": "retool_sync",
@@ -149,9 +149,9 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
 def _age_limit(train: RlTrain) -> int:
     """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
-    With "wait", verl waits for groups of that age and takes the oldest first. Up to
-    train.prefetch_batches batches may then be ahead of a group, and the group ages by one step
-    while the actor trains on each of them.
+    With "wait", verl waits for groups of that age and takes the oldest first. A group at the limit
+    may still queue behind train.prefetch_batches batches, and ages by one step for each, so the
+    limit is lower.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)

@@ -65,7 +65,7 @@ def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str
     """
     found = {key: setting for key in overrides if (setting := decided_by(key, decided))}
     if found:
-        listed = "; ".join(f"{key} = {overrides[key]!r}: {setting} decides it" for key, setting in found.items())
+        listed = "; ".join(f"{key} = {overrides[key]!r} ({setting} controls it)" for key, setting in found.items())
         raise ConfigError(
             f"{source}: [verl_overrides] refuses {listed}. Remove the raw key, and change that setting instead."
         )

@@ -30,8 +30,8 @@ def test_addresses_are_what_the_platforms_libraries_map(
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("folder.html", "error: a file is needed, but this is a folder (folder.html). Choose another path."),
-        ("file/x.html", "error: a folder is needed, but this is a file (file). Choose another path."),
+        ("folder.html", "error: expected a file, found a folder (folder.html). Choose another path."),
+        ("file/x.html", "error: expected a folder, found a file (file). Choose another path."),
         ("/proc/x.html", "error: permission denied (/proc/x.html). Choose another path"),
     ],
 )

@@ -35,7 +35,7 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
     assert scored[4] == {**rows[4], "extracted": "004", "correct": True, "reward": 1.0, "check_failed": False}
     assert scored[3] == {**rows[3], "extracted": None, "correct": False, "reward": -1.0, "check_failed": False}
     assert scored[7] == {**rows[7], "extracted": "007", "correct": False, "reward": -1.0, "check_failed": False}
-    assert "2000 rows, 3 correct, 667 without answer, 0 checks given up" in result.output.replace("\n", " ")
+    assert "2000 rows, 3 correct, 667 without answer, 0 failed checks" in result.output.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_check_that_was_given_up_is_told_in_its_row(tmp_path):
     result, out = run(tmp_path, "\n".join(map(json.dumps, rows)), "--timeout-s", "0.1")
     assert result.exit_code == 0, result.output
     assert [(row["correct"], row["check_failed"]) for _, row in read_jsonl(out)] == [(False, True), (True, False)]
-    assert "1 checks given up" in result.output.replace("\n", " ")
+    assert "1 failed checks" in result.output.replace("\n", " ")
 
 
 def test_a_row_with_an_empty_truth_is_told_and_the_others_are_judged(tmp_path):

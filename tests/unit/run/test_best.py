@@ -170,7 +170,7 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
         ),
         (["best.metric=val/accuracy", "validation.every=12"], "12 is not a multiple of checkpoint.every_steps = 8"),
         (["best.metric=val/accuracy", "validation.every=0"], "validation.every = 0"),
-        (["best.patience=[3, 0]"], "does nothing without best.metric"),
+        (["best.patience=[3, 0]"], "has no effect without best.metric"),
         (["best.metric=val/accuracy", "best.patience=[1.5, 0]"], "give a whole number of validations"),
     ],
 )

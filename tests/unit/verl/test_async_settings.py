@@ -27,8 +27,8 @@ def keys(config: RlConfig) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("train.mode=async",), 'train.mode = "async" and rollout.gpus = 0 exclude each other'),
-        (("rollout.gpus=1", "cluster.gpus_per_node=2"), 'train.mode = "sync" and rollout.gpus = 1 exclude each other'),
+        (("train.mode=async",), 'train.mode = "async" and rollout.gpus = 0 are incompatible'),
+        (("rollout.gpus=1", "cluster.gpus_per_node=2"), 'train.mode = "sync" and rollout.gpus = 1 are incompatible'),
         ((*ASYNC, "rollout.gpus=2"), "rollout.gpus = 2 leaves no GPU for training: [cluster] has 2 (1 nodes x 2). Low"),
         ((*ASYNC, "parallel.tp=2"), "= 2 does not divide the 1 GPUs of [cluster] (1 nodes x 2 less 1 of rollout.gpus)"),
         ((*ASYNC, "cluster.nodes=3"), "rollout.gpus = 1 is not a multiple of cluster.gpus_per_node = 2. With 3 nodes"),

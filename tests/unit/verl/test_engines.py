@@ -118,7 +118,7 @@ def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: 
     assert trainer.restart_lost_engines() == replicas
     assert trainer._restarts == 1 and replicas[0].starts == replicas[1].starts == [], "each of them as often as needed"
     trainer._lost = [Replica(2, RayActorError(), None)]
-    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 1 allows no restart"):
+    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 1 is used up"):
         trainer.restart_lost_engines()
 
 

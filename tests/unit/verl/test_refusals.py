@@ -38,7 +38,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 def test_several_calls_a_turn_need_a_protocol_that_has_them(tokenizer):
     both = ("rollout.calls_per_turn=all", "rollout.protocol=retool")
-    with pytest.raises(ConfigError, match="is cut at its first call"):
+    with pytest.raises(ConfigError, match="allows only one call per turn"):
         protocol_of(rollout_of(*both), tokenizer)
     hermes = protocol_of(rollout_of("rollout.calls_per_turn=all"), tokenizer)
     assert hermes.stop_token_ids == hermes.end_ids

@@ -33,12 +33,12 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
         (ACTOR + "use_rollout_log_probs", "true", 'algorithm.old_log_prob = "actor" or "rollout"'),
         (ACTOR + "optim.override_optimizer_config", "{adam_beta1=0.5}", "optim.betas"),
         ("critic.optim.lr", "1.0", "critic.lr"),
-        (ROLLOUT + "top_k", "50", "training, which has to sample from all tokens"),
+        (ROLLOUT + "top_k", "50", "training, whose log-probs assume samples from all tokens"),
         (ROLLOUT + "val_kwargs", "{n=3}", "the section [validation]"),
         ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
-        ("data.custom_cls.path", "mine.py", "this trainer, which replaces that part of verl, decides it"),
-        ("data.train_max_samples", "8", "this trainer, which replaces that part of verl, decides it"),
-        ("actor_rollout_ref.model.lora.rank", "8", "because this trainer adds adapters without verl"),
+        ("data.custom_cls.path", "mine.py", "this trainer's code for that part of verl controls it"),
+        ("data.train_max_samples", "8", "this trainer's code for that part of verl controls it"),
+        ("actor_rollout_ref.model.lora.rank", "8", "the section [lora] controls it"),
     ],
 )
 def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value: str, setting: str):
@@ -51,7 +51,7 @@ def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value
 
 def test_sft_refuses_its_own():
     config = load_config(SftConfig, SFT, ["verl_overrides.optim.betas=[0.5,0.6]", "verl_overrides.engine.dtype=int8"])
-    with pytest.raises(ConfigError, match=r"optim.betas decides it; engine.dtype = 'int8': model.dtype"):
+    with pytest.raises(ConfigError, match=r"optim.betas controls it; engine.dtype = 'int8': model.dtype"):
         sft_sections(config, get_platform("cpu"))
 
 
