@@ -8,7 +8,7 @@ from retool_mcore.config.base import PositiveFloat, Section
 
 
 class Experts(Section):
-    """How training routes tokens to the experts of an MoE model. A dense model refuses these settings.
+    """How training routes tokens to the experts of an MoE model. Dense models refuse them.
 
     parallel.ep distributes the experts over ranks. Transformer Engine computes the experts of a
     rank in one grouped GEMM. A CPU computes them one by one.

@@ -42,7 +42,7 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
         ),
         ('mask=["truncated"] old_log_prob=rollout importance_sampling=token', "fails on a micro-batch"),
         ("clip=[0.2,0.28,1]", "algorithm.clip = [0.2, 0.28, 1.0] is out of range. Give two numbers above 0, opt"),
-        ("clip=[0.2]", "algorithm.clip = [0.2]: give 2 or more"),
+        ("clip=[0.2]", "algorithm.clip = [0.2]: expected 2 or more"),
         ("importance_sampling=token importance_bounds=[1.5,2]", "Give a number from 0 to 1 and a number of at least 1"),
     ],
 )

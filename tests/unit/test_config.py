@@ -36,7 +36,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         ),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": expected a whole number'),
-        (SFT, "optim.lr=inf", "optim.lr = Infinity: a finite number is needed"),
+        (SFT, "optim.lr=inf", "optim.lr = Infinity: expected a finite number"),
         (SFT, "run.platform=tpu", "run.platform = \"tpu\": choose one of 'cpu', 'cuda' or 'ascend'"),
         (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
         (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
@@ -48,7 +48,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         ),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
-        (RL, "validation.files=[]", "validation.files = []: give 1 or more"),
+        (RL, "validation.files=[]", "validation.files = []: expected 1 or more"),
         (
             RL,
             "reward.answer=[1.0, 2.0]",
@@ -199,8 +199,8 @@ def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, cont
     [
         ("optim.lr=200", "optim.lr = 200: must be at most 1 (command line)."),
         ("train.steps='5'", 'train.steps = "5": expected a whole number, without quotes (command line).'),
-        ("validation.before=1", "validation.before = 1: true or false is needed, without quotes (command line)."),
-        ("run.name=5", 'run.name = 5: a string is needed, in quotes: "..." (command line).'),
+        ("validation.before=1", "validation.before = 1: expected true or false, without quotes (command line)."),
+        ("run.name=5", 'run.name = 5: expected a string, in quotes: "..." (command line).'),
         ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
         ("algorithm.name=gae", 'algorithm.name = "gae" is verl\'s name. Write algorithm.name = "ppo" (command line).'),
         ("checkpoint.resume=True", "checkpoint.resume=True: True is Python, not TOML. Write true."),

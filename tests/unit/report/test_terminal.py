@@ -82,7 +82,7 @@ def test_a_start_that_hangs_is_told(tmp_path: Path):
     run = write_run(tmp_path / "run")
     (run / "start.jsonl").write_text(f'{{"stage": "engines", "unix_s": {NOW_S}, "clock_s": 0}}\n')
     assert warned(run, NOW_S + 800) == []
-    assert "the start has been starting the rollout engines for 16 min 40 s" in warned(run, NOW_S + 1000)[0]
+    assert "the start has spent 16 min 40 s on one stage: starting the rollout engines" in warned(run, NOW_S + 1000)[0]
 
 
 def rising(first: float, last: float) -> list[dict[str, Any]]:
