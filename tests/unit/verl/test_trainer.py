@@ -121,7 +121,7 @@ def test_restarts_are_counted_by_row_and_bounded_by_the_run(tmp_path: Path):
     assert trainer.engine_metrics() == {"engine/restarts": 0.0}, "since the row before"
     trainer._count(RayActorError())
     assert trainer.engine_metrics() == {"engine/restarts": 1.0}
-    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 3 allows no restart"):
+    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 3 is used up"):
         trainer._count(RayActorError())
 
 

@@ -10,7 +10,7 @@ const SECTIONS = [
   ['Entropy and updates', /^(actor\/entropy|(actor\/)?(grad_norm|lr)|actor\/pg_clipfrac)$/],
   ['Seconds by phase', /^timing_s\/[^/]*$/],
   ['Throughput', /^(tokens_per_s|mfu|memory_gib)$/],
-  ['Drops and groups that taught nothing', /^(rollout\/|groups\/)/],
+  ['Drops and groups without learning signal', /^(rollout\/|groups\/)/],
 ];
 const LEAST_SPAN = 0.1;  // minimum range of an axis, as a share of the largest value
 const FONT = '11px system-ui, sans-serif';
