@@ -62,7 +62,7 @@ def test_a_whole_folder_stays_and_another_is_refused(made, file, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(made[0], folder)
     assert write_gguf_model(file, folder, "float32") is False
-    with pytest.raises(CheckpointError, match=r"was not made from .*'dtype': 'bfloat16'.*name another folder"):
+    with pytest.raises(CheckpointError, match=r"was not made from .*'dtype': 'bfloat16'.*Name another folder"):
         write_gguf_model(file, folder, "bfloat16")
     (folder / "gguf.json").unlink()
     with pytest.raises(CheckpointError, match="is not empty"):
