@@ -206,8 +206,8 @@ def all_commands() -> typer.Typer:
         ] = False,
     ) -> None: ...
 
-    rooms = (app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
-    for commands in rooms:
+    groups = (app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
+    for commands in groups:
         root.registered_commands.extend(commands.registered_commands)
     root.add_typer(config_app, name="config", help="Explain the keys of a run file; convert one from verl.")
     root.add_typer(data_app, name="data", help="Make, convert and check data sets.")
