@@ -82,7 +82,7 @@ def test_failures_of_several_looks_are_held_against_the_limit_together():
     found.looks, found.takes = [{"a": 2}, {"b": 3}], {"d": 4, "e": 4, "f": 4}
     assert found.sample(1, "train", 3)[1]["rollout/dropped"] == 3
     found.looks = [{"a": 2}, {"b": 2}]
-    with pytest.raises(RolloutError, match=r"4 of 12 trajectories of step 2 \(train\) were dropped, 33\.3%"):
+    with pytest.raises(RolloutError, match=r"4 of 12 trajectories of step 2 \(train\) were dropped \(33\.3%\)"):
         found.sample(2, "train", 3)
     found.looks = [{"a": 2}, {"b": 3}]
     assert found.sample(3, "train", 3)[1]["rollout/dropped"] == 3, "a step begins at 0"
