@@ -46,7 +46,7 @@ def test_a_trajectory_that_lost_its_group_is_left_out(scenarios: dict[str, Any])
 
 
 def test_too_many_drops_stop_the_run_with_the_arithmetic(scenarios: dict[str, Any]):
-    assert "1 of 8 trajectories of step 1 (train) were dropped, 12.5%" in scenarios["too many"]["error"]
+    assert "1 of 8 trajectories of step 1 (train) were dropped (12.5%)" in scenarios["too many"]["error"]
     assert "max_dropped_fraction = 10.0%" in scenarios["too many"]["error"]
 
 
@@ -98,7 +98,7 @@ def test_a_trajectory_that_failed_counts_where_verl_replaces_its_group(scenarios
 
 
 def test_too_many_failures_stop_a_run_that_replaces_groups(scenarios: dict[str, Any]):
-    assert "2 of 8 trajectories of step 1 (train) were dropped, 25.0%" in scenarios["too many failed"]["error"]
+    assert "2 of 8 trajectories of step 1 (train) were dropped (25.0%)" in scenarios["too many failed"]["error"]
 
 
 def test_a_resume_carries_no_trajectory_whose_prompt_is_gone(scenarios: dict[str, Any]):
