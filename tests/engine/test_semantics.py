@@ -10,8 +10,8 @@ malformed_calls    that many in a row that cannot be read; each before the last 
 tool_time          the interpreter's time is used up: the last result is not written
 dropped            engine or sandbox failed: no tokens of ours reach the batch, and no
                    text of the outage reaches the model
-A failing call, a call at a limit, a malformed call: text the model sees, loss 0, and the trajectory
-goes on.
+A failing call, a call at a limit, a malformed call: the model reads a text with loss 0, and the
+trajectory continues.
 """
 
 from dataclasses import replace
@@ -248,7 +248,7 @@ async def play_retool(tokenizer, sandbox, *script: str, limits: Limits = LIMITS)
 
 async def test_a_trajectory_in_one_message(tokenizer, sandbox):
     # The ">" of the comparison looks like the end of the tag: the engine stops there, and the turn
-    # goes on.
+    # continues.
     called = "Hm.\n" + block("if 2 > 1: print(412 + 967)")
     trajectory = await play_retool(tokenizer, sandbox, called, RETOOL_ANSWER)
     text = tokenizer.decode(trajectory.ledger.response_ids)
