@@ -30,7 +30,7 @@ def ended(tree: Path) -> int:
         "no:cacheprovider",
         "tests/unit/test_config.py",
         "-k",
-        "lowest_rate",
+        "min_lr_needs",
     ]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     return subprocess.run(argv, cwd=tree, env=environment, capture_output=True, check=False, timeout=300).returncode
@@ -38,7 +38,7 @@ def ended(tree: Path) -> int:
 
 def test_the_first_change_fails_passes_and_fails_again(tmp_path: Path):
     test, command, code, _ = blocks()
-    assert command.strip() == ".venv/bin/pytest tests/unit/test_config.py -k lowest_rate"
+    assert command.strip() == ".venv/bin/pytest tests/unit/test_config.py -k min_lr_needs"
     for folder in ("retool_mcore", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/unit").mkdir(parents=True)

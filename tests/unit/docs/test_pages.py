@@ -37,7 +37,7 @@ BLOCK = re.compile(r"(?<=\n\n)(?: {4,6}\S.*\n)(?:(?: {4}.*)?\n)*")
 NO_COMMANDS = {
     "problem ──> model writes code": "a drawing",
     "git clone <this repository>": "the address is the reader's",
-    "def test_a_lowest_rate": "Python of CONTRIBUTING's first change",
+    "def test_min_lr_needs": "Python of CONTRIBUTING's first change",
     "if self.min_lr and": "the same",
     "rollout.protocol =": "a setting whose module is the reader's",
     "from retool_mcore.": "Python of the reader's own package; tests/unit/rollout and tests/unit/reward run its like",
