@@ -41,13 +41,13 @@ QUARTER = "train.prompts_per_step=128"
 RUNS = (  # title, configuration, changes, hardware, mean length or None
     ("7B on 8 H200", RL_7B, "", "h200x8", None),
     ("14B on 8 H100", RL_7B, FOURTEEN, "h100x8", None),
-    ("the same, 128 prompts, 150 steps", RL_7B, f"{FOURTEEN} {QUARTER} train.steps=150", "h100x8", None),
+    ("14B on 8 H100, 128 prompts a step", RL_7B, f"{FOURTEEN} {QUARTER} train.steps=150", "h100x8", None),
     ("32B on 16 H100", RL_32B, "", "h100x16", None),
-    ("the same, 128 prompts", RL_32B, QUARTER, "h100x16", None),
-    ("the same, 128 prompts, 150 steps", RL_32B, f"{QUARTER} train.steps=150", "h100x16", None),
-    ("the same, 8 responses a prompt", RL_32B, "rollout.group_size=8", "h100x16", None),
-    ("the same, no old pass", RL_32B, "algorithm.old_log_prob=rollout", "h100x16", None),
-    ("the same, mean length 4,096", RL_32B, "", "h100x16", 4096.0),
+    ("32B on 16 H100, 128 prompts a step", RL_32B, QUARTER, "h100x16", None),
+    ("32B on 16 H100, 128 prompts a step", RL_32B, f"{QUARTER} train.steps=150", "h100x16", None),
+    ("32B on 16 H100, 8 responses a prompt", RL_32B, "rollout.group_size=8", "h100x16", None),
+    ("32B on 16 H100, `algorithm.old_log_prob=rollout`", RL_32B, "algorithm.old_log_prob=rollout", "h100x16", None),
+    ("32B on 16 H100, responses of 4,096 tokens on average", RL_32B, "", "h100x16", 4096.0),
 )
 
 
@@ -59,27 +59,26 @@ def planned(config: str, changes: str, hardware: str, mean_tokens: float | None 
 
 
 def memory() -> str:
-    rows = ["| change | weights | gradients | optimizer | activations | logits | in all | a step |", "|---" * 8 + "|"]
+    names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "total")
+    rows = [f"| change | {' | '.join(names)} | fits | step (s) |", "|---" * 10 + "|"]
     for change in CHANGES:
         plan = planned(SFT_7B, f"{PACKED} {change}", "")
-        parts = plan["train_gib"]
-        names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
-        message = " | ".join(f"{parts[name]:.1f}" for name in names)
-        fits = "" if plan["fits"] else ", does not fit"
-        rows.append(f"| {f'`{change}`' if change else 'none'} | {message}{fits} | {plan['step_s']:.2f} s |")
+        parts = " | ".join(f"{plan['train_gib'][name]:.1f}" for name in names)
+        fits = "yes" if plan["fits"] else "no"
+        rows.append(f"| {f'`{change}`' if change else 'none'} | {parts} | {fits} | {plan['step_s']:.2f} |")
     return "\n".join(rows)
 
 
 def duration() -> str:
-    rows = ["| run | configuration | a step | steps | in all |", "|---|---|---|---|---|"]
+    rows = ["| run | configuration | `--hardware` | step (s) | steps | total (hours) |", "|---" * 6 + "|"]
     for title, config, changes, hardware, mean_tokens in RUNS:
         plan = planned(config, changes, hardware, mean_tokens)
         assert plan["fits"], f"{title} does not fit: the page would plan what cannot run"
         hours = plan["total_hours"]
         steps = round(hours * 3600 / plan["step_s"])
-        name = f"`{Path(config).name}`" + (f" on `--hardware {hardware}`" if hardware not in config else "")
-        rows.append(f"| {title} | {name} | {plan['step_s']:,.0f} s | {steps} | {hours:,.0f} hours |")
-    changed = f"The 14B row has `{FOURTEEN}`."
+        device = "" if hardware in config else hardware
+        rows.append(f"| {title} | `{Path(config).name}` | {device} | {plan['step_s']:,.0f} | {steps} | {hours:,.0f} |")
+    changed = f"The 14B rows add `{FOURTEEN}`."
     return "\n".join([*rows, "", changed])
 
 
@@ -92,7 +91,7 @@ WATCHED = (  # metric, what it should do
     ("groups/all_right", "rise"),
     ("groups/all_wrong", "fall"),
     ("behavior/executable_fraction", "stay high"),
-    ("rollout_corr/kl", "stay where it is"),
+    ("rollout_corr/kl", "stay near its first value"),
 )
 
 
