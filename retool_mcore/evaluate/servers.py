@@ -176,7 +176,7 @@ class TokenSampler:
         """Notes for the user: a warning if the prompt format differs, then the first prompt."""
         protocol, case = self._protocol, work.case
         used = format_of_prompts((problem.messages for problem in work.problems), protocol.name if case.tool else "")
-        remedy = 'See "How a problem is put to the model" in docs/evaluation.md.'
+        remedy = 'See "Which prompt the model sees" in docs/evaluation.md.'
         yield from difference(case.model, used, case.name, remedy)
         prompt = decode(protocol.tokenizer, self._prompts[work.problems[0].id])
         yield f"the first prompt, as {case.name} sees it:\n{shown_prompt(prompt)}"
