@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "tool_and_reward.md"
 
 def commands(root: Path) -> list[list[str]]:
     """The words of each command, with ``root`` for the folder of runs."""
-    section = PAGE.read_text(encoding="utf-8").partition("### From own conversations to RL with two tools")[2]
+    section = PAGE.read_text(encoding="utf-8").partition("### From your own conversations to RL with two tools")[2]
     block = re.search(r"```bash\n(.*?)```", section, re.DOTALL)
     assert block is not None
     lines = block[1].replace("\\\n", " ").replace("runs/", f"{root}/").strip().splitlines()
