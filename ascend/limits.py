@@ -107,7 +107,7 @@ TABLE: tuple[Row, ...] = (
         cuda="SGLang",
         ascend="vLLM with vllm-ascend, through verl's vLLM server",
         kind="substituted",
-        reason="the same agent loop: the last token ends a turn, whatever the engine's stop reason is",
+        reason="the same agent loop: the last token decides whether a turn has ended, not the engine's stop reason",
         seen_in=VERL,
     ),
     Row(
