@@ -69,12 +69,12 @@ BASE: dict[str, Any] = {"tokens": ("<|endoftext|>",), "eos": "<|endoftext|>"}
 STYLES = [
     Style(name="Qwen2.5, Qwen2.5-Coder", file="qwen2.5", **QWEN),
     Style(name="Qwen2.5 with tags of several tokens", file="qwen2.5", tools="hermes"),
-    Style(name="Qwen3: an empty block of thinking", file="qwen3", **QWEN),
+    Style(name="Qwen3: an empty thinking block", file="qwen3", **QWEN),
     Style(name="Qwen3 with enable_thinking = false", file="qwen3", args={"enable_thinking": False}, **QWEN),
-    Style(name="Qwen3-Thinking: the prompt opens the thinking", file="qwen3_thinking", **QWEN),
+    Style(name="Qwen3-Thinking: the prompt opens the thinking block", file="qwen3_thinking", **QWEN),
     Style(name="Qwen3-Coder", file="qwen3_coder", **{**QWEN, "tools": "qwen3_coder"}),
     Style(
-        name="R1-Distill: the prompt opens the thinking, turns drop it",
+        name="R1-Distill: the prompt opens the thinking block, earlier turns drop it",
         file="r1_distill",
         tokens=("<s>", "</s>", "<|User|>", "<|Assistant|>"),
         plain_tokens=("<think>", "</think>"),
@@ -95,10 +95,10 @@ STYLES = [
     Style(name="SmolLM2: plain ChatML", file="plain_chatml"),
     Style(name='a base model with "chatml"', file="chatml", **QWEN),
     Style(name='a base model with "plain"', file="plain", **BASE),
-    Style(name="ChatML without its tokens: eos_token ends a turn", file="plain_chatml", **BASE),
-    Style(name="names and colons: eos_token ends a turn", file="colons", **BASE),
-    Style(name="text that changes with later turns", file="shifting", message="not stable"),
-    Style(name="no end of a turn, and no eos_token", file="colons", message="has no eos_token of one token", eos=None),
+    Style(name="ChatML without its special tokens: eos_token ends a turn", file="plain_chatml", **BASE),
+    Style(name="role names and colons: eos_token ends a turn", file="colons", **BASE),
+    Style(name="earlier text changes with later turns", file="shifting", message="not stable"),
+    Style(name="no end-of-turn token, no eos_token", file="colons", message="has no eos_token of one token", eos=None),
 ]
 TAKEN = [style for style in STYLES if not style.message]
 

@@ -8,15 +8,15 @@ FILE = Path(__file__).parents[2] / "configs" / "TEMPLATES.md"
 HEAD = """# Chat templates and call formats
 
 `python -m tests.golden.templates` writes this page from the list that
-`tests/unit/rollout/test_templates.py` tests. With each template, a rollout has the same tokens and loss
-mask as training on the same conversation. Any other stable template works, too. A run checks its template
-at the start and, if it is not stable, shows the shortest example. Text-only runs and `retool` need no tool
-turns in the template. If the template has no token that ends a turn, the tokenizer's eos_token ends it,
-in training and in rollouts.
+`tests/unit/rollout/test_templates.py` tests. With each of these templates, a rollout and training have the
+same tokens and loss mask for the same conversation. You can use any other stable template. A run checks its
+template at the start. If the template is not stable, the run shows the shortest example. Text-only runs and
+`retool` do not need tool turns in the template. If a template has no token that ends a turn, training and
+rollouts end turns with the tokenizer's eos_token.
 
-`rollout.protocol` sets the call format. With `hermes` and `qwen3_coder` the engine stops at the last
-token of `</tool_call>`, which may be one token or several. With `llama3` and `mistral` a call ends
-with its turn. If the template drops the text before a call, SFT refuses rows with such text: use
+`rollout.protocol` sets the call format. With `hermes` and `qwen3_coder`, the engine stops at the last
+token of `</tool_call>`, which may be one token or several. With `llama3` and `mistral`, a call ends
+with its turn. If a template drops the text before a call, SFT refuses rows with such text: use
 `retool` for them. The formats of DeepSeek, Kimi and others are not supported: use `retool` or your
 own class (`module:Name`).
 

@@ -30,7 +30,7 @@ ROW = {"messages": [QUESTION, {"role": "assistant", "content": "\\boxed{4}"}], "
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3")
-    tokenizer_in("Qwen3: an empty block of thinking").save_pretrained(folder)
+    tokenizer_in("Qwen3: an empty thinking block").save_pretrained(folder)
     return folder
 
 

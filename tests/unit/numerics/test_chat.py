@@ -16,7 +16,7 @@ from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from tests.plain_chatml import with_template
 from tests.template_styles import tokenizer_in
 
-QWEN25, QWEN3 = "Qwen2.5, Qwen2.5-Coder", "Qwen3: an empty block of thinking"
+QWEN25, QWEN3 = "Qwen2.5, Qwen2.5-Coder", "Qwen3: an empty thinking block"
 
 
 @pytest.fixture(scope="module", params=[QWEN25, "Qwen2.5 with tags of several tokens", QWEN3])

@@ -181,7 +181,8 @@ async def test_mistrals_results_carry_the_ids_that_the_model_gave():
     assert len(trajectory.turns[0].results) == 2
 
 
-R1, QWEN3 = "R1-Distill: the prompt opens the thinking, turns drop it", "Qwen3-Thinking: the prompt opens the thinking"
+R1 = "R1-Distill: the prompt opens the thinking block, earlier turns drop it"
+QWEN3 = "Qwen3-Thinking: the prompt opens the thinking block"
 
 
 @pytest.mark.parametrize("name", [R1, QWEN3])
@@ -199,7 +200,7 @@ def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str)
 
 
 def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
-    tokenizer = tokenizer_in("names and colons: eos_token ends a turn")
+    tokenizer = tokenizer_in("role names and colons: eos_token ends a turn")
     again = [QUESTION, {"role": "assistant", "content": "4\n\nyes"}, QUESTION, {"role": "assistant", "content": "5"}]
     rendered = render(again, None, tokenizer)
     question = f"user: {QUESTION['content']}\n"
