@@ -128,6 +128,15 @@ class EngineRestarts(PPOTrainer):
         self._watch, self._lost = Watch(), list[Any]()
         self.compare_weights()
 
+    def start_engines(self) -> None:
+        """Start the servers' processes, which import SGLang until verl constructs the servers."""
+        if self._watches and self._run.cluster.nodes == 1:
+            from retool_mcore.verl.sglang_server import create_servers
+
+            verls = self.config.actor_rollout_ref.rollout  # may differ from ours by [verl_overrides]
+            gpus = verls.tensor_model_parallel_size * verls.data_parallel_size * verls.pipeline_model_parallel_size
+            create_servers(self._run.serving_gpus() // gpus)
+
     def use_early_router(self) -> None:
         """Replace verl's router by ours, with the same engines. Ray then ends verl's router."""
         if self._router is not None:

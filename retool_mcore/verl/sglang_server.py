@@ -1,5 +1,8 @@
 """verl's SGLang replicas and servers, extended by a seed per replica, load metrics and restart.
 
+On one node, the servers' processes start and import SGLang while the training workers build the
+model (15 s on an H200 node). verl would start them afterwards.
+
 Import this module through ``runner.register_engine``: verl's SGLang modules need what verl installs
 there first.
 """
@@ -20,6 +23,7 @@ from sglang.srt.entrypoints.http_server import app
 from sglang.srt.managers.io_struct import CheckWeightsReqInput
 from sglang.srt.utils.auth import add_api_key_middleware
 from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
 
@@ -40,6 +44,12 @@ DEAD_POLL_S = 0.5
 
 class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
+
+    def __init__(self) -> None:
+        """Do nothing; ``construct`` calls verl's constructor, once the training workers exist."""
+
+    def construct(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         if key := engine_key():  # as SGLang's launch_server does for --api-key
@@ -131,6 +141,37 @@ def _log_failed_poll(poller: asyncio.Task[None]) -> None:
         logger.warning("stopped polling SGLang's load: %r", error)
 
 
+_early: dict[str, Any] = {}  # servers that verl has not asked for yet, by their names in Ray
+
+
+def create_servers(count: int) -> None:
+    """Start the processes of ``count`` replicas on this node, which then import SGLang."""
+    platform = get_platform()
+    environment = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
+    for rank in range(count):
+        name = f"sglang_server_{rank}_0"  # as in verl's SGLangReplica.launch_servers
+        options = {"runtime_env": {"env_vars": environment}, "name": name, "max_concurrency": MAX_CALLS}
+        _early[name] = ray.remote(MeasuredServer).options(**options).remote()
+
+
+class ServerClass:
+    """Imitates the Ray actor class from which verl creates a server, and returns an early one."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def options(self, **options: Any) -> ServerClass:
+        return ServerClass(**options)
+
+    def remote(self, **arguments: Any) -> Any:
+        """The server with this name, constructed with ``arguments``. Raises RayError if it died."""
+        server: Any = _early.pop(self._options["name"], None)
+        if server is None:  # on other nodes, and after a restart
+            server = ray.remote(MeasuredServer).options(**self._options).remote()
+        ray.get(server.construct.remote(**arguments))
+        return server
+
+
 class MeasuredReplica(SGLangReplica):
     """verl's n-th replica, with random_seed = run.seed + n.
 
@@ -140,7 +181,7 @@ class MeasuredReplica(SGLangReplica):
 
     def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(replica_rank, *args, **kwargs)
-        self.server_class = ray.remote(MeasuredServer)
+        self.server_class = ServerClass()
         self.config = copy.deepcopy(self.config)  # all replicas share the original
         self.config.engine_kwargs[SGLANG.name][SGLANG.seed_argument] += replica_rank
 

@@ -77,7 +77,7 @@ class RlRun(EngineRestarts):
     # ---------------------------------------------------------------- set-up
 
     def _init_resource_pool_mgr(self) -> None:
-        """Replace verl's training workers by ours; start the agent-loop workers and the router.
+        """Replace verl's training workers by ours; start agent-loop workers, engines and router.
 
         verl calls this after it has loaded the data sets and before it builds any worker.
         """
@@ -89,6 +89,7 @@ class RlRun(EngineRestarts):
             self.role_worker_mapping[role] = ray.remote(worker_class(verls, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         create_workers(self._run)
+        self.start_engines()
         rollout = self.config.actor_rollout_ref.rollout
         if not rollout.router_config_path:  # otherwise the user has configured another router
             self._router = create_router(self._run, full_determinism=rollout.full_determinism)

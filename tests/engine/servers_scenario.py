@@ -133,6 +133,28 @@ def loops(folder: str) -> dict[str, Any]:
     }
 
 
+def early_server(module: Any) -> dict[str, Any]:
+    """The server that verl gets for a name whose process runs already, and for another name."""
+
+    class Recording(module.MeasuredServer):
+        def construct(self, **arguments: Any) -> None:
+            self.arguments = arguments
+
+        def recorded(self) -> dict[str, Any]:
+            return self.arguments
+
+    module.MeasuredServer = Recording
+    module.create_servers(1)
+    [early] = module._early.values()
+    options = {"name": "sglang_server_0_0", "max_concurrency": 4}
+    first = module.ServerClass().options(**options).remote(replica_rank=0)
+    other = module.ServerClass().options(**{**options, "name": "sglang_server_1_0"}).remote(replica_rank=1)
+    return {
+        "same": [server._actor_id == early._actor_id for server in (first, other)],
+        "constructed": ray.get([server.recorded.remote() for server in (first, other)]),
+    }
+
+
 def main() -> dict[str, Any]:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -144,6 +166,7 @@ def main() -> dict[str, Any]:
     server: Any = ray.remote(busy).options(max_concurrency=room).remote()
     found: dict[str, Any] = {"started of 1536": controlled(server, 1536), "room": room}
     found |= {"seeds": seeds_of(sglang_server), "answers": answers(sglang_server)}
+    found["early"] = early_server(sglang_server)
     with tempfile.TemporaryDirectory() as folder:
         return {**found, "loops": loops(folder)}
 
