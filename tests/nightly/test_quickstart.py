@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retool_mcore import quickstart
 from retool_mcore.quickstart import StageFailed, Stages
 
 
@@ -38,17 +37,6 @@ def test_a_failed_stage_shows_the_end_of_its_log_and_is_run_again(tmp_path: Path
     assert (tmp_path / "logs" / "fail.log").read_text() == "the reason\n"
 
 
-def test_progress_is_asked_for_while_a_stage_runs(tmp_path: Path):
-    seen: list[int] = []
-
-    def watch() -> tuple[int, int | None, str]:
-        seen.append(1)
-        return len(seen), 10, "word"
-
-    stages(tmp_path).run("wait", "waiting", "-c", "import time; time.sleep(1.2)", watch=watch)
-    assert len(seen) >= 2
-
-
 def test_killing_the_quickstart_ends_its_command(tmp_path: Path):
     """The commands that a stage starts ask for SIGTERM when their parent dies, however it dies."""
     child = (
@@ -72,27 +60,3 @@ def test_killing_the_quickstart_ends_its_command(tmp_path: Path):
     while Path(f"/proc/{children[0]}").exists():
         assert time.monotonic() < deadline_s, os.listdir(f"/proc/{children[0]}")
         time.sleep(0.1)
-
-
-def test_a_log_has_a_line_for_each_stage_and_one_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quickstart, "LINE_EVERY_S", 1.0)
-    log = tmp_path / "out"
-    with log.open("w") as file:
-        made = Stages(tmp_path, Console(file=file, width=80))
-        watch = iter(range(1, 100))
-        command = ("-c", "import time; time.sleep(2.6)")
-        made.run("wait", "waiting", *command, watch=lambda: (next(watch), 10, "step 3/10, loss 0.5"))
-        made.run("short", "no watch", "-c", "pass")
-    lines = log.read_text().splitlines()
-    assert lines[0] == f"   starts     waiting; log: {tmp_path}/logs/wait.log"
-    [second] = [number for number, line in enumerate(lines) if "no watch; log" in line]
-    said, ended = lines[1 : second - 1], lines[second - 1]
-    assert len(said) >= 2 and all(line.endswith("s ... waiting: step 3/10, loss 0.5") for line in said)
-    assert ended.endswith("s     waiting") and lines[-1].endswith("s     no watch")
-
-
-def test_a_terminal_has_a_bar_and_no_such_lines(tmp_path: Path):
-    log = tmp_path / "out"
-    with log.open("w") as file:
-        Stages(tmp_path, Console(file=file, force_terminal=True, width=80)).run("short", "no watch", "-c", "pass")
-    assert "starts" not in log.read_text() and "no watch" in log.read_text()

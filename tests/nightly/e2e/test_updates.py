@@ -117,22 +117,6 @@ def rows_of(updates: list[list[dict[str, Any]]]) -> list[list[list[list[int]]]]:
     return [[part["rows"] for part in sorted(update, key=lambda part: part["rank"])] for update in updates]
 
 
-def test_the_engines_log_probabilities_can_be_the_old_ones_and_the_gap_is_still_measured(
-    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
-):
-    """In four updates a step, of which the first alone has the weights that were sampled with."""
-    settings = ("train.mini_batch_prompts=4", "algorithm.old_log_prob=rollout", "algorithm.importance_sampling=token")
-    rows = train(tmp_path, mark, monkeypatch, *settings)
-    for row in rows:
-        assert row["actor/grad_norm"] > 0.0
-        assert 0.0 < row["mismatch/max"] <= 1e-4, (
-            "of the first update's own forward pass, not of the engine with itself"
-        )
-        assert 0.0 < row["training/rollout_probs_diff_max"] <= 1e-4
-        assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
-        assert row["timing_s/old_log_prob"] < 0.5 * row["timing_s/update_actor"]
-
-
 def dealt(root: Path, step: int, updates: int) -> list[set[str]]:
     """The problems of each update of a step by the run's seed, whatever the order in which
     responses ended.

@@ -20,12 +20,12 @@ class Scripts:
         self.run_dir = folder / "runs" / "one"
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def does(self, command: str, what: str) -> None:
-        """Say in the shell's language what a command of fake_python.sh does."""
+    def replace(self, command: str, what: str) -> None:
+        """Replace a command of fake_python.sh by this shell code."""
         (self.folder / command).write_text(what + "\n", encoding="utf-8")
 
     def start(self, script: str, name: str = "log", **env: str) -> subprocess.Popen[bytes]:
-        given = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RETOOL_", "RAY_"))}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RETOOL_", "RAY_"))}
         config = "configs/sft_tiny_cpu.toml" if script == SFT else "configs/rl_tiny_cpu.toml"
         root, nodes = env.get("FAKE_ROOT", self.folder / "runs"), env.get("FAKE_NODES", "1")
         words = [f"run.root={root}", "run.name=one", f"cluster.nodes={nodes}", "cluster.gpus_per_node=1"]
@@ -39,7 +39,7 @@ class Scripts:
                 # What a shell starts in its background ignores SIGINT: pytest may be there.
                 ["env", "--default-signal=INT", "bash", script, *words],
                 cwd=ROOT,
-                env={**given, "PYTHONPATH": str(ROOT), **own, **env},
+                env={**inherited, "PYTHONPATH": str(ROOT), **own, **env},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -52,7 +52,7 @@ class Scripts:
         file = self.folder / "calls"
         return [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
 
-    def said(self, name: str = "log") -> str:
+    def output(self, name: str = "log") -> str:
         return (self.folder / name).read_text(encoding="utf-8")
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 300) -> None:

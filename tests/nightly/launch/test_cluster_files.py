@@ -5,7 +5,6 @@ Nothing of it runs on its real system here. The Slurm job runs with stand-ins fo
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,48 +18,13 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "launch"
-FILES = ["Dockerfile", "retool.def", "slurm.sbatch", "kuberay.yaml", "skypilot.yaml"]
 CONSTRAINTS = (ROOT / "retool_mcore" / "platforms" / "cuda" / "constraints.txt").read_text(encoding="utf-8")
-# sbatch(1): the options of a job that asks for nodes, GPUs and a second start.
-SBATCH = {
-    "account", "array", "begin", "chdir", "comment", "constraint", "container", "cpus-per-gpu", "cpus-per-task",
-    "deadline", "dependency", "error", "exclude", "exclusive", "export", "gpu-bind", "gpus", "gpus-per-node",
-    "gpus-per-task", "gres", "hint", "hold", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user",
-    "mem", "mem-per-cpu", "mem-per-gpu", "no-requeue", "nodelist", "nodes", "ntasks", "ntasks-per-gpu",
-    "ntasks-per-node", "open-mode", "output", "partition", "prefer", "priority", "qos", "requeue", "reservation",
-    "signal", "spread-job", "switches", "threads-per-core", "time", "time-min", "tmp", "wait-all-nodes", "wckey",
-}  # fmt: skip
-# KubeRay 1.6's API reference and Kubernetes' PodSpec, as far as a training job has use for them.
-JOB = {
-    "activeDeadlineSeconds", "backoffLimit", "entrypoint", "entrypointNumCpus", "entrypointNumGpus", "managedBy",
-    "metadata", "rayClusterSpec", "runtimeEnvYAML", "shutdownAfterJobFinishes", "submissionMode",
-    "submitterPodTemplate", "suspend", "ttlSecondsAfterFinished",
-}  # fmt: skip
-CLUSTER = {"authOptions", "enableInTreeAutoscaling", "headGroupSpec", "rayVersion", "workerGroupSpecs"}
-GROUP = {"groupName", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams", "replicas", "template"}
-POD = {"affinity", "containers", "hostNetwork", "nodeSelector", "securityContext", "tolerations", "volumes"}
-CONTAINER = {
-    "args", "command", "env", "image", "imagePullPolicy", "livenessProbe", "name", "ports", "readinessProbe",
-    "resources", "securityContext", "startupProbe", "volumeMounts", "workingDir",
-}  # fmt: skip
-# SkyPilot's task, and its resources.
-TASK = {
-    "config",
-    "envs",
-    "file_mounts",
-    "name",
-    "num_nodes",
-    "resources",
-    "run",
-    "secrets",
-    "setup",
-    "volumes",
-    "workdir",
-}
-RESOURCES = {
-    "accelerators", "any_of", "autostop", "cpus", "disk_size", "image_id", "infra", "instance_type", "job_recovery",
-    "memory", "network_tier", "use_spot",
-}  # fmt: skip
+FIELDS = tomllib.loads(Path(__file__).with_name("cluster_fields.toml").read_text(encoding="utf-8"))
+
+
+def fields(system: str, of: str = "") -> set[str]:
+    """The fields that a system knows, of one of its tables."""
+    return set((FIELDS[system][of] if of else FIELDS[system]).split())
 
 
 def read(name: str) -> str:
@@ -105,28 +69,7 @@ def config_of(text: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_each_says_in_its_head_what_was_run(name: str):
-    text = read(name)
-    head = [line for line in text.splitlines()[:36] if line.startswith("#")]
-    assert any(line.startswith("# Status: ") for line in head)
-    for path in re.findall(r"\b(?:launch|configs|tests|retool_mcore)/[\w./-]+\.\w+", text):
-        assert (ROOT / path).is_file(), path
-    assert not re.search(r"\b(token|password|secret|key)\s*[:=]\s*['\"]?\w{16,}", text, re.I)
-
-
 # Docker and Apptainer
-
-
-def test_the_image_is_made_of_named_versions_and_ends_as_an_ordinary_user():
-    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "CMD"}
-    assert {name for name, _ in instructions()} <= known
-    for image in base_images():
-        assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-\w+-ubuntu\d+\.\d+", image), image  # the default registry
-    assert "devel" in base_images()[0] and len(base_images()) == 2
-    assert not re.search(r":latest\b", read("Dockerfile") + read("retool.def"))
-    assert not re.search(r"^(0|root)\b", of("USER")[-1]) and of("USER")[-1][0].isdigit()
-    assert f"--uid {of('USER')[-1].split(':')[0]} " in " ".join(of("RUN")) + " "
 
 
 def test_what_the_image_copies_and_calls_is_there():
@@ -155,25 +98,12 @@ def test_the_image_has_the_python_and_cuda_of_the_constraints():
     for image in [*base_images(), *re.findall(r"docker:(\S+)", read("skypilot.yaml"))]:
         assert image.startswith(f"nvidia/cuda:{major_minor}."), image
     assert set(re.findall(r"cuda-minimal-build-(\d+-\d+)", read("Dockerfile"))) == {major_minor.replace(".", "-")}
-    assert f"torch {'.'.join(pinned('torch').split('.')[:2])}'s CUDA is {major_minor}" in read("Dockerfile")
+    assert f"torch {'.'.join(pinned('torch').split('.')[:2])} uses CUDA {major_minor}." in read("Dockerfile")
     for name in ("Dockerfile", "skypilot.yaml"):
         assert set(re.findall(r"python(3\.\d+)", read(name))) == {"3.12"}
     # glibc: what the wheels were resolved for, and what Ubuntu has
     glibc = tuple(map(int, re.findall(r"manylinux_(\d+)_(\d+)", CONSTRAINTS)[0]))
     assert {"22.04": (2, 35), "24.04": (2, 39)}[base_images()[-1].rpartition("ubuntu")[2]] >= glibc
-
-
-def test_the_build_sends_no_environment_runs_or_history():
-    ignored = set(read("Dockerfile.dockerignore").splitlines())
-    assert {".git", ".venv", ".env", "/data", "/runs"} <= ignored
-    assert not ignored & {"Makefile", "pyproject.toml", "README.md", "LICENSE", "launch", "configs"}
-
-
-def test_hadolint_has_no_complaint():
-    if (hadolint := shutil.which("hadolint")) is None:
-        pytest.skip("hadolint is not installed")
-    ignored = ["--ignore", "DL3008"]  # apt packages without versions: Ubuntu keeps only the newest
-    subprocess.run([hadolint, *ignored, LAUNCH / "Dockerfile"], check=True)
 
 
 def test_apptainer_starts_from_the_image_that_docker_built():
@@ -227,13 +157,13 @@ def test_every_option_is_one_of_sbatch():
     text = read("slurm.sbatch")
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.M))
     assert len(options) == text.count("\n#SBATCH")
-    assert set(options) <= SBATCH
+    assert set(options) <= fields("sbatch")
     first_command = text.index("\nset -")
     assert text.rindex("#SBATCH") < first_command  # sbatch reads no further
     cluster = config_of(str(re.search(r"SCRIPT:=(\S+)\}", text)[0]))["cluster"]  # type: ignore[index]
     assert (int(options["nodes"]), int(options["gpus-per-node"])) == (cluster["nodes"], cluster["gpus_per_node"])
     assert options["ntasks-per-node"] == "1" and options["open-mode"] == "append" and "requeue" in options
-    assert options["signal"].startswith("B:USR1@") and "trap again USR1" in text
+    assert options["signal"].startswith("B:USR1@") and "trap requeue USR1" in text
 
 
 def test_the_job_runs_any_script_and_configuration(tmp_path: Path):
@@ -247,7 +177,7 @@ def test_the_job_runs_any_script_and_configuration(tmp_path: Path):
 
 
 @pytest.mark.parametrize("image", ["", "retool.sif"])
-def test_each_node_of_the_job_knows_its_place(tmp_path: Path, image: str):
+def test_each_node_of_the_job_has_its_rank(tmp_path: Path, image: str):
     config = "configs/rl_qwen2.5_32b_h100x16.toml"
     # In a container is no scontrol.
     hide = f"rm {tmp_path}/scontrol 2>/dev/null; " if image else ""
@@ -275,30 +205,13 @@ def test_a_job_whose_time_is_up_ends_its_run_and_is_queued_again(tmp_path: Path,
         assert time.monotonic() < end_s and job.poll() is None
         time.sleep(0.1)
     job.send_signal(signal.SIGUSR1)
-    _, told = job.communicate(timeout=300)
+    _, stderr = job.communicate(timeout=300)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (tmp_path / "ended").read_text().split() == ["ended", "ended"]
     assert not [call for call in calls if call.startswith("scancel")], "it would end Ray under a run that saves"
     again = restarts == "0"
-    assert job.returncode == (0 if again else 1), told
+    assert job.returncode == (0 if again else 1), stderr
     assert ("scontrol requeue 7" in calls) == again
-
-
-@pytest.mark.parametrize(("restarts", "wait_s"), [("0", "30"), ("1", "120")])
-def test_a_start_of_a_job_that_was_queued_again_gives_the_old_one_time_to_end(
-    tmp_path: Path, restarts: str, wait_s: str
-):
-    script = tmp_path / "wait.sh"
-    script.write_text("""$PYTHON -c 'from launch.nodes import number; print("waits", number("LOCK_WAIT_S"), "s")'\n""")
-    done = submit(slurm(tmp_path, 1, SCRIPT=str(script), SLURM_RESTART_COUNT=restarts))
-    assert f"waits {wait_s} s" in done.stdout, done.stderr
-
-
-def test_a_run_that_fails_is_not_queued_again(tmp_path: Path):
-    script = tmp_path / "run.sh"
-    script.write_text("exit 3\n")
-    done = submit(slurm(tmp_path, SCRIPT=str(script)))
-    assert done.returncode == 3 and "requeue" not in (tmp_path / "calls").read_text()
 
 
 # Kubernetes
@@ -311,16 +224,28 @@ def test_the_ray_job_has_only_fields_that_kuberay_knows():
     }  # fmt: skip
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,45}[a-z0-9])?", job["metadata"]["name"])
     spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
-    assert set(spec) <= JOB and set(cluster) <= CLUSTER and "runtimeEnvYAML" not in spec
+    assert (
+        set(spec) <= fields("kuberay", "job")
+        and set(cluster) <= fields("kuberay", "cluster")
+        and "runtimeEnvYAML" not in spec
+    )
     assert spec["submissionMode"] in {"K8sJobMode", "HTTPMode", "SidecarMode"} and spec["shutdownAfterJobFinishes"]
-    assert set(cluster["headGroupSpec"]) <= GROUP - {"groupName", "replicas", "minReplicas", "maxReplicas"}
+    assert set(cluster["headGroupSpec"]) <= fields("kuberay", "group") - {
+        "groupName",
+        "replicas",
+        "minReplicas",
+        "maxReplicas",
+    }
     for group in cluster["workerGroupSpecs"]:
-        assert set(group) <= GROUP and group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+        assert (
+            set(group) <= fields("kuberay", "group")
+            and group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+        )
     for pod in pods():
-        assert set(pod) <= {"metadata", "spec"} and set(pod["spec"]) <= POD
+        assert set(pod) <= {"metadata", "spec"} and set(pod["spec"]) <= fields("kuberay", "pod")
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         for container in pod["spec"]["containers"]:
-            assert set(container) <= CONTAINER
+            assert set(container) <= fields("kuberay", "container")
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
@@ -342,7 +267,7 @@ def test_the_ray_job_has_the_nodes_of_its_configuration_and_the_ray_of_the_const
     assert cluster["rayVersion"] == pinned("ray") and cluster["authOptions"] == {"mode": "token"}
 
 
-def test_the_sandbox_of_each_pod_is_the_one_that_the_run_asks():
+def test_the_run_calls_the_sandbox_of_its_pod():
     entrypoint = yaml.safe_load(read("kuberay.yaml"))["spec"]["entrypoint"]
     config = config_of(entrypoint)
     url = str(re.search(r'sandbox\.where=\["(\S+)"\]', entrypoint)[1])  # type: ignore[index]
@@ -380,7 +305,11 @@ def test_the_entrypoint_is_shell_whose_commands_get_the_setting_whole(tmp_path: 
 
 def test_the_sky_task_starts_a_launch_script_on_each_node(tmp_path: Path):
     task = yaml.safe_load(read("skypilot.yaml"))
-    assert set(task) <= TASK and set(task["resources"]) <= RESOURCES and task["workdir"] == "."
+    assert (
+        set(task) <= fields("skypilot", "task")
+        and set(task["resources"]) <= fields("skypilot", "resources")
+        and task["workdir"] == "."
+    )
     cluster = config_of(task["run"])["cluster"]
     assert task["num_nodes"] == cluster["nodes"]
     assert int(task["resources"]["accelerators"].partition(":")[2]) == cluster["gpus_per_node"]
@@ -397,3 +326,20 @@ def test_the_sky_task_starts_a_launch_script_on_each_node(tmp_path: Path):
     command = ["/bin/bash", "-c", task["run"]]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "rank 1 of 10.0.0.1"
+
+
+@pytest.mark.parametrize(("restarts", "wait_s"), [("0", "30"), ("1", "120")])
+def test_a_start_of_a_job_that_was_queued_again_gives_the_old_one_time_to_end(
+    tmp_path: Path, restarts: str, wait_s: str
+):
+    script = tmp_path / "wait.sh"
+    script.write_text("""$PYTHON -c 'from launch.nodes import number; print("waits", number("LOCK_WAIT_S"), "s")'\n""")
+    done = submit(slurm(tmp_path, 1, SCRIPT=str(script), SLURM_RESTART_COUNT=restarts))
+    assert f"waits {wait_s} s" in done.stdout, done.stderr
+
+
+def test_a_run_that_fails_is_not_queued_again(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("exit 3\n")
+    done = submit(slurm(tmp_path, SCRIPT=str(script)))
+    assert done.returncode == 3 and "requeue" not in (tmp_path / "calls").read_text()

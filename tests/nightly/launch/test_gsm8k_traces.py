@@ -14,7 +14,7 @@ from traces import build
 
 
 def gsm8k_train() -> Path | None:
-    """The whole training set: RETOOL_DATA, or the folder shared/data beside the repository."""
+    """The whole training set: RETOOL_DATA, or shared/data next to the repository."""
     folder = Path(os.environ.get("RETOOL_DATA", Path(__file__).parents[4] / "shared" / "data"))
     path = folder / "gsm8k" / "train.jsonl"
     return path if path.is_file() else None

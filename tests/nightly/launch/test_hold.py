@@ -2,13 +2,11 @@
 
 import fcntl
 import os
-import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from retool_mcore.run.folder import lock_run
 from tests.nightly.launch.scripts import RL, RL_ONE, SFT, Scripts
 
 LASTS = "sleep 100 & wait"
@@ -27,15 +25,15 @@ def all_files(folder: Path) -> dict[str, tuple[int, int]]:
     ("script", "env"), [(RL_ONE, {}), (SFT, {}), (RL, {"FAKE_NODES": "2", "NODE_RANK": "0"})], ids=["rl", "sft", "two"]
 )
 def test_a_second_start_is_refused_and_touches_nothing(scripts: Scripts, script: str, env: dict[str, str]):
-    scripts.does("run", LASTS)
+    scripts.replace("run", LASTS)
     first = scripts.start(script, **env)
     scripts.until(lambda: "run" in scripts.calls(), "the first runs")
     before = [all_files(scripts.folder / part) for part in ("runs", "sandbox")]
     called = scripts.calls()
     second = scripts.start(script, "second", **env)
     assert second.wait(timeout=300) == 2
-    assert f"runs/one is in use by process {first.pid} on " in scripts.said("second")
-    assert "Wait for it, stop it, or set another run.name." in scripts.said("second")
+    assert f"runs/one is in use by process {first.pid} on " in scripts.output("second")
+    assert "Wait for it, stop it, or set another run.name." in scripts.output("second")
     assert [all_files(scripts.folder / part) for part in ("runs", "sandbox")] == before
     assert scripts.calls() == called, "not even preflight looks"
     assert first.poll() is None
@@ -43,22 +41,22 @@ def test_a_second_start_is_refused_and_touches_nothing(scripts: Scripts, script:
 
 def test_the_second_node_of_a_second_start_is_refused(scripts: Scripts):
     """Else it would join the Ray of the first, or its ranks."""
-    scripts.does("run", LASTS)
+    scripts.replace("run", LASTS)
     env = {"FAKE_NODES": "2"}
     scripts.start(SFT, **env, NODE_RANK="0")
     scripts.until(lambda: "run" in scripts.calls(), "the first runs")
     with (scripts.run_dir / ".lock.node1").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert scripts.start(SFT, "second", **env, NODE_RANK="1").wait(timeout=300) == 2
-    assert "is in use by process unknown" in scripts.said("second")
+    assert "is in use by process unknown" in scripts.output("second")
 
 
 def test_a_requeue_that_overlaps_the_old_job_waits_for_it(scripts: Scripts):
-    scripts.does("run", SLOW_TO_END.format(1))
+    scripts.replace("run", SLOW_TO_END.format(1))
     first = scripts.start(RL_ONE)
     scripts.until(lambda: "run" in scripts.calls(), "the first runs")
     second = scripts.start(RL_ONE, "second", LOCK_WAIT_S="60")
-    scripts.until(lambda: "waiting up to 60 s for it to end" in scripts.said("second"), "the second waits")
+    scripts.until(lambda: "waiting up to 60 s for it to end" in scripts.output("second"), "the second waits")
     first.terminate()
     assert first.wait(timeout=300) == 143
     scripts.until(lambda: scripts.calls().count("run") == 2, "the second runs")
@@ -68,7 +66,7 @@ def test_a_requeue_that_overlaps_the_old_job_waits_for_it(scripts: Scripts):
 
 
 def test_what_a_killed_script_left_has_ended_before_the_next_begins(scripts: Scripts):
-    scripts.does("run", SLOW_TO_END.format(2))
+    scripts.replace("run", SLOW_TO_END.format(2))
     first = scripts.start(RL_ONE)
     scripts.until((scripts.folder / "order").exists, "the first runs")
     os.kill(first.pid, signal.SIGKILL)
@@ -79,38 +77,6 @@ def test_what_a_killed_script_left_has_ended_before_the_next_begins(scripts: Scr
     assert (scripts.folder / "order").read_text().split() == ["began", "ended", "began"]
 
 
-def test_a_run_that_no_script_has_started_is_not_touched_either(scripts: Scripts):
-    with lock_run(scripts.run_dir):
-        assert scripts.start(RL_ONE).wait(timeout=300) == 2
-    assert f"is in use by process {os.getpid()} on " in scripts.said() and not scripts.calls()
-
-
-def test_runs_of_one_name_in_two_roots_do_not_take_each_others_sandbox(scripts: Scripts):
-    scripts.does("run", LASTS)
-    scripts.start(RL_ONE)
-    scripts.until(lambda: "run" in scripts.calls(), "the first runs")
-    before = all_files(scripts.folder / "sandbox")
-    second = scripts.start(RL_ONE, "second", FAKE_ROOT=str(scripts.folder / "other"))
-    assert second.wait(timeout=300) == 2
-    assert "sandbox/one is in use by process" in scripts.said("second")
-    assert all_files(scripts.folder / "sandbox") == before
-
-
-def test_a_dry_run_leaves_the_ray_of_a_run_alone(scripts: Scripts):
-    """Its folder is the one that a dry run names."""
-    env = {"FAKE_NODES": "2", "NODE_RANK": "0", "DRY_RUN": "1"}
-    assert scripts.start(RL, "first", **env).wait(timeout=300) == 0
-    found = re.search(r"--temp-dir (\S+)", scripts.said("first"))
-    assert found
-    folder = Path(found[1])
-    folder.mkdir(parents=True)
-    try:
-        assert scripts.start(RL, "second", **env).wait(timeout=300) == 0
-        assert folder.exists() and not scripts.run_dir.exists()
-    finally:
-        folder.rmdir()
-
-
 def test_a_recipe_that_runs_already_is_not_touched(scripts: Scripts):
     script, out = scripts.folder / "recipe.sh", scripts.folder / "out"
     script.write_text(f"OUT={out}; source launch/stages.sh; stage one {out}/made touch {out}/made")
@@ -118,5 +84,5 @@ def test_a_recipe_that_runs_already_is_not_touched(scripts: Scripts):
     with (out / ".lock.stages").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert scripts.start(str(script)).wait(timeout=300) == 2
-    assert "/out is in use by process" in scripts.said() and not (out / "made").exists()
+    assert "/out is in use by process" in scripts.output() and not (out / "made").exists()
     assert scripts.start(str(script)).wait(timeout=300) == 0 and (out / "made").exists()

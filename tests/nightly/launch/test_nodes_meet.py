@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int):
-    scripts.does("run", RANKS)
+def test_both_nodes_join_again_after_a_lost_rank(scripts: Scripts, lost: int):
+    scripts.replace("run", RANKS)
     env = {
         "FAKE_NODES": "2",
         "TORCH_PORT": str(free_port()),
@@ -28,18 +28,18 @@ def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int)
     scripts.until(lambda: len(met.read_text().split()) == 4, "both meet again", 90)
     (scripts.folder / "end").touch()
     assert [node.wait(timeout=300) for node in nodes] == [0, 0]
-    other = scripts.said(f"log{1 - lost}")
+    other = scripts.output(f"log{1 - lost}")
     assert "error: another rank has ended" in other or "error: rank 1: another rank has ended" in other
     assert "the run failed (exit code 3); restart 1 of RESTARTS = 1" in other
 
 
-def test_a_node_that_never_comes_is_told_in_one_line(scripts: Scripts):
-    scripts.does("run", RANKS)
+def test_a_node_that_never_joins_is_one_error(scripts: Scripts):
+    scripts.replace("run", RANKS)
     env = {"FAKE_NODES": "2", "TORCH_PORT": str(free_port()), "NODES_WAIT_S": "2"}
     first = scripts.start(SFT, NODE_RANK="0", **env)
     scripts.until(lambda: "run" in scripts.calls(), "it runs")
     began_s = time.monotonic()
     assert first.wait(timeout=300) == 3
     assert time.monotonic() - began_s < 40
-    errors = [line for line in scripts.said().splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "not all nodes connected" in errors[0] and "Traceback" not in scripts.said()
+    errors = [line for line in scripts.output().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "not all nodes connected" in errors[0] and "Traceback" not in scripts.output()

@@ -25,8 +25,8 @@ NODE_0 = '"$REAL_PYTHON" -c "$DRIVER" >$FAKE/workers; until [ -e $FAKE/end ]; do
 def test_two_nodes_join_and_the_second_leaves_within_ten_seconds(scripts: Scripts):
     port = next(each for each in iter(free_port, None) if each >= 20_000)  # its workers take those below
     mark = uuid.uuid4().hex
-    scripts.does("ray", 'exec "$REAL_PYTHON" "$@"')
-    scripts.does("run", NODE_0)
+    scripts.replace("ray", 'exec "$REAL_PYTHON" "$@"')
+    scripts.replace("run", NODE_0)
     env = {
         MARK: mark,
         "FAKE_NODES": "2",
@@ -39,7 +39,7 @@ def test_two_nodes_join_and_the_second_leaves_within_ten_seconds(scripts: Script
     folders = [str(scripts.folder / f"sandbox{rank}") for rank in (0, 1)]  # two real nodes share none
     head = scripts.start(RL, "log0", NODE_RANK="0", SANDBOX_DIR=folders[0], **env)
     second = scripts.start(RL, "log1", NODE_RANK="1", SANDBOX_DIR=folders[1], **env)
-    scripts.until(lambda: "serves until node 0 leaves" in scripts.said("log1"), "both have joined", 120)
+    scripts.until(lambda: "serves until node 0 leaves" in scripts.output("log1"), "both have joined", 120)
     ray_folders = [ray_folder_name(scripts.run_dir, rank) for rank in (0, 1)]
     assert all((folder / "session_latest").exists() for folder in ray_folders)
     scripts.until(lambda: (scripts.folder / "workers").read_text().strip(), "a driver has come and gone", 120)

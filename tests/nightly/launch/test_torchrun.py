@@ -12,7 +12,7 @@ import pytest
 
 from retool_mcore.cli import torchrun
 
-# A rank: it says how often it was asked, and ends by itself after the second or after a while.
+# A rank: it exits with the code of its first signal, or after some seconds.
 RANK = """
 import signal, sys, time
 heard = []
@@ -72,7 +72,7 @@ def me(number: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_ranks_hear_of_a_signal_once(monkeypatch: pytest.MonkeyPatch, number: int, code: int):
+def test_ranks_get_a_signal_once(monkeypatch: pytest.MonkeyPatch, number: int, code: int):
     """timeout(1) sends two, and so does a terminal with a shell's trap."""
 
     def twice() -> None:
@@ -83,7 +83,7 @@ def test_ranks_hear_of_a_signal_once(monkeypatch: pytest.MonkeyPatch, number: in
     assert end(monkeypatch, twice) == code
 
 
-def test_a_second_signal_kills_ranks_that_go_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_second_signal_kills_ranks_that_ignore_the_first(monkeypatch: pytest.MonkeyPatch):
     def again() -> None:
         me(signal.SIGTERM)
         time.sleep(1.2)
@@ -92,15 +92,6 @@ def test_a_second_signal_kills_ranks_that_go_on(monkeypatch: pytest.MonkeyPatch)
     started_s = time.monotonic()
     assert end(monkeypatch, again, "deaf") == 143
     assert time.monotonic() - started_s < 8
-
-
-def test_an_agent_that_heard_nothing_ends_as_its_ranks_that_were_asked_elsewhere(monkeypatch: pytest.MonkeyPatch):
-    """On the second node the scheduler's signal arrives by the ranks' own agreement."""
-
-    def rank_alone() -> None:
-        only_rank("heeds").send_signal(signal.SIGTERM)
-
-    assert end(monkeypatch, rank_alone) == 143
 
 
 def test_a_rank_that_the_kernel_killed_is_one_error_and_may_be_started_again(

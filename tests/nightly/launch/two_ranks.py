@@ -1,4 +1,4 @@
-"""A rank of two nodes: works with the other until $FAKE/end is there, and dies if told to."""
+"""A rank of two nodes. It works with the other until $FAKE/end exists, and $FAKE/killRANK kills it."""
 
 import os
 import signal

@@ -150,59 +150,6 @@ def test_the_keyboard_goes_everywhere(browser: Any, page: Path):
     assert browser.switch_to.active_element.get_attribute("id") == "search"
 
 
-def test_the_keyboard_reads_tokens_and_curves(browser: Any, page: Path):
-    show(browser, page, f"step=1&id={RECORD['key']}&view=tokens")
-    for key in "]][]":
-        press(browser, key)
-    assert browser.find_element("css selector", ".hover").text.startswith("#1 · id ")
-    assert browser.find_element("css selector", ".token.pointed").get_attribute("data-at") == "1"
-    show(browser, page, "")
-    chart = browser.find_element("css selector", "[data-metric=accuracy]")
-    wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
-    browser.execute_script("arguments[0].focus()", chart)
-    first, second, *_ = (row["step"] for row in open_source(RUN).metrics)
-    for key, step in (("\ue014", first), ("\ue014", second), ("\ue012", first)):  # right, right, left
-        press(browser, key)
-        wait(browser, lambda step=step: chart.text.split("\n")[1].startswith(f"step {step}:"))
-    assert place(browser) == "", "the arrows are the chart's, while it has the focus"
-
-
-def test_a_phone_shows_every_step_to_look_at_and_nothing_beside_the_screen(browser: Any, page: Path):
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
-    try:
-        show(browser, page, "")
-        wait(browser, lambda: count(browser, "table.sources a.chip"))
-        most = "Math.max(...[...document.querySelectorAll('a.chip')].map((chip) => chip.getBoundingClientRect().right))"
-        right, wide = browser.execute_script(f"return [{most}, document.documentElement.scrollWidth]")
-        assert right <= 388 and wide <= 400
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_the_way_back_leads_to_the_row_one_came_from(browser: Any, page: Path):
-    show(browser, page, "all=1")
-    browser.set_window_size(1000, 400)
-    try:
-        for _ in range(30):
-            press(browser, "j")
-        chosen = "return document.querySelector('tr.chosen')"
-        text, height = browser.execute_script(f"{chosen}.innerText"), browser.execute_script("return scrollY")
-        assert height > 0
-        press(browser, "\ue007")
-        wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.model"))
-        press(browser, "u")
-        wait(browser, lambda: place(browser) == "#all=1" and count(browser, "tr.chosen"))
-        assert browser.execute_script(f"{chosen}.innerText") == text
-        top, bottom = browser.execute_script(
-            f"const r = {chosen.removeprefix('return ')}.getBoundingClientRect(); return [r.top, r.bottom]"
-        )
-        assert top > 0 and bottom < 400, "in sight"
-    finally:
-        browser.set_window_size(1000, 900)
-
-
 def test_a_page_that_loads_itself_anew_keeps_what_the_reader_has_set(browser: Any, tmp_path: Path):
     run = Path(shutil.copytree(RUN, tmp_path / "run"))
     out = tmp_path / "view.html"
@@ -278,22 +225,6 @@ def test_hostile_text_is_shown_and_does_nothing(browser: Any, tmp_path: Path):
         assert browser.execute_script("return window.hit === undefined && !document.querySelector('img')")
 
 
-def test_a_file_without_log_probabilities_says_so(browser: Any, tmp_path: Path):
-    row = {key: value for key, value in RECORD.items() if key not in ("logprobs", "actor_logprobs")}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    write_page([open_source(tmp_path / "rows.jsonl")], tmp_path / "view.html", limit=10)
-    text = show(browser, tmp_path / "view.html", f"step=1&id={row['key']}&view=tokens")
-    assert "no log-probability" in text
-    assert "shown as their ids" in text
-    assert count(browser, "[data-by=gap][disabled]") == 1
-
-
-def test_nothing_is_wider_than_the_page(browser: Any, page: Path):
-    for where in ("", "step=1", f"step=1&id={RECORD['key']}", f"step=1&group={RECORD['key'].rsplit('_', 2)[0]}"):
-        show(browser, page, where)
-        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), where
-
-
 def hover(browser: Any, selector: str) -> None:
     webdriver.ActionChains(browser).move_to_element(browser.find_element("css selector", selector)).perform()
 
@@ -308,26 +239,6 @@ def test_runs_are_side_by_side_in_one_chart(browser: Any, many: Path):
     said = wait(browser, lambda: browser.find_element("css selector", "[data-metric=accuracy] output").text)
     assert said.count("·") == 1, "one value of each of the two runs"
     wait(browser, lambda: count(browser, "[data-metric=loss] canvas"))
-
-
-def test_the_start_page_draws_noise_flat_and_a_reward_of_0(browser: Any, tmp_path: Path):
-    """Its axes have units and 0, so that a hundredth more or less is no movement."""
-    rows = [
-        {"step": n, "loss": 2 + n % 2 / 100, "accuracy": 0.0, "lr": 1e-5, "critic/rewards/mean": 0.0}
-        for n in range(1, 9)
-    ]
-    write_run(tmp_path, kind="sft", rows=rows)
-    write_page([open_source(tmp_path)], tmp_path / "view.html", limit=10)
-    text = show(browser, tmp_path / "view.html", "")
-    for title in ("Accuracy, train", "Reward", "Loss, train", "Name and folder", "Steps with metrics"):
-        assert title in text
-    assert "0 at every step" not in text
-    assert "Trajectories" not in text and count(browser, "#all, #search:not([hidden]), footer:not([hidden])") == 0
-    [axes] = browser.execute_script("return [[[2, 2.01], [-0.5, -0.5], [0, 0], [null, null]].map(([low, high]) => "
-                                    "ends({ zero: null, least: 0 }, low, high))]")  # fmt: skip
-    assert axes[0][0] == 0 and axes[0][1] > 2.01
-    assert axes[1] == pytest.approx([-0.525, -0.475])
-    assert axes[2:] == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -345,17 +256,6 @@ def test_a_colouring_has_its_value_under_the_pointer(browser: Any, many: Path, b
     assert count(browser, ".token.on[style*=background]") == RECORD["loss_mask"].count(1)
     hover(browser, ".token.on")
     wait(browser, lambda: says in browser.find_element("css selector", ".hover").text)
-
-
-def test_an_evaluation_and_a_rollout_are_shown(browser: Any, many: Path):
-    text = show(browser, many, "run=2&step=0&part=sample")
-    assert "2 trajectories in 1 groups" in text
-    assert "50 % right" in text
-    assert "aime (evaluation)" in text
-    assert count(browser, "table.rows tbody tr") == 2
-    text = show(browser, many, "run=3&step=0&part=sample")
-    assert count(browser, "table.rows tbody tr") == 1
-    assert "Perfetto" not in text
 
 
 def test_a_sample_without_tokens_is_shown_and_says_what_is_absent(browser: Any, tmp_path: Path):
@@ -379,14 +279,6 @@ def test_cut_output_and_a_repair_are_marked(browser: Any, many: Path):
     before, after = browser.find_elements("css selector", ".repair .two > div")
     assert "<tool_call>" in before.text or "<code>" in before.text or "```" in before.text
     assert RECORD["turns"][0]["results"][0]["code"] in after.text
-
-
-def test_a_sample_says_so(browser: Any, tmp_path: Path):
-    source = open_source(RUN)
-    write_page([source], tmp_path / "view.html", limit=8)
-    show(browser, tmp_path / "view.html", "")
-    note = browser.find_element("css selector", "#note").text
-    assert f"8 of {len(source.rows)} trajectories" in note
 
 
 def test_the_theme_is_turned_and_paper_shows_the_text_alone(browser: Any, page: Path):

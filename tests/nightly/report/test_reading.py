@@ -138,24 +138,6 @@ def test_a_note_is_kept_marked_found_and_exported(browser: Any, page: Path):
     browser.execute_script("localStorage.clear()")
 
 
-def test_code_is_shown_once_and_what_is_0_throughout_has_no_axis(browser: Any, page: Path):
-    assert show(browser, page, "step=1&id=1-0_1_0").count("range(115, 881") == 1
-    told = show(browser, page, "")
-    assert "0 at every step: rollout/dropped" in told
-    assert count(browser, "figure[data-metric='rollout/dropped']") == 0
-
-
-def test_a_theme_is_kept_and_there_before_the_page_is_read(browser: Any, page: Path):
-    show(browser, page, "")
-    click(browser, "#theme")
-    chosen = browser.execute_script("return document.documentElement.dataset.theme")
-    show(browser, page, "all=1")
-    assert browser.execute_script("return document.documentElement.dataset.theme") == chosen
-    head = page.read_text()
-    assert head.index("retool-theme") < head.index("<style>")
-    browser.execute_script("localStorage.clear()")
-
-
 @pytest.mark.parametrize("at", ["", "all=1", "step=1", "step=1&id=1-0_0_0", "step=1&id=1-0_0_0&view=across"])
 def test_a_page_of_400_pixels_does_not_scroll_sideways(browser: Any, page: Path, at: str):
     emulated = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
