@@ -22,7 +22,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.network import INTERFACES, RAY_ON_LOOPBACK, RAY_SECRETS
 from retool_mcore.rollout.server import SglangServer
 
-# What Hypothesis says of a busy machine is no fault of the code. Examples share a test's fixtures.
+# Hypothesis's warnings about a busy machine are ignored. Examples share a test's fixtures.
 hypothesis_settings.register_profile(
     "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
@@ -32,13 +32,13 @@ hypothesis_settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-OF_A_RUN = ("RAY_AUTH_MODE", *RAY_ON_LOOPBACK, *RAY_SECRETS, *INTERFACES)
+RUN_VARIABLES = ("RAY_AUTH_MODE", *RAY_ON_LOOPBACK, *RAY_SECRETS, *INTERFACES)
 
 
 @pytest.fixture(autouse=True)
-def a_runs_secret_is_forgotten():
-    """A run in this process makes a secret for Ray and its engines: the next test is another."""
-    before = {name: os.environ.get(name) for name in OF_A_RUN}
+def without_secrets_of_other_tests():
+    """A run in this process makes a secret for Ray and its engines, not for the next test."""
+    before = {name: os.environ.get(name) for name in RUN_VARIABLES}
     yield
     for name, value in before.items():
         os.environ.pop(name, None)

@@ -33,8 +33,8 @@ def start(
 
     It appends to the two files.
     """
-    given = (program, [str(word) for word in words], dict(env), out, err, cwd)
-    process = SERVER.Process(target=_run, args=given)
+    arguments = (program, [str(word) for word in words], dict(env), out, err, cwd)
+    process = SERVER.Process(target=_run, args=arguments)
     process.start()
     return process
 

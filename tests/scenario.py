@@ -1,6 +1,4 @@
-"""A script of tests/ in a process of its own, as verl and Megatron want one: its last line is what
-it found.
-"""
+"""Scripts of tests/ that need a process, as verl and Megatron do. The last line is the result."""
 
 import json
 import os
@@ -15,10 +13,8 @@ from retool_mcore.platforms.base import get_platform
 ROOT = Path(__file__).parents[1]
 
 
-def tell_as_one_rank(found: Callable[[Path], Any]) -> None:
-    """What a scenario does: write as JSON what is found in its folder, as the only rank of platform
-    cpu.
-    """
+def print_as_one_rank(found: Callable[[Path], Any]) -> None:
+    """Print the result of a scenario as JSON, as the only rank of platform cpu."""
     folder = Path(sys.argv[1])
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     get_platform("cpu").activate()
@@ -29,13 +25,10 @@ def tell_as_one_rank(found: Callable[[Path], Any]) -> None:
     dist.destroy_process_group()
 
 
-def run_scenario(module: str, *words: str | Path, said: str | None = None, timeout_s: float = 500) -> Any:
-    """What ``python -m module words`` on platform cpu writes as JSON in its last line; ``said`` is
-    its input.
-    """
+def run_scenario(module: str, *words: str | Path, timeout_s: float = 500) -> Any:
+    """What ``python -m module words`` on platform cpu writes as JSON in its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *map(str, words)],
-        input=said,
         env={**os.environ, **get_platform("cpu").process_env()},
         cwd=ROOT,
         capture_output=True,

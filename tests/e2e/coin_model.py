@@ -41,13 +41,13 @@ class CallForm:
 
 
 def write_coin_task(
-    folder: Path, *, calls: bool = False, form: CallForm | None = None, wrong_goes_on: int = 0
+    folder: Path, *, calls: bool = False, form: CallForm | None = None, repeat_wrong: int = 0
 ) -> tuple[str, ...]:
     """Model and data in ``folder``; returns the settings that name them.
 
     The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly
     is a call in the paper's form first; with ``form``, always one in that form.
-    ``wrong_goes_on``: a wrong answer's 2 is repeated so many times on average.
+    ``repeat_wrong``: a wrong answer's 2 is repeated so many times on average.
     """
     tokenizer = build_tokenizer(tokenizer_rows())
     starts, end = (form.starts, form.end) if form else (("\n",), "<|im_end|>")
@@ -66,9 +66,9 @@ def write_coin_task(
         begins = [(tokenizer.encode(start, add_special_tokens=False)[-1], ids[0]) for start in starts]
         for token_id, then in [*begins, *pairwise(ids)]:
             following.setdefault(token_id, {})[then] = SURE
-    if wrong_goes_on:
+    if repeat_wrong:
         (two,) = tokenizer.encode("2", add_special_tokens=False)
-        following[two][two] = SURE + math.log(wrong_goes_on) / math.sqrt(128)
+        following[two][two] = SURE + math.log(repeat_wrong) / math.sqrt(128)
     (end_id,) = tokenizer.encode(end, add_special_tokens=False)
     _write_transitions(folder / "model" / "model.safetensors", following, end_id)
     for split in ("train", "val"):

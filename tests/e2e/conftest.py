@@ -28,7 +28,7 @@ TP2 = ("parallel.tp=2", "optim.betas=[0.8, 0.95]")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted run of SFT, whose checkpoints any layout can resume.
 
-    What its updates saw is in ``probe`` beside it.
+    What its updates saw is in ``probe``, in the same folder.
     """
     root = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as environment:
@@ -36,17 +36,6 @@ def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = sft_settings(task, root, "run.name=whole", "checkpoint.reshardable=true", *TP2)
         succeed(argv_sft(*words), "whole")
     return root / "whole"
-
-
-@pytest.fixture(scope="session")
-def gsm8k() -> Path:
-    """All of GSM8K's training set where a folder shared/ lies beside the checkout, else the 60 rows
-    we carry.
-    """
-    get_platform("cpu").activate()
-    tests = Path(__file__).parents[1]
-    whole = tests.parents[1] / "shared" / "data" / "gsm8k" / "train.jsonl"
-    return whole if whole.is_file() else tests / "data" / "samples" / "gsm8k_60.jsonl"
 
 
 @pytest.fixture

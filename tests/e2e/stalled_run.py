@@ -1,4 +1,4 @@
-"""Run by test_watchdog.py in its own process: a run that does what the first word says.
+"""Run by test_watchdog.py in its own process: a run that works, stalls or ignores signals.
 
 Words: what it does, the run's root, train.stall_s.
 """

@@ -1,5 +1,5 @@
-"""train.mode = "async" on the real engines: the trainer in one process, a SGLang server of its own
-beside it.
+"""train.mode = "async" on the real engines: one process trains, and another
+one is the SGLang server.
 """
 
 import json
@@ -64,7 +64,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "validation.every=3")
     settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=3")
     settings += ("rollout.record_groups=8",)
-    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *settings, "train.steps=3")
+    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, repeat_wrong=50), *settings, "train.steps=3")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["mismatch/max"] <= 1e-4, "both updates of a step are compared with the weights at its start"
     for row in rows:
@@ -119,7 +119,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
 
 @pytest.mark.long
 def test_fully_asynchronous_updates_drop_what_is_too_old_and_continue_from_a_checkpoint(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), "train.mini_batch_prompts=2")
+    settings = (*write_coin_task(tmp_path, calls=True, repeat_wrong=50), "train.mini_batch_prompts=2")
     settings += ("train.prefetch_batches=2.0", "train.max_staleness={drop=2}", "optim.lr=1e-4")
     settings += ("algorithm.importance_sampling=token", "checkpoint.every_steps=3", "validation.every=0")
     first = train(tmp_path, mark, *settings, "train.steps=3")

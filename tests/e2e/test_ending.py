@@ -1,11 +1,17 @@
-"""The first signal asks a process to end, the second or the end of its grace ends it."""
+"""The first signal asks a process to end; the second, or the end of its grace period, ends it.
 
+A lost terminal is such a signal, too.
+"""
+
+import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import typer
@@ -62,8 +68,8 @@ def process(how: str, grace_s: float, at_once: str = "exit", ignore: bool = Fals
 def test_one_signal_lets_it_save(number: signal.Signals, code: int):
     with process("heeds", 900) as child:
         child.send_signal(number)
-        out, said = child.communicate(timeout=300)
-        assert (child.returncode, out) == (code, f"note: ended by {number.name}: saved\ncleaned up\n"), said
+        out, stderr = child.communicate(timeout=300)
+        assert (child.returncode, out) == (code, f"note: ended by {number.name}: saved\ncleaned up\n"), stderr
 
 
 @pytest.mark.parametrize("how", ["in C", "after a loop"])
@@ -107,14 +113,7 @@ def nothing_left_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "_exit_signals", [])
 
 
-def test_rays_own_exit_code_becomes_the_usual_one():
-    for code, expected in ((signal.SIGTERM.value, 143), (130, 130), (None, None)):
-        with pytest.raises(SystemExit) as caught, standard_exit_code():
-            raise SystemExit(code)
-        assert caught.value.code == expected
-
-
-def test_an_end_while_ray_starts_is_told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_an_end_while_ray_starts_is_one_note(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.delenv("RANK", raising=False)
 
     @guarded
@@ -126,3 +125,68 @@ def test_an_end_while_ray_starts_is_told(monkeypatch: pytest.MonkeyPatch, capfd:
         command()
     assert caught.value.exit_code == 143
     assert capfd.readouterr().err == "note: ended by SIGTERM. Complete files are kept.\n"
+
+
+def test_checkers_end_with_their_parent(tmp_path):
+    script = (
+        "import os, signal\n"
+        "from retool_mcore.reward import answer\n"
+        "assert answer.judge(r'\\ln 8', r'3\\ln 2', timeout_s=60).equivalent\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    pid = int(done.stdout)
+    for _ in range(100):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(pid, 9)
+    raise AssertionError("the checker outlived its parent")
+
+
+# A run as the commands have it: its output goes to a log, its messages to the terminal.
+RUN = """
+import signal, sys, time
+from pathlib import Path
+from rich.console import Console
+from retool_mcore.cli.common import guarded
+from retool_mcore.process import redirect_output
+from retool_mcore.run.ending import Ended, Ending
+from retool_mcore.run.status import bar_of_steps
+
+@guarded
+def run():
+    with redirect_output(Path(sys.argv[1])) as terminal:
+        console = Console(file=terminal)
+        with Ending(30) as ending, bar_of_steps(console) as bars:
+            bar = bars.add_task("rl", total=9)
+            Path(sys.argv[2]).touch()
+            while not ending.first_signal:
+                bars.advance(bar, 0)
+                time.sleep(0.02)
+        console.print("a message that nobody reads")
+        print("saved", flush=True)
+        raise Ended(ending.first_signal, "saved")
+
+run()
+"""
+
+
+def test_a_run_that_lost_its_terminal_saves_and_ends(tmp_path: Path):
+    leader, follower = pty.openpty()
+    argv = [sys.executable, "-c", RUN, str(tmp_path / "log"), str(tmp_path / "up")]
+    env = {**os.environ, "TERM": "xterm"}
+    child = subprocess.Popen(argv, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    os.close(follower)
+    try:
+        while not (tmp_path / "up").exists():
+            assert child.poll() is None
+            os.read(leader, 65536)
+        os.close(leader)  # what is written from here on is an error
+        child.send_signal(signal.SIGHUP)
+        assert child.wait(timeout=300) == 129
+    finally:
+        child.kill()
+    assert (tmp_path / "log").read_text().endswith("saved\n"), "no traceback follows"

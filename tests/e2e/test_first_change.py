@@ -1,4 +1,4 @@
-"""CONTRIBUTING's first change can be made as the page says."""
+"""CONTRIBUTING's first change can be made by its steps."""
 
 import os
 import re

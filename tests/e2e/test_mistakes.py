@@ -1,4 +1,4 @@
-"""Broken pipes, full disks, other encodings and Ctrl-C end a command in one line."""
+"""Broken pipes, full disks, limits of the machine, a failing Hub and Ctrl-C: one line each."""
 
 import os
 import signal
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.preflight.test_limits import SFT
 from tests.unit.test_mistakes import RL, ROOT, RUN, folder, no_stage_lasts  # noqa: F401  fixtures
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "told"),
+    ("command", "code", "message"),
     [
         ("--help > /dev/full", 2, "error: no space is left. Complete files are kept"),
         (f"get {RL} run.name > /dev/full", 2, "error: no space is left. Complete files are kept"),
@@ -21,11 +22,11 @@ from tests.unit.test_mistakes import RL, ROOT, RUN, folder, no_stage_lasts  # no
         (f"runs {ROOT}/tests/report/view >&- 2>&-", 0, ""),
     ],
 )
-def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: int, told: str):
+def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: int, message: str):
     line = f"{sys.executable} -m retool_mcore {command}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stderr.strip()[: len(told)]) == (code, told), done.stderr
-    assert done.stderr.count("\n") == bool(told)
+    assert (done.returncode, done.stderr.strip()[: len(message)]) == (code, message), done.stderr
+    assert done.stderr.count("\n") == bool(message)
 
 
 @pytest.mark.parametrize("encoding, written", [("ascii", "utf-8"), ("latin-1", "latin-1")])
@@ -34,8 +35,8 @@ def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: s
     argv = [sys.executable, "-m", "retool_mcore", "get", str(RL), "run.root", "run.root=größe…"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run(argv, capture_output=True, check=False, timeout=300, env=environment)
-    told = "größe…".encode(written, errors="replace") + b"\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")
+    message = "größe…".encode(written, errors="replace") + b"\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, message, b"")
 
 
 @pytest.mark.parametrize("words", ["data task made", f"view {RUN} --out page.html"])
@@ -43,8 +44,8 @@ def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
     """The weights' writer has an error of its own for it, and Python another one."""
     line = f"ulimit -f 20; exec {sys.executable} -m retool_mcore {words}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
-    told = "error: this shell limits the size of files. Remove the limit (ulimit -f unlimited), then run the same "
-    assert (done.returncode, done.stderr) == (2, f"{told}command again.\n")
+    message = "error: this shell limits the size of files. Remove the limit (ulimit -f unlimited), then run the same "
+    assert (done.returncode, done.stderr) == (2, f"{message}command again.\n")
 
 
 @pytest.mark.parametrize("import_of", ["typer", "retool_mcore.data.tasks"])
@@ -61,3 +62,43 @@ def test_ctrl_c_is_one_line_while_modules_are_imported_and_in_a_command(import_o
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT, env=environment)
     assert done.returncode in (130, -signal.SIGINT)
     assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT. Complete files are kept.\n")
+
+
+def lines_under(limits: str, *words: str) -> tuple[int, list[str]]:
+    """The exit code and all lines of a command in a shell that has set ``limits``."""
+    command = f"{limits} && exec {sys.executable} -m retool_mcore {' '.join(words)}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ("ulimit -n 64", "error: 64 open files are allowed (ulimit -n), and a run needs 512. Raise the limit"),
+        ("ulimit -v 2000000", "error: this shell limits the address space of a process to 1.9 GiB (ulimit -v)"),
+    ],
+)
+def test_a_limit_that_would_end_a_start_is_one_line(tmp_path: Path, limits: str, message: str):
+    code, lines = lines_under(limits, "sft", str(SFT), f"run.root={tmp_path}")
+    assert (code, len(lines)) == (2, 1), lines
+    assert lines[0].startswith(message)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path):
+    """/sys is a file system in which nobody, root neither, makes files."""
+    run = ROOT / "tests" / "report" / "quickstart" / "tool_rl"
+    code, lines = lines_under("true", "report", str(run), "--out", "/sys/report.html")
+    assert code == 2 and lines[-1].startswith("error: "), lines
+    assert "/sys/" in lines[-1] and not any("Traceback" in line for line in lines)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path):
+    """Node without a network: huggingface_hub would ask six times and print a line for each."""
+    settings = ["model.path=Qwen/Qwen3-0.6B", "data.train_file=absent.parquet", 'validation.files=["absent.parquet"]']
+    argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env |= {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode == 2 and "Retrying" not in done.stderr, done.stderr
+    assert "Connection refused" in done.stderr and "hf download Qwen/Qwen3-0.6B" in " ".join(done.stderr.split())

@@ -65,8 +65,8 @@ def test_a_run_has_its_own_cluster_which_no_stranger_and_no_signal_to_the_runs_g
         argv, cwd=ROOT, env=env, start_new_session=True, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = done.stdout.splitlines()[-3:]
-    assert told == ["True [] AuthenticationError True", "None True", "False []"]
+    lines = done.stdout.splitlines()[-3:]
+    assert lines == ["True [] AuthenticationError True", "None True", "False []"]
     assert [path.name for path in current.parent.iterdir()] == ["ray_current_cluster"]
     assert current.read_text() == "127.0.0.1:1"
 

@@ -86,8 +86,8 @@ def test_a_killed_rl_run_resumes_and_leaves_no_process(
         assert_nothing_left(mark, timeout_s=30)
     done = succeed(argv, mark, timeout_s=600)
     assert [stage for stage, _ in begun(run_dir)] == [stage for stage in STAGES if stage != "validation"], "a resume"
-    told = [line for line in done.stderr.splitlines() if line.strip().endswith(STAGES["engines"])]
-    assert len(told) == 1, "the output is no terminal: a line for each stage"
+    lines = [line for line in done.stderr.splitlines() if line.strip().endswith(STAGES["engines"])]
+    assert len(lines) == 1, "the output is no terminal: a line for each stage"
     before, *rows = read_metrics(run_dir / "metrics.jsonl")
     assert before["step"] == 0 and 0 <= before["val/accuracy"] <= 1 and "critic/rewards/mean" not in before
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

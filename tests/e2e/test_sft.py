@@ -31,22 +31,22 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sft_losses.json").r
 
 
 def test_a_run_learns_as_it_is_set_and_exports(whole: Path, tmp_path: Path, mark: str):
-    told = read_metrics(whole / "metrics.jsonl")
+    rows = read_metrics(whole / "metrics.jsonl")
     seen = read_updates(whole.parent / "probe")
-    assert len(seen) == len(told) == 8
-    for update, row in zip(seen, told, strict=True):
+    assert len(seen) == len(rows) == 8
+    for update, row in zip(seen, rows, strict=True):
         assert [len(part["rows"]) for part in update] == [16, 16], "both tensor-parallel ranks see the whole batch"
         assert {(*part["betas"], part["lr"]) for part in update} == {(0.8, 0.95, row["lr"])}
     assert all(part["frozen"] > IMPORTED for update in seen for part in update), "collections look at all imports"
     # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made
     # with a rate of 0.
     wanted = [3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * done / 7)) for done in range(8)]
-    assert [row["lr"] for row in told] == pytest.approx(wanted, rel=1e-6)
+    assert [row["lr"] for row in rows] == pytest.approx(wanted, rel=1e-6)
     for name in ("loss", "grad_norm"):  # bit-equal on the CPUs that were tried; another may round otherwise
-        assert [row[name] for row in told] == pytest.approx(GOLDEN[name], rel=1e-5)
-    between_s = told[-1]["unix_s"] - told[0]["unix_s"]
-    assert sum(row["timing_s/step"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
-    assert all(row["perf/throughput"] == row["tokens_per_s"] / 2 for row in told)
+        assert [row[name] for row in rows] == pytest.approx(GOLDEN[name], rel=1e-5)
+    between_s = rows[-1]["unix_s"] - rows[0]["unix_s"]
+    assert sum(row["timing_s/step"] for row in rows[1:]) == pytest.approx(between_s, rel=0.02)
+    assert all(row["perf/throughput"] == row["tokens_per_s"] / 2 for row in rows)
     succeed(argv_retool("export", str(whole), "--to", str(tmp_path / "hf")), mark)
     assert recorded_format(tmp_path / "hf") == PromptFormat(system=SYSTEM_PROMPT, instruction="")
     exports = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "hf", whole / "export")]

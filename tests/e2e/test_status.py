@@ -31,19 +31,6 @@ with show_early_stage("sft"):
     print("an engine's word", file=open(2, "w", closefd=False))
     time.sleep(1.7)
 """
-EVALUATION = f"""{SOON}
-import time
-from retool_mcore.cli.evaluate import _Bars
-from retool_mcore.evaluate.cases import Case
-with _Bars([Case(name="mine", model="m"), Case(name="other", model="m")]) as bars:
-    bars.start("mine", 0, 2)
-    bars.stage("starting the rollout engines")
-    time.sleep(1.7)
-    bars.stage("sampling the first answers")
-    for right in (True, False):
-        bars.advance("mine", right)
-        time.sleep(0.3)
-"""
 MISTAKE = """
 import time
 import typer
@@ -83,11 +70,6 @@ def test_a_terminal_has_the_stage_and_its_seconds_through_an_exec():
     assert "sft  checking settings, model and data, 1 s" in lines, "it counts"
 
 
-def test_a_log_gets_no_early_stage():
-    """The run prints all stages of its start once its folder is locked."""
-    assert in_a_pipe("-c", FIRST, SECOND) == []
-
-
 def test_a_mistake_that_is_found_at_once_is_one_line_in_a_log():
     assert in_a_pipe("-c", LONG + MISTAKE, "eval", "0.5") == ["error: train.steps = 0"]
     stage, error = in_a_pipe("-c", SOON + MISTAKE, "eval", "0.5")
@@ -98,18 +80,6 @@ def test_a_mistake_that_is_found_at_once_is_one_line_in_a_log():
 def test_a_mistake_is_one_line_on_a_terminal_whose_line_has_counted():
     code, lines = screen([sys.executable, "-c", MISTAKE, "sft", "1.3"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     assert (code, lines) == (2, ["error: train.steps = 0"])
-
-
-def test_an_evaluation_shows_what_it_waits_for_before_it_has_answers():
-    argv = [sys.executable, "-c", EVALUATION]
-    code, lines = lines_on_terminal(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
-    assert code == 0, lines
-    assert "mine  starting the rollout engines, 1 s" in lines
-    first_bar = next(number for number, line in enumerate(lines) if "━" in line)
-    assert all(line.startswith("mine  ") for line in lines[:first_bar])
-    assert lines[-2].startswith("mine") and lines[-2].endswith("0.500 right"), lines
-    _, left = screen(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
-    assert [line.split()[0] for line in left] == ["mine", "other"], "no line is left of a stage"
 
 
 def test_only_a_terminal_wraps_text_and_cuts_no_word():

@@ -1,12 +1,15 @@
 """What a user sees on the terminal: our lines, and none of the libraries'."""
 
 import json
+import re
 from pathlib import Path
+
+import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.run import saving
 from tests.e2e import test_rl
-from tests.e2e.commands import MARK, ROOT, argv_rl
+from tests.e2e.commands import MARK, ROOT, argv_retool, argv_rl, sft_settings
 from tests.terminal import lines_on_terminal
 
 
@@ -34,3 +37,25 @@ def test_a_finished_rl_run_has_its_end_on_the_terminal(task: Path, tmp_path: Pat
 def write_weights(folder: str, step: int) -> None:
     (Path(folder) / "actor").mkdir(parents=True)
     (Path(folder) / "actor" / "weights").write_text(str(step))
+
+
+LINES_OF_SFT = (
+    re.compile(r"sft\b.*"),  # the bar of steps
+    re.compile(r"(note|error): .*"),
+    re.compile(r"exported .*|wrote .*"),
+    re.compile(r"validation at step 2: val_loss \d+\.\d+"),
+    re.compile(r"next: retool report .*|retool (view|rl) .*"),  # the next commands
+)
+
+
+@pytest.mark.long
+def test_sft_shows_its_own_lines_only(task: Path, tmp_path: Path, mark: str):
+    own = ("train.steps=2", "checkpoint.every_steps=0", "run.name=seen")
+    argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *sft_settings(task, tmp_path, *own))
+    code, lines = lines_on_terminal(argv, cwd=ROOT, env={MARK: mark})
+    assert code == 0, lines[-20:]
+    foreign = [line for line in lines if not any(own.fullmatch(line) for own in LINES_OF_SFT)]
+    assert not foreign, "\n".join(foreign[:40])
+    assert any(line.startswith("sft  loss") for line in lines)
+    saved = [folder.name for folder in (tmp_path / "seen" / "checkpoints").iterdir()]
+    assert saved == ["global_step_2"], "0: only the last"

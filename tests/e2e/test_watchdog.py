@@ -1,16 +1,13 @@
 """A run that writes nothing for train.stall_s seconds is ended; one that is only slow is not."""
 
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from retool_mcore.errors import EXIT_RETRYABLE
-from retool_mcore.run import alive
 from retool_mcore.train.watchdog import remove_shared_memory, signs
 
 ROOT = Path(__file__).parents[2]
@@ -34,30 +31,9 @@ def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_pa
     assert "import time; time.sleep(60)" in text, "its child, with its command"
 
 
-@pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is not installed")
-@pytest.mark.skipif(os.geteuid() != 0, reason="py-spy reads other processes as root alone")
-def test_with_py_spy_the_stack_of_a_child_is_told(tmp_path: Path):
-    run("still", tmp_path, 1.0)
-    (stacks,) = (tmp_path / "run" / "logs").glob("stall-*.txt")
-    assert "<module> (<string>:1)" in stacks.read_text(encoding="utf-8")
-
-
-def test_a_step_that_is_longer_than_the_limit_goes_on_while_its_parts_end(tmp_path: Path):
+def test_a_step_longer_than_the_limit_continues_while_its_parts_end(tmp_path: Path):
     done = run("working", tmp_path, 3.0)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_a_process_gives_no_more_signs_than_one_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(alive._process, "file", None)
-    alive.heartbeat()
-    alive.belong_to(tmp_path)
-    alive.heartbeat()
-    os.utime(tmp_path / "alive", (1000, 1000))
-    alive.heartbeat()
-    assert (tmp_path / "alive").stat().st_mtime == 1000
-    monkeypatch.setattr(alive._process, "touched_s", time.monotonic() - 1.1)
-    alive.heartbeat()
-    assert (tmp_path / "alive").stat().st_mtime == pytest.approx(time.time(), abs=5)
 
 
 def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(tmp_path: Path):

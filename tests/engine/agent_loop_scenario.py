@@ -145,10 +145,6 @@ async def main(folder: Path) -> None:
     replayed = load_config(RlConfig, file, [*own, "run.name=r3", "algorithm.router_replay=R3"])
     aborted = [turns[0].replace("<tool", f"{ABORT}<tool"), ABORT + ANSWER[:6] + ABORT + ANSWER[6:]]
     out["routes"] = await run(Client(tokenizer, aborted, routes=True), tokenizer, replayed)
-    try:
-        await run(Client(tokenizer, turns), tokenizer, replayed)
-    except AssertionError as error:
-        out["no_routes"] = str(error)
     dated = load_config(RlConfig, file, [*own, "run.name=dated", "rollout.tools=[]", "rollout.record_groups=0"])
     written(dated)
     (dated.run.dir / FORMAT_FILE).write_text('{"date": "2024-02-03"}')
@@ -158,8 +154,6 @@ async def main(folder: Path) -> None:
     out["dated"] = calendar.decode(out["text"]["prompts"])
     out["submitted"] = await submit(folder, tokenizer)
     out["turns"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
-    out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
-    out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")
     print(json.dumps(out))
 
 

@@ -14,14 +14,13 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.verl.replay import AsyncReplay, SyncReplay, clear_orphans, sequence_lengths
+from retool_mcore.verl.replay import AsyncReplay, SyncReplay, clear_orphans
 
 GROUP = 4
 
@@ -92,7 +91,6 @@ def sampler(
             f"validation.n={GROUP}",
             f"rollout.max_dropped_fraction={max_dropped_fraction}",
             "rollout.record_groups=2",
-            "rollout.tracked_trajectories=3",
             "train.prompts_per_step=2",
             "train.mini_batch_prompts=2",
             f"algorithm.filter_groups={2 if refill and mode == 'sync' else 0}",
@@ -123,8 +121,7 @@ def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)  # as verl does
     tq.kv_clear(partition_id="train", keys=batch.keys)
     left = sorted((tq.kv_list() or {}).get("train", {}))
-    traces = [(each["trajectory"], each["right"], each["reward"]) for each in replay.traces]
-    return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers, "traces": traces}
+    return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers}
 
 
 def resumed(folder: Path) -> list[list[str]]:
@@ -188,11 +185,7 @@ def main(folder: Path) -> None:
     put_group("p", [1.0, None, 0.0, 0.0], status="failure")
     put_group("q", [0.0, 1.0, 1.0, None])
     out["failed"] = sample(sampler(folder, 0.25, refill, mode="colocate_async"))
-    put_group("s", [None, 1.0, 0.0, None], status="failure")
-    out["too many failed"] = sample(sampler(folder, 0.2, refill, mode="colocate_async"))
     out["resumed"] = resumed(folder)
-    tags = [{"seq_len": 5}, {"seq_len": 9}, {"seq_len": 1, "is_padding": True}]
-    out["lengths"] = sequence_lengths(KVBatchMeta(keys=["p_0_0", "p_1_0", "pad"], tags=tags, partition_id="train"))
     print(json.dumps(out))
     ray.shutdown()
 

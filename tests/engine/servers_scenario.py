@@ -5,65 +5,17 @@ Stubs replace what needs a model. Prints one JSON object in its last line.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
 import tempfile
-import time
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import ray
 from omegaconf import OmegaConf
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.network import engine_key
-
-PATHS = ("/update_weights_from_tensor", "/generate", "/abort_request", "/release_memory_occupation")
-
-
-class Gate:
-    """SGLang's tokenizer manager: it ends all requests when it is asked to abort them."""
-
-    def __init__(self) -> None:
-        self.opened = asyncio.Event()
-
-    async def pause_generation(self, _: Any) -> None:
-        self.opened.set()
-
-
-def busy_server(server: type) -> type:
-    """Our server with requests that last until they are aborted, in place of SGLang's."""
-
-    class Busy(server):
-        def __init__(self) -> None:
-            self.node_rank, self.started, self._polls = 0, 0, []
-
-        async def launch_server(self) -> None:
-            self.tokenizer_manager = Gate()
-
-        async def generate(self) -> None:
-            self.started += 1
-            self._polls.append((self.started, 0))
-            await self.tokenizer_manager.opened.wait()
-
-    return Busy
-
-
-def controlled(server: Any, requests: int) -> int:
-    """How many of the requests had started when all were aborted."""
-    ray.get(server.launch_server.remote())
-    calls = [server.generate.remote() for _ in range(requests)]
-    started = 0
-    while (polls := ray.get(server.take_polls.remote(), timeout=300)) or not started:  # until no more of them start
-        started = max([started, *(running for running, _ in polls)])
-        time.sleep(1.0)
-    ray.get(server.abort_all_requests.remote(), timeout=300)
-    ray.get(calls, timeout=300)
-    return started
 
 
 def seeds_of(replica: Any) -> list[int]:
@@ -72,25 +24,6 @@ def seeds_of(replica: Any) -> list[int]:
     replica.SGLangReplica.__init__ = lambda self, replica_rank, config: setattr(self, "config", config)
     made = [replica.MeasuredReplica(rank, shared) for rank in range(3)]
     return [each.engine_kwargs["sglang"]["random_seed"] for each in (*(one.config for one in made), shared)]
-
-
-def answers(module: Any) -> dict[str, list[int]]:
-    """What SGLang's server says to a request for each path: without the run's key, and with it."""
-    from starlette.testclient import TestClient
-
-    async def launched(self: Any) -> None:
-        """Nothing: the model is not there."""
-
-    with (
-        mock.patch.object(module.SGLangHttpServer, "launch_server", launched),
-        mock.patch.dict(os.environ, RAY_AUTH_TOKEN="a secret"),
-    ):
-        server = object.__new__(module.MeasuredServer)
-        server.node_rank = 1  # of the first one, requests are counted
-        asyncio.run(server.launch_server())
-        client = TestClient(module.app, raise_server_exceptions=False)
-        keys = [{}, {"Authorization": "Bearer a guess"}, {"Authorization": f"Bearer {engine_key()}"}]
-        return {path: [client.post(path, json={}, headers=key).status_code for key in keys] for path in PATHS}
 
 
 def loops(folder: str) -> dict[str, Any]:
@@ -161,12 +94,7 @@ def main() -> dict[str, Any]:
     RolloutReplicaRegistry.get("sglang")
     from retool_mcore.verl import sglang_server
 
-    busy = busy_server(sglang_server.MeasuredServer)
-    room = object.__new__(sglang_server.MeasuredReplica).max_concurrency
-    server: Any = ray.remote(busy).options(max_concurrency=room).remote()
-    found: dict[str, Any] = {"started of 1536": controlled(server, 1536), "room": room}
-    found |= {"seeds": seeds_of(sglang_server), "answers": answers(sglang_server)}
-    found["early"] = early_server(sglang_server)
+    found: dict[str, Any] = {"seeds": seeds_of(sglang_server), "early": early_server(sglang_server)}
     with tempfile.TemporaryDirectory() as folder:
         return {**found, "loops": loops(folder)}
 

@@ -26,7 +26,6 @@ from retool_mcore.rollout.tools import ToolContext, open_tools
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
 from tests.unit.data.commands import succeed
-from tests.unit.data.test_convert import INLINE, RAW, convert
 from tests.unit.evaluate.test_endpoint import StandIn, chat, server  # noqa: F401  a fixture
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
@@ -90,12 +89,6 @@ async def test_no_submission_passes_but_by_its_results(tokenizer: Any, session_s
     assert rewarded(trajectory)["score"] == 0.0
 
 
-async def test_the_model_never_reads_the_hidden_tests(tokenizer: Any, session_sandbox: Sandbox):
-    trajectory = await play(tokenizer, session_sandbox, ask("submit", code="f = lambda x: x"), DONE)
-    seen = tokenizer.decode([*trajectory.ledger.prompt_ids, *trajectory.ledger.response_ids])
-    assert "0 of 3 tests passed" in seen and "6417" not in seen and "cases" not in seen
-
-
 async def test_the_data_pass_with_the_right_code_alone(tokenizer: Any, session_sandbox: Sandbox, tmp_path: Path):
     for _, right, wrong, tests in itertools.islice(problems(0), 6):
         tool = Submit()
@@ -129,18 +122,6 @@ def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
     protocol = protocol_of(config.rollout, tokenizer)
     prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
     assert "lookup" in prompt and "code_interpreter" in prompt
-
-
-async def test_snippets_are_run_again_when_asked():
-    lying = {
-        **RAW,
-        "messages": [RAW["messages"][0], {"role": "assistant", "content": INLINE.replace("\n4\n", "\n5\n")}],
-    }
-    async with open_sandbox("local", min_level="rlimits") as sandbox:
-        report = await convert([RAW, lying], truth="", sandbox=sandbox)
-    assert len(report.rows) == 1
-    assert report.rejects[0]["stage"] == "execution"
-    assert report.rejects[0]["reason"] == "call 1 prints '4', but the trace shows '5'"
 
 
 async def test_a_served_model_gets_its_code_run(server: StandIn):

@@ -5,11 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.files import read_jsonl, read_rows, read_source
 from retool_mcore.data.leaks import overlap
 from retool_mcore.data.lint import lint_file
-from retool_mcore.data.prompt_format import hermes_prompt
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.split import part_of, rows_of_part
 from retool_mcore.data.task_model import build_tokenizer
@@ -17,7 +15,6 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
-from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import Sandbox
 from tests.unit.data.commands import succeed
 from tests.unit.launch.gsm8k import ANSWER, QUESTION, SAMPLE, script
@@ -75,34 +72,6 @@ async def test_what_does_not_survive_is_listed_with_stage_and_reason(sandbox, an
     assert report.lines()[-1] == "66.67% survived", "of the problems, not of the rows"
 
 
-async def test_a_program_that_prints_something_else_is_rejected(sandbox, monkeypatch):
-    monkeypatch.setattr("traces.program_of", lambda *_: "print(71)")
-    with pytest.raises(DataError, match="prints 71, but the solution states 72"):
-        await built(sandbox, ANSWER)
-
-
-async def test_a_problem_whose_program_or_text_fails_has_no_row_of_either_form(sandbox):
-    rest = "She spent 75-55 = $<<75-55=20>>20\nSo it was 20/4 = $5\n#### 5"  # the program ends at 20
-    report = await built(sandbox, ANSWER, rest)
-    assert [row["index"] for row in report.rows] == [0, 0]
-    assert [reject["stage"] for reject in report.rejects] == ["answer"]
-
-
-async def test_rows_ask_as_rollout_and_evaluation_ask(sandbox):
-    """The prompt's tokens of each form are those of the run that learns from it."""
-    tokenizer = build_tokenizer(tokenizer_rows())
-    tool, text = (await built(sandbox, ANSWER)).rows
-    asked = [{"role": "user", "content": hermes_prompt(QUESTION)}]
-    for protocol, row in (("hermes", tool), ("text", text)):
-        wanted = render_prompt(asked, row["tools"], tokenizer)
-        rendered = render(row["messages"], row["tools"], tokenizer)
-        assert rendered.token_ids[: len(wanted)] == wanted, protocol
-    assert open_protocol("hermes", tokenizer, tool=False).prompt_ids(asked) == render_prompt(asked, None, tokenizer)
-    assert open_protocol("hermes", tokenizer, tool=True).prompt_ids(asked) == render_prompt(
-        asked, tool["tools"], tokenizer
-    )
-
-
 def test_traces_py_writes_rows_that_training_reads(tmp_path):
     out, rejects, rl = tmp_path / "sft.parquet", tmp_path / "rejects.jsonl", tmp_path / "rl.parquet"
     output = script("traces.py", SAMPLE, "--part", "sft", "--out", out, "--rejects", rejects)
@@ -117,14 +86,6 @@ def test_traces_py_writes_rows_that_training_reads(tmp_path):
     succeed("rl", SAMPLE, "--out", rl, "--part", "rl")
     found = [lint_file(str(path), None, None).problems for path in (out, rl)]
     assert overlap(found[0], found[1], ("sft", "rl")).leaked == 0
-
-
-def test_a_mistake_is_one_line(tmp_path):
-    assert "no problem is in part sft" in script("traces.py", SAMPLE, "--part", "sft", "--sft-share", "0", "--out",
-                                                 tmp_path / "o.parquet", fails=True)  # fmt: skip
-    assert "must end in .parquet" in script("traces.py", SAMPLE, "--out", tmp_path / "o.json", fails=True)
-    assert "is also an input" in script("large.py", SAMPLE, "--out", SAMPLE, fails=True)
-    assert not list(tmp_path.iterdir())
 
 
 def here(*_: object, **__: object) -> ThreadPoolExecutor:
@@ -145,21 +106,6 @@ async def test_each_variant_runs_in_the_sandbox_and_one_that_fails_is_rejected(s
     monkeypatch.setattr("large.ProcessPoolExecutor", here)
     with pytest.raises(DataError, match=r"None of 1 variants passes.*program: answer"):
         await build(rows[:1], sandbox)
-
-
-async def test_each_draw_has_other_numbers_and_copies_are_rejected(sandbox, monkeypatch):
-    ann = QUESTION.replace("Natalia", "Ann")
-    rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": ann, "answer": ANSWER})]
-    report = await build(rows, sandbox, seed=1, draws=2)
-    assert list(report.rows) == [variant(question, ANSWER, seed) for seed in (1, 2) for question in (QUESTION, ann)]
-    one_number = variant(QUESTION, ANSWER, 0)
-    monkeypatch.setattr("large.variant", lambda *_: one_number)
-    monkeypatch.setattr("large.ProcessPoolExecutor", here)
-    report = await build(rows[:1], sandbox, seed=7, draws=3)
-    assert list(report.rows) == [one_number]
-    assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
-        f" seed {seed} draws the same numbers as an earlier seed" for seed in (8, 9)
-    ]
 
 
 @pytest.mark.long

@@ -23,12 +23,3 @@ def test_rollout_writes_one_line_for_each_trajectory(server, model_dir: Path, tm
         columns = (row["response_ids"], row["loss_mask"], row["logprobs"], row["versions"])
         assert len({len(column) for column in columns}) == 1
         assert 0 < len(row["response_ids"]) <= 60
-
-
-def test_rollout_names_the_line_it_cannot_read(model_dir: Path, tmp_path: Path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"text": "1 + 1?"}\n')
-    words = ["rollout", "--url", "http://127.0.0.1:9", "--model", str(model_dir), "--prompt-file", str(prompts)]
-    done = CliRunner().invoke(all_commands(), [*words, "--out", str(tmp_path / "out.jsonl")])
-    assert done.exit_code == 2
-    assert "prompts.jsonl, line 1: none of messages, prompt, problem, question" in " ".join(done.output.split())

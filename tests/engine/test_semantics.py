@@ -26,7 +26,7 @@ from retool_mcore.rollout.engine import EngineTurn, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory
-from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly, ToolProtocol, open_protocol
+from retool_mcore.rollout.protocol import Hermes, Retool, ToolProtocol, open_protocol
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import ExecResult, Sandbox
 from tests.unit.rollout.budgets import limits as limits_for
@@ -78,13 +78,6 @@ async def test_length_in_a_model_turn(tokenizer, sandbox):
     assert trajectory.ledger.loss_mask == [1] * 8
 
 
-async def test_an_answer_boxed_before_the_cut_counts(tokenizer, sandbox):
-    text = "It is \\boxed{1379}, and"
-    limits = replace(LIMITS, max_response_tokens=len(tokenizer.encode(text)))
-    trajectory = await play(tokenizer, sandbox, text + " so on and so on", limits=limits)
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.LENGTH, "1379")
-
-
 async def test_no_room_for_the_error_of_a_malformed_call(tokenizer, sandbox):
     bad = "<tool_call>\nprint(1)\n</tool_call>"
     limits = replace(LIMITS, max_response_tokens=len(tokenizer.encode(bad)) + 8)
@@ -106,12 +99,6 @@ async def test_malformed_calls(tokenizer, sandbox):
     trajectory = await play(tokenizer, sandbox, bad, bad, bad)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.MALFORMED, None)
     assert tool_text(tokenizer, trajectory).count("Error: the call is not valid JSON") == 2
-
-
-async def test_a_good_call_starts_the_count_of_malformed_calls_anew(tokenizer, sandbox):
-    bad = "<tool_call>\nprint(1)\n</tool_call>"
-    trajectory = await play(tokenizer, sandbox, bad, bad, call("print(3)"), bad, bad, ANSWER)
-    assert trajectory.stop_reason == StopReason.FINISHED
 
 
 async def test_a_call_at_the_time_limit_is_an_observation(tokenizer, sandbox):
@@ -142,14 +129,6 @@ async def test_all_calls_of_a_turn_run_concurrently_and_answer_in_order(tokenize
     assert "<|im_end|><|im_end|>" not in tokenizer.decode(trajectory.ledger.response_ids)
     first = trajectory.turns[0]
     assert first.tool_s < sum(result.run_s for result in first.results), "one after the other takes longer"
-
-
-async def test_without_the_tool_one_turn_is_all(tokenizer):
-    protocol = TextOnly(tokenizer)
-    engine = ScriptedEngine(tokenizer, [call("print(1)") + ANSWER])
-    trajectory = await roll_out(protocol.prompt_ids(QUESTION), engine, None, protocol, LIMITS)
-    assert (trajectory.stop_reason, trajectory.answer, len(trajectory.turns)) == (StopReason.FINISHED, "1379", 1)
-    assert "code_interpreter" not in tokenizer.decode(trajectory.ledger.prompt_ids)
 
 
 async def test_an_engine_outage_drops_the_trajectory(tokenizer, sandbox):
@@ -258,14 +237,6 @@ async def test_a_trajectory_in_one_message(tokenizer, sandbox):
     assert tool_text(tokenizer, trajectory) == "\n<interpreter>\n1379\n</interpreter>\n"
 
 
-async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tokenizer, sandbox):
-    ids = merging_tokenizer.encode(block("print(7)") + "\n", add_special_tokens=False)
-    assert merging_tokenizer.decode(ids[-1:]) == ">\n"
-    trajectory = await play_retool(merging_tokenizer, sandbox, block("print(7)") + "\n", RETOOL_ANSWER)
-    text = merging_tokenizer.decode(trajectory.ledger.response_ids)
-    assert text == block("print(7)") + "\n<interpreter>\n7\n</interpreter>\n" + RETOOL_ANSWER
-
-
 class SeveralAtOnce:
     """An engine whose last step reaches the limit of its request, past the end of a call."""
 
@@ -294,3 +265,11 @@ async def test_a_call_that_ends_in_the_last_step_of_a_request_is_run(tokenizer, 
     assert ledger.routes is not None
     assert ledger.routes[:, 0, 0].tolist() == list(range(len(ledger.context) - 1))
     assert [result.shown for result in first.results] == ["7"]
+
+
+async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tokenizer, sandbox):
+    ids = merging_tokenizer.encode(block("print(7)") + "\n", add_special_tokens=False)
+    assert merging_tokenizer.decode(ids[-1:]) == ">\n"
+    trajectory = await play_retool(merging_tokenizer, sandbox, block("print(7)") + "\n", RETOOL_ANSWER)
+    text = merging_tokenizer.decode(trajectory.ledger.response_ids)
+    assert text == block("print(7)") + "\n<interpreter>\n7\n</interpreter>\n" + RETOOL_ANSWER

@@ -12,21 +12,6 @@ def found() -> dict[str, Any]:
     return run_scenario("tests.engine.servers_scenario")
 
 
-def test_no_request_waits_in_ray_and_none_keeps_the_abort_waiting(found: dict[str, Any]):
-    assert found["started of 1536"] == 1536
-
-
-def test_a_server_has_room_for_the_papers_step_and_a_validation(found: dict[str, Any]):
-    assert found["room"] > 2 * 16_384
-
-
-def test_its_http_server_answers_only_who_knows_the_runs_key(found: dict[str, Any]):
-    assert len(found["answers"]) == 4
-    for without, wrong, right in found["answers"].values():
-        assert (without, wrong) == (401, 401)
-        assert right not in (401, 403)
-
-
 def test_each_replica_has_its_own_seed_though_verl_gives_all_the_same_settings(found: dict[str, Any]):
     assert found["seeds"] == [7, 8, 9, 7]
 

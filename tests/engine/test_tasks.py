@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
-from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.tasks import make_task
 from retool_mcore.run.metrics import read_metrics
 from tests.unit.docs.test_pages import ROOT, blocks
@@ -93,19 +92,6 @@ def test_a_model_behind_an_api_is_evaluated(server: StandIn, folder: Path, monke
     report = json.loads((folder / "runs/eval/served-name/report.json").read_text())
     assert (report["problems"], report["n"]) == (3, 4)
     assert report["behavior"]["behavior/calls"] == pytest.approx(1 / 12)
-
-
-@pytest.mark.long
-def test_own_problems_are_put_to_a_model_as_its_run_put_them(folder: Path, model_dir: Path):
-    model = folder / "runs/mine_rl/export"
-    model.parent.mkdir(parents=True)
-    subprocess.run(["cp", "-r", model_dir, model], check=True)
-    PromptFormat(system="You may run Python.", instruction="Box it.", protocol="hermes").write(model)
-    output = retool(folder, *command("evaluation.md", "my_problems.jsonl"), "sandbox.min_level=rlimits")
-    assert "You may run Python." in output and "What is 0 + 0?\nBox it." in output
-    report = json.loads((folder / "runs/eval/mine/mine_rl/report.json").read_text())
-    assert [row["truth"] for row in report["per_problem"]] == ["0", "2", "4"]
-    assert [len(row["extracted"]) for row in report["per_problem"]] == [4, 4, 4]
 
 
 @pytest.mark.long

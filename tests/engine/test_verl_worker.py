@@ -16,8 +16,6 @@ import torch
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.run import alive
-from retool_mcore.train.watchdog import signs as signs_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.keys.tree import ppo_tree
 from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, call
@@ -108,16 +106,6 @@ def rl(tmp_path: Path, *settings: str) -> RlConfig:
     return load_config(RlConfig, RL, [*small, *more, *settings])
 
 
-def test_the_engine_gets_the_run_files_sampling(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = rl(tmp_path, "rollout.temperature=0.7", "rollout.group_size=3")
-    stored, asked = sampled(config, tokenizer, monkeypatch, validate=False)
-    assert len(stored) == 3, "rollout.group_size responses of the prompt"
-    assert len(asked) == 3 * len(TURNS)
-    for params in asked:
-        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.7, 1.0, -1)
-        assert params["logprobs"] is True
-
-
 def test_a_validation_gets_its_own_sampling(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Not as training does, whose temperature and group size are other ones."""
     training = ("rollout.temperature=0.7", "rollout.group_size=3")
@@ -125,20 +113,6 @@ def test_a_validation_gets_its_own_sampling(tokenizer, tmp_path: Path, monkeypat
     stored, asked = sampled(rl(tmp_path, *training, *own), tokenizer, monkeypatch, validate=True)
     assert len(stored) == 2 and len(asked) == 2 * len(TURNS)
     assert {(params["temperature"], params["top_p"]) for params in asked} == {(0.3, 0.8)}
-
-
-def test_turns_and_trajectories_signal_the_watchdog(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    signs: list[bool] = []
-
-    def recorded() -> None:
-        heartbeat()
-        signs.append(bool(signs_of(config.run.dir)))
-
-    heartbeat, config = alive.heartbeat, rl(tmp_path, "rollout.group_size=3")
-    monkeypatch.setattr(alive, "EVERY_S", 0.0)
-    monkeypatch.setattr(alive, "heartbeat", recorded)
-    sampled(config, tokenizer, monkeypatch, validate=False)
-    assert len(signs) == 3 * (len(TURNS) + 1) and all(signs)
 
 
 def test_each_token_is_stored_with_its_own_log_probability(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -172,10 +146,3 @@ def test_a_response_that_a_setting_leaves_out_has_no_token_in_the_loss(
         mask = row["response_mask"].tolist()
         assert len(mask) == len(row["responses"]) == len(row["rollout_log_probs"])
         assert (1 in mask) == (kind not in masked_by), kind
-
-
-def test_a_validation_leaves_nothing_out(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules[__name__], "TURNS", MASKED_BY["cut"][0])
-    masks = ('algorithm.mask=["truncated", "void_turns"]',)
-    (row, *_), _ = sampled(rl(tmp_path, "validation.n=2", *masks), tokenizer, monkeypatch, validate=True)
-    assert 1 in row["response_mask"].tolist()

@@ -22,7 +22,6 @@ import yaml
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DEFAULTS = "verl_defaults.json"
-ADDED = "added.json"
 
 
 def fingerprint(defaults: dict[str, Any]) -> str:
@@ -30,37 +29,31 @@ def fingerprint(defaults: dict[str, Any]) -> str:
 
 
 @contextmanager
-def not_of_this_shell(platform: Any) -> Iterator[None]:
-    """The environment that a run on several nodes hands on, without what this shell happens to have
-    exported.
-    """
+def without_exported_variables(platform: Any) -> Iterator[None]:
+    """The environment of a run on several nodes, without what this shell has exported."""
     with patch.dict(os.environ):
         for variable in platform.environment():
             os.environ.pop(variable.name, None)
         yield
 
 
-def main(folder: Path, others: Path | None = None) -> None:
-    """Records into ``folder``; into ``others`` the keys of each configuration that verl's own
-    settings do not have.
-    """
+def main(folder: Path) -> None:
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl.keys.tree import MISSING, differences, resolve, sft_sections
+    from retool_mcore.verl.keys.tree import differences, resolve, sft_sections
 
     here = tempfile.mkdtemp()
     os.chdir(here)  # runs and data lie under the folder that a run is started in
     get_platform("cpu").activate()  # verl's classes import here; the trees are made for the runs' own platform
-    fingerprints, added = {"verl": importlib.metadata.version("verl")}, {}
+    fingerprints = {"verl": importlib.metadata.version("verl")}
     for path in sorted((ROOT / "configs").glob("*.toml")):
         kind = SftConfig if path.name.startswith("sft_") else RlConfig
         config = load_config(kind, path)
         platform = get_platform(config.run.platform)
-        with not_of_this_shell(platform):
+        with without_exported_variables(platform):
             defaults, tree = resolve(config, platform)
         fingerprints[kind.__name__] = fingerprint(defaults)
         changed = differences(defaults, tree)
-        added[path.stem] = [key for key, (default, _) in changed.items() if default == MISSING]
         ours = {key: value for key, (_, value) in changed.items()}
         if isinstance(config, SftConfig):  # verl's class of it reads the model's files, so resolve leaves it out
             ours |= {f"model.{key}": value for key, value in sft_sections(config, platform)["model"].items()}
@@ -68,11 +61,9 @@ def main(folder: Path, others: Path | None = None) -> None:
         text = text.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
         (folder / f"{path.stem}.yaml").write_text(text, encoding="utf-8")
     (folder / DEFAULTS).write_text(json.dumps(fingerprints, indent=1) + "\n", encoding="utf-8")
-    if others is not None:
-        (others / ADDED).write_text(json.dumps(added), encoding="utf-8")
     os.chdir(ROOT)
     os.rmdir(here)
 
 
 if __name__ == "__main__":
-    main(*(Path(word).absolute() for word in sys.argv[1:3] or [HERE]))
+    main(Path(sys.argv[1]).absolute() if sys.argv[1:] else HERE)

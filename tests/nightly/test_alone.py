@@ -61,7 +61,7 @@ def _needed(of: importlib.metadata.Distribution, known: set[str]) -> Iterator[im
 
 
 def _link(source: Path, target: Path) -> None:
-    """The sandbox shows code nothing beside the environment: a symbolic link would lead nowhere."""
+    """The sandbox shows code only the environment, so a symbolic link would be broken."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         target.hardlink_to(source)

@@ -1,7 +1,7 @@
 """Run by test_experts.py in its own process: SFT's and RL's workers on a tiny Qwen3-MoE, one rank.
 
-Prints one JSON object: what the routers hold and compute, their gradients and load, and what plain
-transformers says of the gradients and the load.
+Prints one JSON object: what the routers hold and compute, their gradients and load, and the
+gradients and the load of plain transformers.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 from retool_mcore.data.chat import Rendered
 from tests.parity.megatron_ranks import make_model
 from tests.parity.sft_scenario import make_engine
-from tests.scenario import tell_as_one_rank
+from tests.scenario import print_as_one_rank
 
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=64", "train.steps=8", "train.global_batch=2")
 SETTINGS += ("train.micro_batch_tokens=64", "optim.clip_grad=1e9", "optim.warmup_fraction=0")
@@ -83,7 +83,7 @@ def updates_of_rl(folder: Path) -> dict[str, Any]:
     taken: list[dict[str, float]] = []
     take = load.take
     load.take = lambda: taken.append(take()) or taken[-1]  # type: ignore[method-assign]
-    engine._say(rows(0, 1))  # a pass without an update, which counts for nothing
+    engine._outputs(rows(0, 1))  # a pass without an update, which counts for nothing
     counted = int(load._counts_LE.sum())
     data = rows(0, 1)
     tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
@@ -119,4 +119,4 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    tell_as_one_rank(found)
+    print_as_one_rank(found)

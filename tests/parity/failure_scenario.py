@@ -1,4 +1,4 @@
-"""Run by test_failure.py in its own process: what a user is told when an actor of Ray's is lost.
+"""Run by test_failure.py in its own process: the errors of a run that loses an actor of Ray.
 
 Prints one JSON object in its last line: the kind of loss -> the error's class and text.
 """
@@ -43,18 +43,18 @@ def main(root: Path) -> dict[str, list[str]]:
     log.write_text("nothing of a worker's\n", encoding="utf-8")
     killed = Worker.remote()
     ray.kill(killed)  # as the run itself does at its end
-    told: dict[str, list[str]] = {"before": [str(ProcessWatch(config).error())]}
+    errors: dict[str, list[str]] = {"before": [str(ProcessWatch(config).error())]}
     for loss in ("die", "fail", "instantiate", "refuse", "ask"):
         worker = Worker.remote()
         try:
             ray.get(worker.ask.remote(Worker.remote()) if loss == "ask" else getattr(worker, loss).remote())
         except RayError as error:
             found = error_for_user(error, config)
-            told[loss] = [type(found).__name__, str(found)]
+            errors[loss] = [type(found).__name__, str(found)]
         if loss == "die":
             wait_until(lambda: ProcessWatch(config).error() is not None, "Ray lists the dead actor", 60)
-            told["listed"] = [type(ProcessWatch(config).error()).__name__, str(ProcessWatch(config).error())]
-    return told
+            errors["listed"] = [type(ProcessWatch(config).error()).__name__, str(ProcessWatch(config).error())]
+    return errors
 
 
 if __name__ == "__main__":

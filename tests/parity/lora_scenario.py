@@ -11,7 +11,7 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import CheckpointError
 from tests.parity.sft_scenario import BATCH, SETTINGS, make_engine
-from tests.scenario import tell_as_one_rank
+from tests.scenario import print_as_one_rank
 
 ADAPTERS = ("lora.rank=4", "lora.alpha=8", "lora.dropout=0.2")
 ADAPTERS += ("optim.lr=0.02", "optim.min_lr=0.02", "optim.warmup_fraction=0.0")
@@ -38,15 +38,15 @@ def found(folder: Path) -> dict[str, Any]:
         for path in (folder / "saved").rglob("*")
         if path.is_file()
     }
-    beside = engine_of("checkpoint.asynchronous=true")
-    beside.load(str(folder / "saved"))
-    out["resumed"] = steps(beside, 1)
-    pending = beside.save(str(folder / "beside"), 4)
-    out["resumed"] += steps(beside, 2)
+    asynchronous = engine_of("checkpoint.asynchronous=true")
+    asynchronous.load(str(folder / "saved"))
+    out["resumed"] = steps(asynchronous, 1)
+    pending = asynchronous.save(str(folder / "asynchronous"), 4)
+    out["resumed"] += steps(asynchronous, 2)
     assert pending is not None
     pending.finish()
     again = engine_of()
-    again.load(str(folder / "beside"))
+    again.load(str(folder / "asynchronous"))
     out["resumed_again"] = steps(again, 2)
     other = engine_of(model="other")
     try:
@@ -61,4 +61,4 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    tell_as_one_rank(found)
+    print_as_one_rank(found)

@@ -22,12 +22,12 @@ def by_fork(module: str, words: Sequence[Path], count: int, log: Path, timeout_s
     from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False)
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    told |= {"OMP_NUM_THREADS": 1, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    shared |= {"OMP_NUM_THREADS": 1, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     log.write_text("")
     processes = []
     for rank in range(count):
-        own = {name: str(value) for name, value in (told | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        own = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
         processes.append(forked.start(module, words, {**os.environ, **own}, out=log, err=log))
     end_s = time.monotonic() + timeout_s
     try:

@@ -50,31 +50,27 @@ class RlEngine:
     def _watch(self, worker: Any) -> None:
         self.worker, self.engine = worker, worker.engine
         self.seen: list[tuple[int, int]] = []
-        self.held: list[int] = []
-        self.layers: list[Any] = []
         for wrapped in self.engine.module:
             chunk = wrapped
             while not hasattr(chunk, "decoder"):
                 chunk = chunk.module
             chunk.decoder.register_forward_pre_hook(self._look, with_kwargs=True)
-            self.layers += chunk.decoder.layers
 
     def _look(self, block: Any, args: Any, kwargs: Any) -> None:
         config = block.config
         hidden_T1H = kwargs.get("hidden_states", args[0] if args else None) if block.pre_process else block.input_tensor
         tokens = hidden_T1H.shape[0] * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
         if block.training:
-            self.held.append(hidden_T1H.shape[0])
             self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
 
     def update(self, masked: int | None = None, size_of_update: int = 8) -> dict[str, Any] | None:
-        """Two mini-batches, one update each or more, and what the model says of all rows before and
+        """Two mini-batches, one update each or more, and the model's outputs of all rows before and
         after them. Of mini-batch ``masked`` no token is in the loss.
 
         "during": log-probabilities of the rows from each update's own pass. "seen": of each forward
-        pass in training, its tokens and recomputed layers; of each data-parallel rank. "held": the
-        tokens that this rank's first layer had in each. "states": bytes held for Adam's before the
-        first update, bytes of these after it, and whether any are held still.
+        pass in training, its tokens and recomputed layers; of each data-parallel rank. "states":
+        bytes reserved for Adam's states before the first update, their bytes after it, and whether
+        a reservation remains.
         """
         import torch.distributed as dist
         from verl.utils import tensordict_utils as tu
@@ -86,11 +82,11 @@ class RlEngine:
         sizes = {"mini_batch_size": size_of_update, "global_batch_size": size_of_update}
         tu.assign_non_tensor(data, **sizes, epochs=1, seed=0, dataloader_kwargs={})
         tu.assign_non_tensor_data(data, KEEP_LOG_PROBS, not self.critic)
-        before = self._say(rows(rank, size))
+        before = self._outputs(rows(rank, size))
         held = 0 if self.worker._reserved is None else self.worker._reserved.nbytes
         output = self.worker.train_mini_batch(data)
         states = [held, self._bytes_of_states(), int(self.worker._reserved is not None)]
-        after = self._say(rows(rank, size))
+        after = self._outputs(rows(rank, size))
         seen: list[Any] = [None] * size
         dist.all_gather_object(seen, self.seen, group=self.engine.get_data_parallel_group())
         if not self.engine.is_mp_src_rank_with_outputs():
@@ -98,7 +94,6 @@ class RlEngine:
         metrics = tu.get(output, "metrics")
         return {
             "seen": seen,
-            "held": self.held,
             "states": states,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
@@ -107,11 +102,6 @@ class RlEngine:
             "during": [row.tolist() for update in self.worker.log_probs for row in update.unbind()],
             "after": after,
         }
-
-    def recomputes_norms(self) -> list[bool]:
-        """Of both norms of each layer, whether its output is dropped and made again in backward."""
-        return [again for layer in self.layers
-                for again in (layer.recompute_input_layernorm, layer.recompute_pre_mlp_layernorm)]  # fmt: skip
 
     def replayed(self) -> list[list[float]] | None:
         """The log-probabilities of this data-parallel rank's rows, with the experts of ``routes``;
@@ -122,10 +112,10 @@ class RlEngine:
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         data = rows(rank, size)
-        told = [torch.tensor(routes(length), dtype=torch.int16) for length in data["input_ids"].offsets().diff()]
-        data["routed_experts"] = torch.nested.as_nested_tensor(told, layout=torch.jagged)
+        routed = [torch.tensor(routes(length), dtype=torch.int16) for length in data["input_ids"].offsets().diff()]
+        data["routed_experts"] = torch.nested.as_nested_tensor(routed, layout=torch.jagged)
         tu.assign_non_tensor_data(data, "enable_routing_replay", True)
-        return self._say(data) or None
+        return self._outputs(data) or None
 
     def noted(self) -> list[list[list[list[int]]]] | None:
         """The experts [T, L, K] of this data-parallel rank's rows, as a pass with "R2" notes them;
@@ -136,10 +126,10 @@ class RlEngine:
         data = rows(self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size())
         tu.assign_non_tensor_data(data, "enable_routing_replay", True)
         tu.assign_non_tensor(data, compute_loss=False)
-        said: Any = self.worker.infer_batch(data)
+        output: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
-        return [each.long().sort().values.tolist() for each in said["routed_experts"].unbind()]
+        return [each.long().sort().values.tolist() for each in output["routed_experts"].unbind()]
 
     def _bytes_of_states(self) -> int:
         optimizer = self.engine.optimizer
@@ -147,15 +137,15 @@ class RlEngine:
         states = [state for part in parts for state in part.optimizer.state.values()]
         return sum(tensor.nbytes for state in states for name, tensor in state.items() if name != "step")
 
-    def _say(self, data: Any) -> list[list[float]]:
+    def _outputs(self, data: Any) -> list[list[float]]:
         """The values or log-probabilities of each row; of no row on ranks without the output."""
         from verl.utils import tensordict_utils as tu
 
         tu.assign_non_tensor(data, compute_loss=False)
-        said: Any = self.worker.infer_batch(data)
+        output: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return []
-        return [row.tolist() for row in said["values" if self.critic else "log_probs"].unbind()]
+        return [row.tolist() for row in output["values" if self.critic else "log_probs"].unbind()]
 
 
 def actor_of_run(job: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Run by test_routes.py in its own process: RL's worker on a tiny Qwen3-MoE that repeats experts.
 
-Prints one JSON object: what the worker computes with its own experts, with told ones (R3) and with
-those that it noted itself (R2), beside plain transformers.
+Prints one JSON object: what the worker computes with its own experts, with replayed ones (R3)
+and with those that it noted itself (R2), and the same of plain transformers.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.parity.megatron_ranks import make_model
 from tests.parity.rl_ranks import LENGTHS, RlEngine, row, rows
-from tests.scenario import tell_as_one_rank
+from tests.scenario import print_as_one_rank
 
 LAYERS, TOP = 4, 2
 LOAD = "experts/load_max_over_mean"
@@ -24,11 +24,11 @@ def sequences() -> list[list[int]]:
     ]
 
 
-def plain(folder: Path, told: list[Any] | None = None) -> tuple[list[list[float]], list[Any]]:
+def plain(folder: Path, replayed: list[Any] | None = None) -> tuple[list[list[float]], list[Any]]:
     """transformers' log-probabilities of each sequence's tokens, and its experts [T, L, K].
 
-    ``told``: of each sequence the experts [T - 1, L, K] of all tokens but the last, to be taken in
-    place of the router's.
+    ``replayed``: of each sequence the experts [T - 1, L, K] of all tokens but the last, which
+    replace the router's.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -41,8 +41,8 @@ def plain(folder: Path, told: list[Any] | None = None) -> tuple[list[list[float]
         def choose(gate: Any, inputs: Any, output: Any, number: int = number, chosen: Any = chosen) -> Any:
             logits_TE, _, own_TK = output
             indices_TK = own_TK.clone()
-            if told is not None:
-                indices_TK[:-1] = told[number][:, len(chosen)]
+            if replayed is not None:
+                indices_TK[:-1] = replayed[number][:, len(chosen)]
             chosen.append(indices_TK)
             return logits_TE, logits_TE.gather(1, indices_TK).softmax(-1), indices_TK
 
@@ -75,8 +75,8 @@ def logprobs(engine: RlEngine, routes: list[Any] | None) -> tuple[list[list[floa
 
     data = with_routes(rows(0, 1), routes)
     tu.assign_non_tensor(data, compute_loss=False)
-    said: Any = engine.worker.infer_batch(data)
-    return [each[:-1].tolist() for each in said["log_probs"].unbind()], said.get("routed_experts", None)
+    output: Any = engine.worker.infer_batch(data)
+    return [each[:-1].tolist() for each in output["log_probs"].unbind()], output.get("routed_experts", None)
 
 
 def update(engine: RlEngine, routes: list[Any]) -> dict[str, float]:
@@ -102,17 +102,17 @@ def found(folder: Path) -> dict[str, Any]:
         return RlEngine({**job, "router_replay": mode, **more})
 
     # All tokens to experts 2 and 3, but those of every third position to 0 and 3.
-    told = [
+    replayed = [
         torch.tensor([[[0 if position % 3 == 0 else 2, 3]] * LAYERS for position in range(len(ids) - 1)])
         for ids in sequences()
     ]
     own_logprobs, own_routes = plain(model)
-    out: dict[str, Any] = {"plain": own_logprobs, "plain_told": plain(model, told)[0]}
+    out: dict[str, Any] = {"plain": own_logprobs, "plain_replayed": plain(model, replayed)[0]}
     for name, more in (("r3", {}), ("r3_recompute", {"transformer": recompute})):
         engine = engine_of("R3", **more)
         out[name] = {"own": logprobs(engine, [route[:-1] for route in own_routes])[0]}
-        out[name]["told"] = logprobs(engine, told)[0]
-        out[name]["update"] = update(engine, told)
+        out[name]["replayed"] = logprobs(engine, replayed)[0]
+        out[name]["update"] = update(engine, replayed)
     engine = engine_of("R2")
     noted_logprobs, noted = logprobs(engine, None)
     noted_routes = [each.long() for each in noted.unbind()]
@@ -138,4 +138,4 @@ def update_of_own(engine: RlEngine, steps: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    tell_as_one_rank(found)
+    print_as_one_rank(found)

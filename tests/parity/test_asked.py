@@ -1,4 +1,4 @@
-"""All ranks learn of a signal that one rank received."""
+"""A signal that one rank received reaches all ranks."""
 
 import multiprocessing
 from pathlib import Path

@@ -37,8 +37,3 @@ def test_each_save_reads_what_its_own_writer_has_reported():
     assert (critic.get_nowait(), actor.get_nowait()) == ("critic", "actor")
     with pytest.raises(queue.Empty):
         Results().get_nowait()
-
-
-def test_a_writer_that_fails_says_why(tmp_path: Path):
-    (tmp_path / "__1.distcp").mkdir()
-    assert isinstance(write(tmp_path, 2), IsADirectoryError)

@@ -52,9 +52,3 @@ def test_a_layers_matrix_of_all_experts_takes_one_gather_in_each_group(exports, 
     for rank in exports[layout]:
         spared = rank["mbridge"]["gathers"] - rank["ours"]["gathers"]
         assert spared == LAYERS * 2 * (of_mbridge - groups)
-
-
-@pytest.mark.parametrize("layout", ["one", "pp2"])
-def test_without_expert_parallelism_and_with_a_pipeline_mbridge_exports(exports, layout):
-    for rank in exports[layout]:
-        assert rank["ours"]["gathers"] == rank["mbridge"]["gathers"]

@@ -1,4 +1,4 @@
-"""What [experts] does to a model's routers, and how their load is counted, beside transformers."""
+"""[experts]: a model's routers and the count of their load, compared with transformers."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenario("tests.parity.experts_scenario", tmp_path_factory.mktemp("experts"))
 
 
-def test_a_router_of_a_bfloat16_model_computes_in_float32_unless_told_otherwise(seen: dict[str, Any]):
+def test_a_router_of_a_bfloat16_model_computes_in_float32_by_default(seen: dict[str, Any]):
     assert (seen["dtype"], seen["plain_dtype"]) == ("torch.float32", "torch.float64")
 
 

@@ -1,4 +1,4 @@
-"""What a user is told when a process of an RL run dies or fails."""
+"""The errors of an RL run whose process dies or fails."""
 
 import re
 from pathlib import Path
@@ -21,33 +21,33 @@ def test_the_last_lines_are_those_of_the_process_alone(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return run_scenario("tests.parity.failure_scenario", tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("loss", ["die", "ask", "listed"])
-def test_a_dead_process_is_named_with_the_log_and_the_way_on(told: dict[str, list[str]], loss: str):
-    kind, text = told[loss]
+def test_a_dead_process_is_named_with_the_log(errors: dict[str, list[str]], loss: str):
+    kind, text = errors[loss]
     assert kind == "RunError"
-    said = r"Worker \(process \d+\) died\. If it ran out of memory, dmesg shows the kill\. The log is \S+/rl\.log\. "
-    assert re.match(said, text), text
+    message = r"Worker \(process \d+\) died\. If it ran out of memory, dmesg shows the kill\. The log is \S+/rl\.log\. "
+    assert re.match(message, text), text
     assert text.endswith("No checkpoint was complete: the same command starts from the beginning.")
     assert "\n" not in text
 
 
-def test_an_actor_that_the_run_has_killed_is_no_loss(told: dict[str, list[str]]):
-    assert told["before"] == ["None"]
+def test_an_actor_that_the_run_killed_is_not_an_error(errors: dict[str, list[str]]):
+    assert errors["before"] == ["None"]
 
 
-def test_an_exception_is_told_by_its_first_line(told: dict[str, list[str]]):
-    kind, text = told["fail"]
+def test_an_exception_is_shown_by_its_first_line(errors: dict[str, list[str]]):
+    kind, text = errors["fail"]
     assert kind == "RunError"
     assert re.match(r"Worker\.fail \(process \d+\) failed with KeyError: 'no such thing'\. The log is ", text), text
 
 
-def test_what_hydra_could_not_build_is_told_with_its_cause(told: dict[str, list[str]]):
-    assert "read_text': FileNotFoundError(2, " in told["instantiate"][1], told["instantiate"]
+def test_a_failed_instantiation_is_shown_with_its_cause(errors: dict[str, list[str]]):
+    assert "read_text': FileNotFoundError(2, " in errors["instantiate"][1], errors["instantiate"]
 
 
-def test_a_workers_own_error_for_the_user_stays_as_it_is(told: dict[str, list[str]]):
-    assert told["refuse"] == ["ConfigError", "train.steps = 0 is too few"]
+def test_a_workers_own_error_for_the_user_stays_as_it_is(errors: dict[str, list[str]]):
+    assert errors["refuse"] == ["ConfigError", "train.steps = 0 is too few"]

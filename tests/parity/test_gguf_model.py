@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.families import check_fields
 from retool_mcore.rollout.protocol import serving_protocol
+from tests import forked
 from tests.unit.data.gguf_file import MODEL_NAME
 from tests.unit.data.test_gguf_model import file  # noqa: F401  a fixture
 
@@ -24,11 +24,10 @@ TEXT = 'What is 12 + 7?\n<tool_call>\n{"name": "code_interpreter"}\n</tool_call>
 @pytest.fixture(scope="module")
 def made(file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("made") / "model"
-    argv = [sys.executable, "-m", "retool_mcore", "data", "model", str(file), str(folder), "--dtype", "float32"]
-    return folder, subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    return folder, forked.run("retool_mcore", "data", "model", file, folder, "--dtype", "float32")
 
 
-def test_the_command_says_one_line_and_no_more(made):
+def test_the_command_prints_one_line(made):
     folder, done = made
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{folder}: written, float32\n"

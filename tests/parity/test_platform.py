@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from retool_mcore.platforms import get_platform
-from tests.unit.platforms.test_network import EVERY_INTERFACE
-
 cpu_only = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LOAD_A_MODEL = """
 import sys
@@ -29,40 +26,10 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=clean | env)
 
 
-def test_choosing_a_platform_imports_no_engine():
-    code = (
-        "import sys; from retool_mcore.platforms import get_platform; get_platform('cpu'); get_platform('cuda');"
-        "print([m for m in ('torch', 'verl', 'megatron', 'ray', 'sglang') if m in sys.modules])"
-    )
-    assert run(code).stdout.strip() == "[]"
-
-
-@cpu_only
-def test_a_child_process_inherits_the_platform_through_the_environment():
-    done = run("import verl.utils.device as d; print(d.get_device_name())", **get_platform("cpu").process_env())
-    assert done.stdout.strip() == "cpu", done.stderr
-
-
-def test_verl_is_left_alone_outside_a_run():
-    code = "import verl; from verl.plugin.platform import PlatformRegistry as r; print('cpu' in r.registered_names())"
-    done = run(code, VERL_PLATFORM="nvidia")
-    assert done.stdout.strip() == "False", done.stderr
-
-
 def test_a_missing_plugin_is_an_error_and_not_a_fall_back():
     code = "import verl\nfrom retool_mcore.verl.plugin import assert_loaded\nassert_loaded()"
     done = run(code, VERL_PLATFORM="nvidia")
     assert "RETOOL_PLATFORM is not set" in done.stderr
-
-
-@cpu_only
-def test_verl_on_another_platform_than_the_run_is_an_error():
-    env = get_platform("cpu").process_env() | {"VERL_PLATFORM": "nvidia", "VERL_USE_EXTERNAL_PLUGINS": "none"}
-    code = (
-        "import os, verl.plugin.platform as p; p.get_platform()\n"
-        "from retool_mcore.verl.plugin import assert_loaded\nassert_loaded()"
-    )
-    assert 'verl runs on platform "nvidia", but the run needs "cpu"' in run(code, **env).stderr
 
 
 @cpu_only
@@ -101,11 +68,7 @@ def test_ray_is_not_imported_before_the_platform_is_activated():
     assert run(code, RETOOL_PLATFORM="cpu", VERL_PLATFORM="cpu").stdout == "False\n"
 
 
-def test_without_the_patch_a_store_listens_on_every_interface():
-    code = "from tests.unit.platforms.doors import where_the_store_listens as f; print(f(None))"
-    assert run(code).stdout.strip() in EVERY_INTERFACE
-
-
+@pytest.mark.long
 @cpu_only
 def test_a_model_loads_without_our_environment_after_make_install(tmp_path: Path):
     done = subprocess.run(

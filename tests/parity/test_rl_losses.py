@@ -45,19 +45,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 class Batch:
-    """The responses of one update or both, one tensor [T] of each, and what the worker said of
-    them: ``said`` [rows, T].
+    """The responses of one update or both, one tensor [T] of each, with the worker's outputs:
+    ``outputs`` [rows, T].
     """
 
-    def __init__(self, said_by_row: list[list[float]], updates: int = 1) -> None:
+    def __init__(self, outputs: list[list[float]], updates: int = 1) -> None:
         columns = [
             row(100 * update + number, length)
             for update in range(updates)
             for number, length in enumerate(LENGTHS[update])
         ]
         self.new, self.ratio, self.advantage, self.mask = [], [], [], []
-        for said, column in zip(said_by_row, columns, strict=False):
-            new_T = torch.tensor(said[PROMPT_TOKENS - 1 : -1])
+        for row_outputs, column in zip(outputs, columns, strict=False):
+            new_T = torch.tensor(row_outputs[PROMPT_TOKENS - 1 : -1])
             self.new.append(new_T)
             self.ratio.append((new_T - torch.tensor(column["old_log_probs"])).exp())
             self.advantage.append(torch.tensor(column["advantages"]))
@@ -119,18 +119,7 @@ def test_an_update_without_a_token_to_learn_from_changes_nothing(runs: dict[str,
     run = runs["masked"]
     assert run["loss"][0] == 0 and run["grad_norm"][0] == 0
     assert run["grad_norm"][1] > 1e-3, "the next update learns"
-    assert all(abs(value) < 1e3 for said in run["after"] for value in said)
-
-
-def test_the_log_probabilities_of_each_update_are_kept_in_the_batchs_order(runs: dict[str, dict[str, Any]]):
-    run = runs["ppo"]
-    gaps = [
-        max(abs(a - b) for a, b in zip(during[:-1], before[:-1], strict=True))
-        for during, before in zip(run["during"], run["before"], strict=True)
-    ]
-    assert len(gaps) == 16
-    assert max(gaps[:8]) < 1e-5, "the first update's pass sees the weights as they were"
-    assert min(gaps[8:]) > 1e-4, "the second one's sees what the first has changed"
+    assert all(abs(value) < 1e3 for row_outputs in run["after"] for value in row_outputs)
 
 
 def test_the_workers_clipping_and_divergence_are_means_over_the_tokens_of_both_updates(runs: dict[str, dict[str, Any]]):

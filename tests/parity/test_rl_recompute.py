@@ -44,13 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     two += [job(f"critic_{name}", "critic", LAYOUTS[name], auto=True) for name in ("dp2", "tp2")]
     tied, untied = tied_and_untied(folder)
     one += [{**job(f"run_file_{name}", "actor", auto=False), "run_file": file} for name, file in RUN_FILES.items()]
-    for name in ("none", "selective"):
-        built = {"run_file": [f"memory.recompute={name}"], "actions": [["recomputes_norms"]]}
-        one += [{**job(f"norms_{name}", "actor", auto=False), **built}]
     one += [{**job(f"critic_{path.name}", "critic", auto=False), "model": str(path)} for path in (tied, untied)]
-    one += [{**job("run_file_whole", "actor", auto=False), "run_file": [*OF_ROWS]}]
-    shared = [*OF_ROWS, "cluster.gpus_per_node=2", "parallel.tp=2"]
-    two += [{**job("run_file_shared", "actor", auto=False), "run_file": shared}]
     return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
 
 
@@ -121,16 +115,3 @@ def test_an_actor_packs_micro_batches_up_to_the_run_files_tokens(runs: dict[str,
     for name, most, passes_of_both in (("96", 96, range(6, 9)), ("200", 200, range(4, 5))):
         tokens = [tokens for tokens, _ in runs[f"run_file_{name}"]["seen"][0]]
         assert sum(tokens) == 271 + 272 and max(tokens) <= most and len(tokens) in passes_of_both, tokens
-
-
-def test_selective_recomputation_is_of_every_norm(runs: dict[str, Any]):
-    """Of the model as it is built: its backward pass needs Transformer Engine, so a GPU."""
-    assert runs["norms_selective"] == [True] * 8 and runs["norms_none"] == [False] * 8
-
-
-def test_sequence_parallelism_leaves_a_rank_half_of_the_tokens(runs: dict[str, dict[str, Any]]):
-    whole, shared = runs["run_file_whole"], runs["run_file_shared"]
-    assert sum(whole["held"]) == 271 + 272, "one process holds each token, and none of padding"
-    rounded = [2 * half - held for half, held in zip(shared["held"], whole["held"], strict=True)]
-    assert all(0 <= more < 8 for more in rounded), "rows are cut evenly: each is rounded up to two"
-    assert shared["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)

@@ -27,15 +27,15 @@ def flat(rows: list[list[float]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", R3)
-def test_the_actor_says_of_a_token_what_transformers_says_with_the_same_experts(seen: dict[str, Any], name: str):
+def test_the_actor_computes_what_transformers_does_with_the_same_experts(seen: dict[str, Any], name: str):
     torch.testing.assert_close(flat(seen[name]["own"]), flat(seen["plain"]), atol=1e-4, rtol=0)
-    torch.testing.assert_close(flat(seen[name]["told"]), flat(seen["plain_told"]), atol=1e-4, rtol=0)
-    assert (flat(seen["plain"]) - flat(seen["plain_told"])).abs().max() > 0.1, "or other experts change nothing"
+    torch.testing.assert_close(flat(seen[name]["replayed"]), flat(seen["plain_replayed"]), atol=1e-4, rtol=0)
+    assert (flat(seen["plain"]) - flat(seen["plain_replayed"])).abs().max() > 0.1, "or other experts change nothing"
 
 
 @pytest.mark.parametrize("name", R3)
-def test_the_updates_send_tokens_to_the_experts_that_were_told(seen: dict[str, Any], name: str):
-    """Expert 3 gets each token that was told, and nearly two thirds of those go to expert 2."""
+def test_the_updates_send_tokens_to_the_replayed_experts(seen: dict[str, Any], name: str):
+    """Expert 3 gets each replayed token, and nearly two thirds of those go to expert 2."""
     update = seen[name]["update"]
     loads = []
     for lengths in LENGTHS:

@@ -3,7 +3,6 @@
 import errno
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +14,8 @@ from safetensors.torch import save_file
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run import saving
 from retool_mcore.run.export import export
-from retool_mcore.run.folder import explain_full_disk
 from retool_mcore.verl.checkpoint import Writer
 from tests.unit.run.test_checkpoints import run_in, steps
-
-
-def test_a_full_folder_of_temporary_files_is_named_and_not_the_checkpoint(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
-    said = rf"no space is left for {small_disk}\. .*step_4 has space, and its files were not written\. Free some in"
-    with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Its files were deleted."):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_writer_tells_its_error_and_that_it_was_killed():
@@ -76,8 +65,8 @@ def test_a_checkpoint_and_an_export_that_find_no_room_are_one_error_and_give_it_
     with saving.Saver(config, write_model) as saver:
         saver.save(50)
     left = os.statvfs(small_disk).f_bavail
-    said = r"no space is left for .*global_step_100\. Its files were deleted; the checkpoint before it is kept\. Free"
-    with pytest.raises(CheckpointError, match=said), saving.Saver(config, write_model) as saver:
+    message = r"no space is left for .*global_step_100\. Its files were deleted; the checkpoint before it is kept\."
+    with pytest.raises(CheckpointError, match=message), saving.Saver(config, write_model) as saver:
         saver.save(100)
     assert os.statvfs(small_disk).f_bavail == left and steps(config) == [50]
     (small_disk / "other").write_bytes(bytes(1 << 19))

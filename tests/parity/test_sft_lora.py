@@ -1,5 +1,5 @@
 """SFT's engine with adapters, without torchrun: it learns, its checkpoints hold adapters alone, and
-it goes on from them as if it had not stopped.
+it resumes from them exactly.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenario("tests.parity.lora_scenario", tmp_path_factory.mktemp("lora"))
 
 
-def test_adapters_beside_frozen_weights_learn(seen: dict[str, Any]):
+def test_adapters_learn_with_frozen_weights(seen: dict[str, Any]):
     learnt = seen["learnt"]
     assert learnt[0] == pytest.approx(seen["before"], abs=1e-6), "the first forward pass is the base's"
     assert learnt[-1] < 0.2 * learnt[0]
@@ -49,8 +49,8 @@ def test_a_checkpoint_holds_adapters_their_optimizer_and_no_model(seen: dict[str
     assert 3 * weight < states < 5.5 * weight
 
 
-def test_a_resumed_run_goes_on_with_the_same_steps(seen: dict[str, Any]):
-    """With dropout's random numbers, and from a checkpoint that was written beside the steps."""
+def test_a_resumed_run_repeats_the_same_steps(seen: dict[str, Any]):
+    """With dropout's random numbers, and from an asynchronously written checkpoint."""
     assert seen["resumed"] == seen["later"]
     assert seen["resumed_again"] == seen["later"][1:]
 

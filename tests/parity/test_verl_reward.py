@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenario import run_scenario
+from tests.forked import run_scenario
 
 SETTINGS = {
     "paper": [],
@@ -21,7 +21,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def verls() -> dict[str, dict[str, dict[str, Any]]]:
-    return run_scenario("tests.parity.verl_reward_scenario", said=json.dumps(SETTINGS))
+    return run_scenario("tests.parity.verl_reward_scenario", json.dumps(SETTINGS))
 
 
 def rewards(verls: dict[str, dict[str, dict[str, Any]]], setting: str) -> list[float]:

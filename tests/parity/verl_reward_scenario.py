@@ -1,8 +1,7 @@
 """Run by test_verl_reward.py in its own process: a run's settings through verl's tree and verl's
 own reward manager.
 
-Prints one JSON object: what verl makes of four responses, for each of the settings on standard
-input.
+Prints one JSON object: what verl makes of four responses, for each of the settings in its argument.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ async def main(root: str) -> None:
     platform, tokenizer = get_platform("cpu"), build_tokenizer(tokenizer_rows())
     platform.activate()
     out: dict[str, Any] = {}
-    for name, overrides in json.load(sys.stdin).items():
+    for name, overrides in json.loads(sys.argv[1]).items():
         here = [f"run.name={name}", f"run.root={root}"]
         config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*overrides, *here])
         config.run.dir.mkdir(parents=True)

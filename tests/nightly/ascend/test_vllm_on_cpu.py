@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_turn_stops_at_the_last_token_of_its_call(found: dict[str, Any]):
-    called, (call, answer) = found["called"], found["called"]["said"]
+    called, (call, answer) = found["called"], found["called"]["turns"]
     assert called["stop"] == "finished" and called["turns"] == [len(call), len(answer)]
     assert called["ids"][: len(call)] == call and called["ids"][-len(answer) :] == answer
     assert called["mask"] == [1] * len(call) + [0] * called["between"] + [1] * len(answer)
@@ -43,7 +43,7 @@ def test_log_probabilities_are_those_of_a_forward_pass(found: dict[str, Any], na
         assert min(found[name]["logprobs"]) < -1
 
 
-def test_a_turn_goes_on_after_a_weight_sync_with_the_version_of_each_token(found: dict[str, Any]):
+def test_a_turn_continues_after_a_weight_sync_with_the_version_of_each_token(found: dict[str, Any]):
     interrupted = found["interrupted"]
     assert interrupted["aborted"] == 1 and interrupted["error"] is None
     assert interrupted["versions"] == sorted(interrupted["versions"])

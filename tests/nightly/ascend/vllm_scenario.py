@@ -178,7 +178,7 @@ def log_probs(model: Any, trajectory: Trajectory, temperature: float = 1.0) -> t
     return torch.log_softmax(logits, -1).gather(-1, context[0, len(ledger.prompt_ids) :, None])[:, 0]
 
 
-def told(trajectory: Trajectory, models: dict[int, Any], temperature: float = 1.0) -> dict[str, Any]:
+def described(trajectory: Trajectory, models: dict[int, Any], temperature: float = 1.0) -> dict[str, Any]:
     """A trajectory, and how far the engine's log-probabilities are from a forward pass of the
     weights that it names for each token.
     """
@@ -227,8 +227,8 @@ async def interrupted(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any
     await sampler.server.send(models[2], 2)
     await replica.resume_generation()
     trajectory = await running
-    crossed = told(trajectory, {1: models[2], 2: models[1]})["gap"]
-    return {**told(trajectory, models), "aborted": counted["aborted_count"], "crossed": crossed}
+    crossed = described(trajectory, {1: models[2], 2: models[1]})["gap"]
+    return {**described(trajectory, models), "aborted": counted["aborted_count"], "crossed": crossed}
 
 
 async def kept_out(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
@@ -241,18 +241,18 @@ async def kept_out(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
     await asyncio.sleep(2.5)
     early = running.done()
     await replica.resume_generation()
-    return {**told(await running, models), "early": early}
+    return {**described(await running, models), "early": early}
 
 
 async def called(sampler: Sampler, model: Any) -> dict[str, Any]:
     """A model that makes a call and answers, with the interpreter between."""
-    said = [sampler.tokenizer.encode(text, add_special_tokens=False) for text in TURNS]
-    between = sampler.protocol.result_ids(said[0], ["1379"])
-    overfitted(model, sampler.prompt, [*said[0], *between, *said[1]])
+    turns = [sampler.tokenizer.encode(text, add_special_tokens=False) for text in TURNS]
+    between = sampler.protocol.result_ids(turns[0], ["1379"])
+    overfitted(model, sampler.prompt, [*turns[0], *between, *turns[1]])
     await sampler.server.send(model, 3)
     cold = 0.5  # at 1.0 one response of fifteen leaves what it was taught
     trajectory = await sampler.run("called", temperature=cold)
-    return {**told(trajectory, {3: model}, cold), "said": said, "between": len(between)}
+    return {**described(trajectory, {3: model}, cold), "turns": turns, "between": len(between)}
 
 
 async def learnt(sampler: Sampler, model: Any) -> dict[str, Any]:
@@ -263,7 +263,7 @@ async def learnt(sampler: Sampler, model: Any) -> dict[str, Any]:
     group = await asyncio.gather(*(sampler.run(f"group {i}", tokens=12) for i in range(8)))
     firsts = torch.tensor([each.ledger.response_ids[0] for each in group])
     rewards = (firsts > firsts.median()).float() * 2 - 1
-    before = [told(each, {4: model})["gap"] for each in group]
+    before = [described(each, {4: model})["gap"] for each in group]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for each, advantage in zip(group, rewards - rewards.mean(), strict=True):
         ratio = (log_probs(model, each) - torch.tensor(each.ledger.logprobs)).exp()
@@ -272,7 +272,7 @@ async def learnt(sampler: Sampler, model: Any) -> dict[str, Any]:
     await sampler.server.send(model, 5)
     after = await sampler.run("after", tokens=12)
     old = max(abs(a - b) for a, b in zip(log_probs(model, group[0]).tolist(), group[0].ledger.logprobs, strict=True))
-    return {"rewards": rewards.tolist(), "gap": max(before), "moved": old, "after": told(after, {5: model})}
+    return {"rewards": rewards.tolist(), "gap": max(before), "moved": old, "after": described(after, {5: model})}
 
 
 async def main(folder: Path) -> dict[str, Any]:
@@ -301,7 +301,7 @@ async def main(folder: Path) -> dict[str, Any]:
 async def sampled(server: Server, sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
     await server.start()
     await server.send(models[1], 1)
-    out: dict[str, Any] = {"length": told(await sampler.run("length", tokens=24, temperature=0.7), models, 0.7)}
+    out: dict[str, Any] = {"length": described(await sampler.run("length", tokens=24, temperature=0.7), models, 0.7)}
     out["interrupted"] = await interrupted(sampler, models)
     out["kept_out"] = await kept_out(sampler, models)
     out["called"] = await called(sampler, models[3])

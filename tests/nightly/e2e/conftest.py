@@ -1,5 +1,5 @@
 """The fixtures of tests/e2e."""
 
-from tests.e2e.conftest import gsm8k, mark, task, whole
+from tests.e2e.conftest import mark, task, whole
 
-__all__ = ["gsm8k", "mark", "task", "whole"]
+__all__ = ["mark", "task", "whole"]

@@ -36,8 +36,8 @@ def trajectories(root: Path) -> list[dict]:
     return [json.loads(line) for line in (root / "rl" / "trajectories" / "trajectories.jsonl").open()]
 
 
-def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tmp_path: Path, mark: str):
-    """Its checkpoints are written by processes beside the workers; the first, of one rank, is read
+def test_ppo_with_a_critic_on_the_papers_protocol_resumes_on_another_layout(tmp_path: Path, mark: str):
+    """Its checkpoints are written by separate processes; the first, of one rank, is read
     by two.
     """
     task = write_coin_task(tmp_path, calls=True)
@@ -92,8 +92,8 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
     assert sum(phases_s) == pytest.approx(between_s, rel=0.02)
 
 
-def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for_it(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *SIZE, "validation.every=0")
+def test_partial_rollouts_continue_after_updates_and_a_restart_with_weights(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path, calls=True, repeat_wrong=50), *SIZE, "validation.every=0")
     settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
     settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400")
     # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly

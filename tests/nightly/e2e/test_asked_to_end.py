@@ -28,7 +28,7 @@ def argv(task: Path, root: Path) -> list[str]:
     return [*torchrun, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words]
 
 
-def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_path: Path, mark: str):
+def test_sft_saves_its_step_and_resumes_from_a_whole_checkpoint(task: Path, tmp_path: Path, mark: str):
     """SIGUSR1 in a step after the second; then four bytes of its optimizer change on the disk."""
     folder = tmp_path / "sft_tiny_cpu"
     child = subprocess.Popen(
@@ -36,11 +36,11 @@ def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_
     )
     wait_until(lambda: last_step(folder) >= 2, "step 2", 300)
     child.send_signal(signal.SIGUSR1)
-    _, said = child.communicate(timeout=300)
-    assert child.returncode == 143, said[-3000:]
-    assert "Traceback" not in said and "SignalException" not in said
+    _, stderr = child.communicate(timeout=300)
+    assert child.returncode == 143, stderr[-3000:]
+    assert "Traceback" not in stderr and "SignalException" not in stderr
     step = last_step(folder)
-    assert f"note: ended by SIGUSR1: step {step} is saved, and the same command resumes after it" in said
+    assert f"note: ended by SIGUSR1: step {step} is saved, and the same command resumes after it" in stderr
     saved = [each.step for each in complete_checkpoints(folder / "checkpoints")]
     assert saved[-1] == step < 8 and len(saved) == 2, "the step that went on is finished and saved"
     assert_nothing_left(mark)
@@ -63,28 +63,28 @@ MODES = {"partial_rollout": (), "async": ("cluster.gpus_per_node=2", "rollout.gp
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
-def test_rl_with_prompts_in_flight_goes_on_with_all_of_them(mode: str, tmp_path: Path, mark: str):
+def test_rl_resumes_with_all_prompts_in_flight(mode: str, tmp_path: Path, mark: str):
     """Whether the signal finds step 3 sampling or learning, 8 prompts are in flight at the end."""
     size = ("train.prompts_per_step=8", "train.mini_batch_prompts=4", "rollout.group_size=2", "rollout.protocol=retool")
     size += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400", "rollout.record_groups=8")
     steps = ("train.steps=5", "checkpoint.every_steps=50", "checkpoint.grace_s=100", "validation.every=0")
     ahead = (f"train.mode={mode}", "train.prefetch_batches=1.0", "train.max_staleness={wait=4}")
-    coin = write_coin_task(tmp_path, calls=True, wrong_goes_on=50)
+    coin = write_coin_task(tmp_path, calls=True, repeat_wrong=50)
     argv = argv_rl(f"run.root={tmp_path}", "run.name=rl", *coin, *size, *steps, *ahead, *MODES[mode])
     folder = tmp_path / "rl"
     child = subprocess.Popen(argv, cwd=ROOT, env={**os.environ, MARK: mark}, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: last_step(folder) >= 2 or child.poll() is not None, "step 2", 300)
     child.send_signal(signal.SIGTERM)
-    _, said = child.communicate(timeout=200)
-    assert child.returncode == 143 and "Traceback" not in said, said[-3000:]
+    _, stderr = child.communicate(timeout=200)
+    assert child.returncode == 143 and "Traceback" not in stderr, stderr[-3000:]
     (saved,) = [each.step for each in complete_checkpoints(folder / "checkpoints")]
     assert saved == last_step(folder) in (2, 3)
-    assert f"note: ended by SIGTERM: step {saved} is saved, and the same command resumes after it" in said
+    assert f"note: ended by SIGTERM: step {saved} is saved, and the same command resumes after it" in stderr
     assert_nothing_left(mark)
     succeed(argv, mark, timeout_s=400)
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     rows = [json.loads(line) for line in (folder / "trajectories/trajectories.jsonl").open()]
     learnt = {(row["step"], row["key"].split("_")[0]) for row in rows if row["partition"] == "train"}
     assert len(learnt) == len({name for _, name in learnt}) == 5 * 8, "each step has its own prompts"
-    given = torch.load(folder / "checkpoints/global_step_5/data.pt", weights_only=False)["_num_yielded"]
-    assert given == 6 * 8, "those of five steps, and one batch ahead"
+    yielded = torch.load(folder / "checkpoints/global_step_5/data.pt", weights_only=False)["_num_yielded"]
+    assert yielded == 6 * 8, "those of five steps, and one batch ahead"

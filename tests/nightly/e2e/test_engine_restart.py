@@ -79,7 +79,7 @@ def rows_of_a_run_killed_twice(argv: list[str], run_dir: Path, mark: str) -> lis
 
 
 @pytest.mark.parametrize("mode", ["sync", "partial_rollout", "async"])
-def test_a_step_whose_engine_dies_goes_on_with_a_new_one(task: Path, tmp_path: Path, mark: str, mode: str):
+def test_a_step_whose_engine_dies_continues_with_a_new_one(task: Path, tmp_path: Path, mark: str, mode: str):
     argv = argv_rl(*settings(task, tmp_path, *OWN, *MODES[mode]))
     rows = rows_of_a_run_killed_twice(argv, tmp_path / "rl", mark)
     assert rows[0]["actor/grad_norm"] > 0, "or every weight would be right"

@@ -46,10 +46,10 @@ def prompts_by_step(run_dir: Path) -> dict[int, set[str]]:
     return found
 
 
-def test_a_run_that_was_cut_off_knows_its_best_step_its_patience_and_its_curriculum(tmp_path: Path, mark: str):
+def test_a_resumed_run_keeps_its_best_step_its_patience_and_its_curriculum(tmp_path: Path, mark: str):
     common = settings(tmp_path)
-    told = train(tmp_path, mark, *common, "run.name=whole", "train.steps=9")
-    assert f"not bettered by more than 1 in {LAST - 1} validations" in told
+    stderr = train(tmp_path, mark, *common, "run.name=whole", "train.steps=9")
+    assert f"not bettered by more than 1 in {LAST - 1} validations" in stderr
     train(tmp_path, mark, *common, "run.name=cut", "train.steps=3")
     file = tmp_path / "cut" / "best.json"
     record = json.loads(file.read_text())
@@ -78,8 +78,8 @@ def test_a_run_that_was_cut_off_knows_its_best_step_its_patience_and_its_curricu
         assert len({frozenset(found) for found in prompts_by_step(run_dir).values()}) > 2, "epochs of other rows"
     assert prompts_by_step(tmp_path / "cut") == prompts_by_step(tmp_path / "whole")
     before = (tmp_path / "cut" / "start.jsonl").read_text()
-    told = train(tmp_path, mark, *common, "run.name=cut", "train.steps=9")
-    assert "not bettered" in told and len(before.splitlines()) > 1
+    stderr = train(tmp_path, mark, *common, "run.name=cut", "train.steps=9")
+    assert "not bettered" in stderr and len(before.splitlines()) > 1
     assert len((tmp_path / "cut" / "start.jsonl").read_text().splitlines()) == 1, "started no engine"
 
 
@@ -100,7 +100,7 @@ def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_long
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3], "the third start made no step"
     losses = [row["val_loss"] for row in rows]
-    assert losses[0] > losses[1] > losses[2], "or this test says nothing"
+    assert losses[0] > losses[1] > losses[2], "or this test compares nothing"
     assert [(row["best/step"], row["best/value"], row["best/waited"]) for row in rows] == [
         (1, losses[0], waited) for waited in range(3)
     ]

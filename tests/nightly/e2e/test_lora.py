@@ -34,7 +34,7 @@ def test_engines_sample_with_the_adapters_of_the_last_step(tmp_path: Path, mark:
     get_platform("cpu").activate()  # transformers finds our stand-in for torchvision
     from transformers import AutoModelForCausalLM
 
-    task = write_coin_task(tmp_path, calls=True, wrong_goes_on=50)
+    task = write_coin_task(tmp_path, calls=True, repeat_wrong=50)
     words = argv_rl(f"run.root={tmp_path}", "run.name=rl", *task, *SIZE, *ADAPTERS, *KEPT, *mode)
     succeed(words, mark, timeout_s=600)
     rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")

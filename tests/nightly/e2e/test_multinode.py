@@ -50,7 +50,7 @@ def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, 
     assert [{k: row[k] for k in EXACT} for row in rows] == [{k: row[k] for k in EXACT} for row in expected]
 
 
-def test_a_cable_that_comes_out_ends_both_nodes_and_the_run_goes_on_later(task: Path, tmp_path: Path, mark: str):
+def test_an_unplugged_cable_ends_both_nodes_and_the_run_resumes(task: Path, tmp_path: Path, mark: str):
     stall_s = 45
     words = sft_settings(task, tmp_path, "run.name=two", "train.steps=40", f"train.stall_s={stall_s}", *TWO_NODES)
     env = {"CONFIG": "configs/sft_tiny_cpu.toml", "HEAD_WAIT_S": "120"}
@@ -69,7 +69,7 @@ def test_a_cable_that_comes_out_ends_both_nodes_and_the_run_goes_on_later(task: 
     assert [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")] == list(range(1, 41))
 
 
-def test_a_node_with_other_data_and_settings_is_told_and_nothing_is_trained(task: Path, tmp_path: Path, mark: str):
+def test_a_node_with_other_data_and_settings_ends_the_start(task: Path, tmp_path: Path, mark: str):
     other = tmp_path / "other"
     shutil.copytree(task, other)
     train = other / "sft_train.parquet"
@@ -128,12 +128,12 @@ def test_rl_over_two_ray_nodes_loses_one_and_continues_when_it_comes_late(task: 
     assert states == ["global_step_2", "global_step_4"]
 
 
-def test_an_rl_node_that_never_comes_is_told_in_one_line(task: Path, tmp_path: Path, mark: str):
+def test_an_rl_node_that_never_comes_is_one_error(task: Path, tmp_path: Path, mark: str):
     with two_hosts(tmp_path / "hosts") as hosts:
         env = {**RL_ENV, "NODE_RANK": "0", "NODES_WAIT_S": "5"}
         head = hosts[0].start(RL_SCRIPT, rl_settings(task, tmp_path), env, mark)
         assert head.wait(timeout=400) == 2, logs(hosts)
-        told = [line for line in hosts[0].log().splitlines() if line.startswith("error")]
-        assert len(told) == 1 and "1 joined within 5 s (10.77.13.1), but cluster.nodes = 2." in told[0], logs(hosts)
+        errors = [line for line in hosts[0].log().splitlines() if line.startswith("error")]
+        assert len(errors) == 1 and "1 joined within 5 s (10.77.13.1), but cluster.nodes = 2." in errors[0], logs(hosts)
         assert_nothing_left(mark)
     assert not (tmp_path / "two" / "metrics.jsonl").exists()

@@ -30,7 +30,7 @@ KINDS = {  # what the title of the process has, and what the error calls it
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_loses_a_process_says_so(task: Path, tmp_path: Path, mark: str, kind: str):
+def test_a_run_that_loses_a_process_ends_with_one_error(task: Path, tmp_path: Path, mark: str, kind: str):
     title, name = KINDS[kind]
     argv = argv_rl(*settings(task, tmp_path, "run.name=rl", "train.steps=500", "checkpoint.every_steps=500"))
     run_dir = tmp_path / "rl"
@@ -41,15 +41,15 @@ def test_a_run_that_loses_a_process_says_so(task: Path, tmp_path: Path, mark: st
         assert found, f"no {title} among {sorted(marked_processes(mark).values())}"
         killed_s = time.monotonic()
         kill(min(found))
-        _, said = child.communicate(timeout=90)
+        _, stderr = child.communicate(timeout=90)
     finally:
         child.kill()
     took_s = time.monotonic() - killed_s
     print(f"{kind}: {took_s:.1f} s", file=sys.stderr)
-    assert took_s < 30, said[-3000:]
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and re.match(rf"error: {name}\b.* died", errors[0]), said[-3000:]
-    assert "Traceback" not in said and child.returncode == EXIT_RETRYABLE
+    assert took_s < 30, stderr[-3000:]
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and re.match(rf"error: {name}\b.* died", errors[0]), stderr[-3000:]
+    assert "Traceback" not in stderr and child.returncode == EXIT_RETRYABLE
     assert_nothing_left(mark, timeout_s=5)
     number = zlib.crc32(str(run_dir.resolve()).encode())
     left = [

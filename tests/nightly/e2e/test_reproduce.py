@@ -76,8 +76,8 @@ def test_gsm8k_goes_from_its_solutions_to_a_report_and_on_after_a_kill(task: Pat
         assert_nothing_left(mark)
         return done.stdout
 
-    said = go()
-    assert "step 1/1" in said and "step 2/2" in said
+    output = go()
+    assert "step 1/1" in output and "step 2/2" in output
     cases = {f"{name}{form}" for name in ("base", "sft", "tool_rl", "text_rl") for form in ("", "_text")}
     assert {path.parent.name for path in out.glob("eval/*/report.json")} == cases
     report = (out / "report.html").read_text()
@@ -85,4 +85,4 @@ def test_gsm8k_goes_from_its_solutions_to_a_report_and_on_after_a_kill(task: Pat
     assert go() == f"done before: {out}/report.html\n"
     (out / "report.html").unlink()
     again = go()
-    assert again.count("done before") == said.count("\n# ") - 1 and "step 1/1" not in again
+    assert again.count("done before") == output.count("\n# ") - 1 and "step 1/1" not in again

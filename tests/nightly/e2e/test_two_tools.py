@@ -35,8 +35,8 @@ def test_the_pages_commands_teach_both_tools_and_rl_improves(tmp_path: Path, mar
         ],
     }
     for program, *words in commands(tmp_path):
-        said = [*words, *more.get(words[0], [])]
-        succeed([sys.executable, *said] if program == "python" else argv_retool(*said), mark, timeout_s=1200)
+        argv = [*words, *more.get(words[0], [])]
+        succeed([sys.executable, *argv] if program == "python" else argv_retool(*argv), mark, timeout_s=1200)
     before, *rows = read_metrics(tmp_path / "rl_two_tools" / "metrics.jsonl")
     assert len(rows) == 16
     assert all(row["behavior/calls/lookup"] > 1.5 for row in rows), "both prices are looked up"

@@ -1,7 +1,7 @@
 """Several updates a step, in every mode: the rows of each mini-batch and the settings of each
 optimizer step. In mode "sync" a run that is resumed repeats the unbroken one bit by bit.
 
-Seen by update_probe.py inside the workers: what the model was given and what the optimizer held.
+Recorded by update_probe.py in the workers: the model's inputs and the optimizer's settings.
 """
 
 import json
@@ -60,7 +60,7 @@ def train(
     root: Path, mark: str, monkeypatch: pytest.MonkeyPatch, *settings: str, name: str = "rl"
 ) -> list[dict[str, float]]:
     probe(monkeypatch, root / f"{name}_updates")
-    task = write_coin_task(root, calls=True, wrong_goes_on=50)
+    task = write_coin_task(root, calls=True, repeat_wrong=50)
     succeed(argv_rl(f"run.root={root}", f"run.name={name}", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
     return read_metrics(root / name / "metrics.jsonl")
 
@@ -113,7 +113,7 @@ def test_each_update_learns_from_whole_groups_of_all_lengths_at_its_own_rate(
 
 
 def rows_of(updates: list[list[dict[str, Any]]]) -> list[list[list[list[int]]]]:
-    """The token ids that each rank of each update was given, in their order."""
+    """The token ids of each rank in each update, in their order."""
     return [[part["rows"] for part in sorted(update, key=lambda part: part["rank"])] for update in updates]
 
 

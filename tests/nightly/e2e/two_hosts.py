@@ -54,7 +54,7 @@ class Host:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def unplug(self) -> None:
-        """Its cable is out from now on: no packet arrives, and no connection is told."""
+        """Unplug its cable: no packet arrives, and connections stay open."""
         _ip("-n", self.name, "link", "set", INTERFACE, "down")
 
     def kill(self) -> None:

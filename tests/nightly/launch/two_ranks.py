@@ -1,4 +1,4 @@
-"""A rank of two nodes. It works with the other until $FAKE/end exists, and $FAKE/killRANK kills it."""
+"""A rank of two nodes: it works with the other until $FAKE/end exists or $FAKE/killN kills it."""
 
 import os
 import signal

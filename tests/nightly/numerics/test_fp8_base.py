@@ -88,7 +88,7 @@ def test_a_frozen_matrix_takes_a_byte_a_value(runs: dict[str, list[Any]]):
     assert runs["fp8"][3]["others"] == runs["plain"][3]["others"]
 
 
-def test_training_goes_on_exactly_where_it_was_saved(runs: dict[str, list[Any]]):
+def test_a_resumed_run_is_exact(runs: dict[str, list[Any]]):
     assert runs["fp8_resumed"][1] == runs["fp8_saved"][2]
 
 

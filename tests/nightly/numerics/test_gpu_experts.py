@@ -1,5 +1,5 @@
 """On NVIDIA GPUs, with Transformer Engine in bfloat16: experts in grouped products train like
-float32, in every layout alike, and go where replay tells their tokens to go.
+float32, in every layout alike, and replay sends their tokens to the recorded experts.
 
 The reference is plain transformers in float32, one sequence at a time.
 """
@@ -62,8 +62,8 @@ def training(model: str, name: str, layout: dict[str, int], transformer: dict[st
 def replays(model: str, name: str, layout: dict[str, int], transformer: dict[str, Any]) -> list[dict[str, Any]]:
     job = {"model": model, "platform": "cuda", "layout": layout, "transformer": transformer}
     job |= {"role": "actor", "auto": False, "micro_batch_tokens": 128}
-    told = {**job, "name": f"R3_{name}", "router_replay": "R3", "actions": [["replayed"]]}
-    return [told, {**job, "name": f"R2_{name}", "router_replay": "R2", "actions": [["noted"]]}]
+    replay = {**job, "name": f"R3_{name}", "router_replay": "R3", "actions": [["replayed"]]}
+    return [replay, {**job, "name": f"R2_{name}", "router_replay": "R2", "actions": [["noted"]]}]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_balancing_loss_changes_what_is_learnt(one: Answers, name: str):
     assert min(abs(with_it["grad_norm"] / without["grad_norm"] - 1) for with_it, without in pairs) > 2e-2
 
 
-def assert_told(found: list[list[float]], one: list[list[float]]) -> None:
+def assert_replayed(found: list[list[float]], one: list[list[float]]) -> None:
     """Log-probabilities of the same experts; data parallelism has the rows of its first rank."""
     apart = [
         abs(a - b)
@@ -121,7 +121,7 @@ def assert_noted(found: Any, one: Any) -> None:
 
 
 def test_replay_reaches_the_tokens_through_the_fused_permutation(one: Answers):
-    assert_told(one["R3_permute_fusion"], one["R3_one"])
+    assert_replayed(one["R3_permute_fusion"], one["R3_one"])
     assert_noted(one["R2_permute_fusion"], one["R2_one"])
 
 
@@ -137,5 +137,5 @@ class TestTwoGpus:
 
     @pytest.mark.parametrize("name", REPLAY_TWO)
     def test_replay_reaches_the_tokens_in_every_layout(self, one: Answers, two: Answers, name: str):
-        assert_told(two[f"R3_{name}"], one["R3_one"])
+        assert_replayed(two[f"R3_{name}"], one["R3_one"])
         assert_noted(two[f"R2_{name}"], one["R2_one"])

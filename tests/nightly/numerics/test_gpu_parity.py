@@ -134,7 +134,7 @@ def test_fp8_has_the_gradients_of_bfloat16(one: dict[str, list[dict[str, float]]
         assert found["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.1)
 
 
-def test_room_is_held_for_what_adam_makes_in_its_first_update(model: str, tmp_path: Path):
+def test_memory_is_reserved_for_adams_states(model: str, tmp_path: Path):
     updates = [
         {**job, "role": "actor", "auto": False}
         for job in jobs(model, {"float32": {}, "compact": {"optim": COMPACT}}, [["update"]])
@@ -153,7 +153,7 @@ class TestTwoGpus:
     ):
         assert_same_training(two[name], one["one"])
 
-    def test_a_resumed_run_goes_on_bit_by_bit(self, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_a_resumed_run_is_bit_exact(self, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
         saved, exports = str(tmp_path / "saved"), [str(tmp_path / name) for name in ("straight", "resumed")]
         first = [["train", 1, 2], ["save", saved], ["train", 3, 4], ["export", exports[0]]]

@@ -23,10 +23,10 @@ load()
 adapter._memory_saver = types.SimpleNamespace(region=lambda tag, enable_cpu_backup=False: print(tag, enable_cpu_backup))
 adapter._TorchMemorySaverAdapterReal().region("weights", enable_cpu_backup=True)
 """
-    said = {}
+    backups = {}
     for how in ("patched", "plain"):
         words = [sys.executable, "-W", "ignore", "-c", script, "cuda" if torch.cuda.is_available() else "cpu", how]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
-        said[how] = done.stdout.splitlines()[-1]
-    assert said == {"patched": "weights False", "plain": "weights True"}
+        backups[how] = done.stdout.splitlines()[-1]
+    assert backups == {"patched": "weights False", "plain": "weights True"}

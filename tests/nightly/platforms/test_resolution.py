@@ -83,7 +83,7 @@ def wheel_of(folder: Path, name: str, version: str, requires: list[str]) -> None
 
 
 def whole_ascend(folder: Path, python: str, *options: str, of: Path = ASCEND_SET) -> subprocess.CompletedProcess[str]:
-    """The set with this package's extra, beside stand-ins for what is on no index."""
+    """The set with this package's extra, with stand-ins for what is on no index."""
     for name, (version, requires) in NOT_ON_THE_INDEX.items():
         wheel_of(folder, name, version, requires)
     return compiled(ROOT / "pyproject.toml", "ascend", python, str(of), "--find-links", str(folder), *options)
@@ -95,7 +95,7 @@ def test_the_ascend_set_resolves_with_its_overrides(python: str, tmp_path: Path)
     pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins_of(ASCEND_SET)}
     assert pins.keys() >= NOT_ON_THE_INDEX.keys()
     assert {name: found[name] for name in pins} == pins
-    numpy = Requirement("numpy>=2.0,<2.5").specifier  # numba 0.65 does not import beside 2.5
+    numpy = Requirement("numpy>=2.0,<2.5").specifier  # numba 0.65 does not import with 2.5
     assert found["numba"] == "0.65.0" and numpy.contains(found["numpy"])
     assert (found["verl"], found["megatron-core"], found["ray"]) == ("0.9.1", "0.16.1", "2.60.0")
     assert "triton" not in found, "it has the module of triton-ascend"

@@ -73,10 +73,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "view.html"
 
 
-def wait(browser: Any, told: Callable[[], Any]) -> Any:
+def wait(browser: Any, condition: Callable[[], Any]) -> Any:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(browser, 10).until(lambda _: told())
+    return WebDriverWait(browser, 10).until(lambda _: condition())
 
 
 def show(browser: Any, page: Path, place: str) -> str:
@@ -106,8 +106,8 @@ def test_curves_are_drawn_with_the_value_under_the_pointer(browser: Any, page: P
     wait(browser, lambda: count(browser, f"{chart} canvas"))
     over = browser.find_element("css selector", f"{chart} .u-over")
     webdriver.ActionChains(browser).move_to_element(over).perform()
-    said = wait(browser, lambda: browser.find_element("css selector", f"{chart} output").text)
-    assert said.startswith("step 1")
+    text = wait(browser, lambda: browser.find_element("css selector", f"{chart} output").text)
+    assert text.startswith("step 1")
 
 
 def test_the_table_is_filtered_and_sorted(browser: Any, page: Path):
@@ -178,15 +178,15 @@ def test_a_page_that_loads_itself_anew_keeps_what_the_reader_has_set(browser: An
         thread.join(timeout=10)
 
 
-def test_a_browser_that_is_too_old_says_so(browser: Any, page: Path, tmp_path: Path):
+def test_a_browser_that_is_too_old_gets_a_message(browser: Any, page: Path, tmp_path: Path):
     text = page.read_text(encoding="utf-8")
     old = tmp_path / "old.html"
     old.write_text(
         text.replace("<style>", "<script>delete window.DecompressionStream</script><style>", 1), encoding="utf-8"
     )
     browser.get(f"file://{old}")
-    said = wait(browser, lambda: browser.find_element("css selector", "main").text)
-    assert said.startswith("This browser cannot open the page (DecompressionStream is not defined).")
+    text = wait(browser, lambda: browser.find_element("css selector", "main").text)
+    assert text.startswith("This browser cannot open the page (DecompressionStream is not defined).")
 
 
 def test_a_deep_link_opens_a_trajectory_and_its_tokens(browser: Any, page: Path):
@@ -236,13 +236,13 @@ def test_runs_are_side_by_side_in_one_chart(browser: Any, many: Path):
     assert browser.execute_script("return [...document.querySelectorAll('.legend .dot')].length") == 3, "with curves"
     wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
     hover(browser, "[data-metric=accuracy] .u-over")
-    said = wait(browser, lambda: browser.find_element("css selector", "[data-metric=accuracy] output").text)
-    assert said.count("·") == 1, "one value of each of the two runs"
+    text = wait(browser, lambda: browser.find_element("css selector", "[data-metric=accuracy] output").text)
+    assert text.count("·") == 1, "one value of each of the two runs"
     wait(browser, lambda: count(browser, "[data-metric=loss] canvas"))
 
 
 @pytest.mark.parametrize(
-    ("by", "says"),
+    ("by", "shown"),
     [
         ("logprob", "logp -0.500 (p"),
         ("gap", "actor − engine 0.125"),
@@ -250,15 +250,15 @@ def test_runs_are_side_by_side_in_one_chart(browser: Any, many: Path):
         ("version", "weights 7"),
     ],
 )
-def test_a_colouring_has_its_value_under_the_pointer(browser: Any, many: Path, by: str, says: str):
+def test_a_colouring_has_its_value_under_the_pointer(browser: Any, many: Path, by: str, shown: str):
     show(browser, many, f"run=1&step=1&id={RECORD['key']}&view=tokens&by={by}")
     assert count(browser, f"[data-by={by}][aria-pressed=true]") == 1
     assert count(browser, ".token.on[style*=background]") == RECORD["loss_mask"].count(1)
     hover(browser, ".token.on")
-    wait(browser, lambda: says in browser.find_element("css selector", ".hover").text)
+    wait(browser, lambda: shown in browser.find_element("css selector", ".hover").text)
 
 
-def test_a_sample_without_tokens_is_shown_and_says_what_is_absent(browser: Any, tmp_path: Path):
+def test_a_sample_without_tokens_is_shown_with_what_is_absent(browser: Any, tmp_path: Path):
     columns = ("prompt_ids", "response_ids", "loss_mask", "logprobs", "versions")
     row = json.loads(sampled(RECORD, problem=4, sample=0, correct=True))
     (tmp_path / "samples.jsonl").write_text(json.dumps({k: v for k, v in row.items() if k not in columns}) + "\n")

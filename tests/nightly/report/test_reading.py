@@ -16,10 +16,10 @@ from tests.unit.report.generated import write_run
 browser, pytestmark = test_browser.browser, test_browser.pytestmark
 
 
-def failing(said: str, status: str = "finished") -> list[dict[str, Any]]:
+def failing(shown: str, status: str = "finished") -> list[dict[str, Any]]:
     """The record's turns with a call that fails so."""
     first, *rest = RECORD["turns"]
-    result = {**first["results"][0], "ok": False, "status": status, "shown": said}
+    result = {**first["results"][0], "ok": False, "status": status, "shown": shown}
     return [{**first, "results": [result]}, *rest]
 
 
@@ -99,12 +99,14 @@ def test_a_problem_is_followed_over_the_steps(browser: Any, page: Path):
     wait(browser, lambda: place(browser) == "#step=1&id=1-0_0_0")
 
 
-def test_two_trajectories_are_beside_each_other_with_what_differs(browser: Any, page: Path):
+def test_two_trajectories_are_compared_side_by_side(browser: Any, page: Path):
     show(browser, page, "step=1&id=1-0_0_0")
     click(browser, "#opposite")
     wait(browser, lambda: count(browser, "ins"))
-    told = "return [...document.querySelectorAll('.turns del, .turns ins')].map((e) => `${e.tagName} ${e.textContent}`)"
-    assert browser.execute_script(told) == ["DEL Traceback ...\nValueError: no", "INS 381966"]
+    marked = (
+        "return [...document.querySelectorAll('.turns del, .turns ins')].map((e) => `${e.tagName} ${e.textContent}`)"
+    )
+    assert browser.execute_script(marked) == ["DEL Traceback ...\nValueError: no", "INS 381966"]
     strong = "return [...document.querySelectorAll('.facts2 tr.strong td:first-child')].map((e) => e.textContent)"
     assert set(browser.execute_script(strong)) >= {"right", "extracted", "failed", "errors"}
     show(browser, page, "step=1")

@@ -54,10 +54,10 @@ def test_5000_trajectories_open_in_2_s_and_scroll_at_50_ms_a_frame(browser: Any,
     frames_ms = browser.execute_async_script(SCROLLING, 280, 300)  # ten rows a frame
     own_ms = 1000 * (cpu_s(browser) - before) / len(frames_ms)
     p95_ms = float(np.percentile(frames_ms, 95))
-    told = f"opened in {opened_ms:.0f} ms; frames: {own_ms:.1f} ms of CPU each, p95 {p95_ms:.1f} ms on the clock"
-    print(told)
+    figures = f"opened in {opened_ms:.0f} ms; frames: {own_ms:.1f} ms of CPU each, p95 {p95_ms:.1f} ms on the clock"
+    print(figures)
     lines = browser.execute_script("return document.querySelectorAll('table.rows tbody tr').length")
     assert lines < 200, "rows out of sight are made, too"
-    assert opened_ms < 2000 and own_ms < 25, told
+    assert opened_ms < 2000 and own_ms < 25, figures
     busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-    assert busy or p95_ms < 50, told
+    assert busy or p95_ms < 50, figures

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ascend.adapter import Ascend
-from ascend.limits import TABLE, check, markdown
+from ascend.limits import check, markdown
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from tests.families import write_hub_cache
@@ -64,11 +64,6 @@ def test_settings_without_effect_are_remarks():
     assert Ascend().remarks(sft) == []
 
 
-def test_one_error_lists_all_refusals():
-    text = refused("model.fp8=blockwise", "memory.fused_cross_entropy=true", "memory.adam_states=bfloat16")
-    assert text.count(";") >= 2
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_a2x*.toml")), ids=lambda p: p.name)
 def test_the_shipped_configs_pass(path: Path):
     check(load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path))
@@ -86,14 +81,3 @@ def test_the_readme_has_the_table_of_the_code():
     readme = (ROOT / "ascend" / "README.md").read_text(encoding="utf-8")
     begin, end = "<!-- mapping table: python -m ascend -->\n", "<!-- end of the mapping table -->"
     assert readme.partition(begin)[2].partition(end)[0] == markdown()
-
-
-def test_every_refusal_can_be_met():
-    """A row that refuses or remarks looks at the run's settings or at raw keys, but for the one
-    that is a command's.
-    """
-    for row in TABLE:
-        asks = row.is_used is not None or bool(row.overrides)
-        tells = row.kind in ("refused", "no effect")
-        assert asks == (tells and not row.cuda.startswith("retool eval")), row.cuda
-        assert bool(row.ascend) == (row.kind != "refused"), row.cuda

@@ -1,5 +1,5 @@
 """The pages: their commands run, or are read as far as this machine goes; their settings load;
-their Python prints what it says; their links lead somewhere; what is made of them is what was made.
+their Python prints the shown output; their links and generated parts are correct.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
@@ -32,7 +31,6 @@ GUIDES += [ROOT / folder / "README.md" for folder in ("launch", "ascend", "confi
 ELSEWHERE = ("sbatch", "kubectl", "sky", "tensorboard", "source", "docker", "apptainer", "git", "head", "uv")
 STARTS = "|".join(("retool", "bash", "make", "python", "torchrun", r"\.venv/bin/\w+", *ELSEWHERE))
 INDENTED = re.compile(rf"^ {{4,6}}(?:[A-Z_]+=\S+ )*(?:{STARTS}) (?:.*\\\n)*.*\n", re.MULTILINE)
-BLOCK = re.compile(r"(?<=\n\n)(?: {4,6}\S.*\n)(?:(?: {4}.*)?\n)*")
 # Indented lines that no shell runs, by a part of the first, and why.
 NO_COMMANDS = {
     "problem ──> model writes code": "a drawing",
@@ -62,7 +60,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Every line of a page that a shell would run; a line that ends in a backslash goes on."""
+    """Every line of a page that a shell would run; lines that end in a backslash are joined."""
     text = page.read_text(encoding="utf-8")
     found = blocks(page, "bash") + INDENTED.findall(FENCED.sub("", text))
     lines = "".join(found).replace("\\\n", " ").splitlines()
@@ -79,30 +77,6 @@ def words_of(line: str) -> list[str]:
 
 
 ALL = [(str(page.relative_to(ROOT)), line) for page in [*PAGES, *GUIDES] for line in commands(page)]
-
-
-@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_indented_line_is_taken_for_a_command_or_has_a_reason(page: Path):
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    taken = "".join(INDENTED.findall(text))
-    for block in BLOCK.findall(text):
-        if not any(part in block for part in NO_COMMANDS):
-            left = [line for line in block.splitlines() if line.strip() and line not in taken]
-            assert not [line for line in left if not line.strip().startswith("#")], page
-
-
-def test_every_page_is_in_the_navigation_and_every_part_of_it_is_there():
-    tree = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-
-    def pages(nav: Any) -> list[str]:
-        if isinstance(nav, str):
-            return [nav]
-        return [name for part in (nav.values() if isinstance(nav, dict) else nav) for name in pages(part)]
-
-    listed = pages(tree["nav"])
-    assert {name for name in listed if "/" not in name} == {page.name for page in PAGES}
-    away = [name.removeprefix("repository/") for name in listed if "/" in name]
-    assert all((ROOT / name).exists() for name in away)
 
 
 @pytest.mark.parametrize(("page", "line"), [pair for pair in ALL if words_of(pair[1])[:1] == ["retool"]])
@@ -149,10 +123,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runnable(line: str) -> bool:
     words = words_of(line)
-    told = " ".join(words[1:3])
+    name = " ".join(words[1:3])
     here = words[0] == "retool" and words[1] in ("plan", "config", "get", "parse", "data")
     absent = ("two_tools", "my_", "--like", "data/", "CONFIG", "[", "run.sh", "FILE", "DIR", "SOURCE")
-    return here and not told.startswith(SLOW) and not any(part in line for part in absent)
+    return here and not name.startswith(SLOW) and not any(part in line for part in absent)
 
 
 HERE = [pair for pair in ALL if runnable(pair[1])] + [
@@ -171,7 +145,7 @@ def test_a_command_that_needs_no_machine_runs(line: str, workplace: Path, monkey
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.stem)
 def test_the_settings_of_a_page_load(page: Path):
-    """Each block beside what a run must have."""
+    """Each block together with the settings that every run needs."""
     for block in blocks(page, "toml"):
         tree = tomllib.loads((ROOT / "configs/rl_tiny_cpu.toml").read_text(encoding="utf-8"))
         for section, table in tomllib.loads(block).items():
@@ -180,15 +154,15 @@ def test_the_settings_of_a_page_load(page: Path):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
-def test_the_python_of_a_page_prints_what_it_says(page: Path):
+def test_the_python_of_a_page_prints_its_comments(page: Path):
     for block in blocks(page, "python"):
         if "asyncio.run" in block:  # test_serving.py runs the file that it is made of
             continue
-        told = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
-        assert told, f"a block of {page.name} prints nothing that can be compared"
+        printed = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
+        assert printed, f"a block of {page.name} prints nothing that can be compared"
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(compile(block, page.name, "exec", dont_inherit=True), {"__name__": "page"})
-        assert out.getvalue().splitlines() == told
+        assert out.getvalue().splitlines() == printed
 
 
 def slug(heading: str) -> str:
@@ -214,7 +188,7 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_is_made_of_a_page_is_up_to_date(page: Path):
+def test_the_generated_parts_of_a_page_are_up_to_date(page: Path):
     """python -m tests.docs.record"""
     text = page.read_text(encoding="utf-8")
     if "<!-- made: mapping" in text and importlib.util.find_spec("verl") is None:
@@ -227,7 +201,7 @@ NAME = re.compile(r"`([a-z_]+\.[a-z_0-9]+)(?: = ([^`]*))?`")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_setting_that_a_page_names_is_one(page: Path):
-    """In the first sections of names; files and Python's names have others."""
+    """A name like `train.steps`, unless it is of a file."""
     known = {
         f"{section}.{name}": field
         for section, part in RlConfig.model_fields.items()
@@ -252,14 +226,3 @@ def test_a_dry_run_of_a_page_is_one(line: str, monkeypatch: pytest.MonkeyPatch):
     result = CliRunner().invoke(all_commands(), shlex.split(line)[1:])
     assert result.exit_code == 0, result.output[-2000:]
     assert "Nothing was started" in result.output
-
-
-def test_a_link_that_leads_nowhere_ends_the_build():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
-    assert spec and spec.loader
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-    assert hooks.convert_links("[a](../launch/README.md#x)", "memory.md") == "[a](repository/launch/README.md#x)"
-    assert hooks.convert_links("[a](../configs/examples/tools.py)", "memory.md") == "a (`configs/examples/tools.py`)"
-    with pytest.raises(ValueError, match=r"the link absent\.md is broken"):
-        hooks.convert_links("[a](absent.md)", "memory.md")

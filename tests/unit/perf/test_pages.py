@@ -13,7 +13,6 @@ from retool_mcore.errors import DataError
 
 ROOT = Path(__file__).parents[3]
 PERF = ROOT / "perf"
-CASES = PERF / "cases.toml"
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +23,6 @@ def history() -> ModuleType:
     sys.modules[spec.name] = module  # pydantic looks a class's annotations up there
     spec.loader.exec_module(module)
     return module
-
-
-def test_topic_days_and_words_all_choose(history: ModuleType):
-    days = [history.Record.model_validate(record("2026-11-2" + day)) for day in "123"]
-    days.append(days[1].model_copy(update={"topics": ["FP8"]}))
-
-    def titles(topic: str, since: str, until: str, *words: str) -> list[str]:
-        first, last = history.date.fromisoformat(since), history.date.fromisoformat(until)
-        return [str(found.date)[-2:] for found in history.select(days, topic, first, last, list(words))]
-
-    assert titles("", "2026-11-22", "2026-11-23") == ["22", "23", "22"]
-    assert titles("sandbox", "2026-11-22", "2026-11-22") == ["22"]
-    assert titles("", "2026-11-21", "2026-11-23", "NUMPY", "fp8") == ["22"]
 
 
 def test_every_line_of_the_history_is_a_record_in_the_order_of_days(history: ModuleType):
@@ -77,23 +63,3 @@ def test_the_changelog_has_dated_versions_and_names_settings_that_exist():
     sections = {key.partition(".")[0] for key in keys}
     named = set(re.findall(r"`([a-z_]+\.[a-z_0-9]+)`", text)) | set(re.findall(r"`\[([a-z_]+)\]`", text))
     assert len(named) > 30 and named - keys - sections == set()
-
-
-@pytest.mark.parametrize("page", ["perf/RESULTS.md", "perf/LOG.md", *sorted(map(str, (ROOT / "docs").glob("*.md")))])
-def test_files_that_the_pages_name_are_there(page: str):
-    path = ROOT / page
-    text = path.read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[A-Za-z_0-9.]+\.(?:py|md|sh|toml|jsonl|json|png)\b", text))
-    named |= {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
-    folders = (ROOT, ROOT / "retool_mcore", path.parent)
-    made = re.compile(r"runs/|data/[\w.]+\.jsonl|data/gsm8k/")  # by the page's own commands
-    missing = [name for name in named if not made.match(name) and not any((each / name).exists() for each in folders)]
-    assert not missing
-
-
-def test_scripts_and_cases_that_the_results_name_are_there():
-    text = (PERF / "RESULTS.md").read_text(encoding="utf-8")
-    scripts = set(re.findall(r"python(?: -W ignore)? (perf/\w+\.py)", text))
-    assert len(scripts) > 5 and not [name for name in scripts if not (ROOT / name).exists()]
-    cases = set(re.findall(r"perf/bench\.py (\w+)", text))
-    assert cases and not [case for case in cases if f"[{case}]" not in CASES.read_text(encoding="utf-8")]

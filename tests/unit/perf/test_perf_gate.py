@@ -1,7 +1,6 @@
 """The gate: what it lets through, what it stops, and what it refuses to compare."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tests.unit.perf.modules import bench, interleave
 from tests.unit.perf.modules import compare as gate
+from tests.unit.perf.modules import interleave
 
 ROOT = Path(__file__).parents[3]
 SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
@@ -51,7 +50,7 @@ def run_compare(*words: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("scale", "more", "code", "said"),
+    ("scale", "more", "code", "message"),
     [
         (1.0, (), 0, "no difference"),
         (1.02, (), 0, "no difference"),
@@ -61,26 +60,11 @@ def run_compare(*words: str) -> Result:
     ],
 )
 def test_only_an_unexplained_difference_beyond_the_threshold_fails(
-    scale: float, more: tuple[str, ...], code: int, said: str, tmp_path: Path
+    scale: float, more: tuple[str, ...], code: int, message: str, tmp_path: Path
 ):
     done = compare(tmp_path, record(scale), *more)
     assert done.exit_code == code, done.stderr
-    assert said in done.stdout
-
-
-def test_the_gate_says_what_so_few_steps_can_show():
-    """The RL baseline has three: beside itself there is no difference, and no proof of none."""
-    said = " ".join(run_compare(str(RL_7B), str(RL_7B)).stdout.split())
-    assert "no difference" in said
-    assert re.search(
-        r"3 steps with 2% noise detect a difference of 28\.1% in 90% of runs, but not the threshold of 3%", said
-    )
-    said = " ".join(run_compare(str(SFT_7B), str(SFT_7B)).stdout.split())
-    assert re.search(r"\d+ steps with 2% noise", said)
-
-
-def test_a_run_that_was_asked_to_stop_counts_with_the_steps_it_measured(tmp_path: Path):
-    assert "no difference" in compare(tmp_path, record(exit_code=143)).stdout
+    assert message in done.stdout
 
 
 BASELINES = ROOT / "perf" / "baselines"
@@ -116,7 +100,7 @@ def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], Non
 
 
 @pytest.mark.parametrize(
-    ("path", "change", "code", "said"),
+    ("path", "change", "code", "message"),
     [
         (SFT_7B, slower_steps, 1, "slower"),
         (RL_7B, slower_steps, 1, "slower"),
@@ -130,28 +114,14 @@ def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], Non
     ids=["step", "step of rl", "metrics", "memory", "mode", "layout", "torch", "how long"],
 )
 def test_a_change_of_a_measured_baseline_is_seen(
-    path: Path, change: Callable[[dict[str, Any]], None], code: int, said: str, tmp_path: Path
+    path: Path, change: Callable[[dict[str, Any]], None], code: int, message: str, tmp_path: Path
 ):
     made = json.loads(path.read_text())
     change(made)
     (tmp_path / "head.json").write_text(json.dumps(made))
     done = run_compare(str(tmp_path / "head.json"), str(path))
     assert done.exit_code == code, done.stdout + done.stderr
-    assert said in (done.stdout + done.stderr).replace("\n", " ")
-
-
-def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
-    head, base = record(start={"timing_s/start": 75.1}), record(start={"timing_s/start": 50.0})
-    for name, content in (("head", head), ("base", base)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    done = run_compare(str(tmp_path / "head.json"), str(tmp_path / "base.json"))
-    assert done.exit_code == 1 and "start: 75.1 s to the first step" in done.stdout
-
-
-@pytest.mark.parametrize(("theirs", "ours"), [(10.0, 14.5), (100.0, 125.0)])
-def test_a_start_is_later_by_its_share_and_by_seconds(theirs: float, ours: float):
-    """A short one varies by more than its share, a long one by more than the seconds."""
-    assert interleave.LATER(record(start={"timing_s/start": ours}), record(start={"timing_s/start": theirs})) == []
+    assert message in (done.stdout + done.stderr).replace("\n", " ")
 
 
 ASKED = "behavior/requests"
@@ -184,23 +154,6 @@ def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
     assert interleave.report("{:.3f}", pairs, 0.25) == ([worse] if worse else [])
 
 
-def test_a_start_is_told_by_the_run_or_by_its_first_row():
-    rows = [{"unix_s": 131.0, "timing_s/step": 2.0}, {"unix_s": 140.0, "timing_s/step": 2.0}]
-    assert bench.start_of(rows, 100.0) == {"timing_s/start": 29.0}
-    assert bench.start_of([rows[0] | {"timing_s/start": 7.0, "timing_s/start/model": 1.0}], 100.0) == {
-        "timing_s/start": 7.0,
-        "timing_s/start/model": 1.0,
-    }
-    assert bench.start_of([], 100.0) == {}
-
-
-def test_what_differs_on_purpose_is_named(tmp_path: Path):
-    made = record()
-    made["provenance"]["settings"]["model"]["fp8"] = "blockwise"
-    assert compare(tmp_path, made).exit_code == 2
-    assert compare(tmp_path, made, "--changed", "model.fp8").exit_code == 0
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
 def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
     done = run_compare(str(path))
@@ -214,7 +167,7 @@ def other_hardware() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("head", "message"),
     [
         (record(tokens=900.0), "not comparable: 900 tokens per step, but 1000 in the baseline"),
         (other_hardware(), "hardware is NVIDIA_H100x2, but NVIDIA_H200x2 in the baseline"),
@@ -223,6 +176,6 @@ def other_hardware() -> dict[str, Any]:
         (record(case="sft_tiny_cpu"), "case is sft_tiny_cpu"),
     ],
 )
-def test_other_work_or_hardware_is_refused(head: dict[str, Any], said: str, tmp_path: Path):
+def test_other_work_or_hardware_is_refused(head: dict[str, Any], message: str, tmp_path: Path):
     done = compare(tmp_path, head)
-    assert done.exit_code == 2 and said in done.stderr.replace("\n", " ")
+    assert done.exit_code == 2 and message in done.stderr.replace("\n", " ")

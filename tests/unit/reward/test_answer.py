@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.errors import ConfigError
 from retool_mcore.reward import answer
 from retool_mcore.reward.answer import CheckerPool, Verdict, judge, judge_many, truth_problem
-from retool_mcore.reward.statement import statement_of
 from tests.unit.reward.slow import SLOW
 
 HOSTILE = [
@@ -32,15 +30,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("answer, truth, equal", [
-    ("034", "34", True), ("35", "34", False), (r"\frac{1}{2}", "0.5", True), (r"50\%", "0.5", True),
-    ("1e3", "1000", True),
-    (r"\text{Yes}", "yes", True), (r"204\text{ minutes}", "204", True), ("He has 5 apples left.", "5", True),
-])  # fmt: skip
-def test_numbers_and_words_are_compared_at_once(answer, truth, equal):
-    assert judge(answer, truth) == Verdict(equal, "exact")
-
-
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_answer_is_wrong_in_time(answer):
     judge(r"\ln 8", r"3\ln 2", timeout_s=60)  # the checker is running
@@ -51,13 +40,7 @@ def test_a_hostile_answer_is_wrong_in_time(answer):
     assert judge(r"\ln 9", r"2\ln 3", timeout_s=60).equivalent  # and the next answer is judged as ever
 
 
-def test_an_answer_of_a_megabyte_is_wrong_at_once():
-    started = time.process_time()
-    assert judge("1+" * 500_000, "5").how == "too long"
-    assert time.process_time() - started < 0.5
-
-
-def test_a_hanging_check_is_given_up_on_and_told():
+def test_a_hanging_check_times_out():
     assert judge(*SLOW, timeout_s=0.1).how == "timeout"
     assert judge(*SLOW, timeout_s=60) == Verdict(True, "values")
 
@@ -123,19 +106,6 @@ def test_many_answers_are_judged_as_one_is_in_processes_that_end():
     assert len(seen) == 2 and not seen & children()
 
 
-def test_no_answers_are_judged_by_no_process():
-    with pytest.raises(ConfigError, match="processes = 0"):
-        judge_many([("1", "1")], processes=0)
-    assert judge_many([]) == []
-
-
-def test_truths_that_can_be_compared_with_are_told_from_others():
-    assert truth_problem("1,234") is None
-    assert truth_problem(r"\frac{1}{2}") is None
-    assert truth_problem("") is not None
-    assert truth_problem(r"\frac{") is not None
-
-
 @pytest.mark.parametrize(
     "truth, reason",
     [
@@ -149,17 +119,8 @@ def test_truths_that_can_be_compared_with_are_told_from_others():
         (r"2 3", "follows a value"),
     ],
 )
-def test_a_truth_that_cannot_be_judged_says_why(truth, reason):
+def test_a_truth_that_cannot_be_judged_has_a_reason(truth, reason):
     assert reason in (truth_problem(truth) or "")
-
-
-@pytest.mark.parametrize(
-    "text", ["5" + " cm" * 650 + "x", "1," * 1000, r"\frac{" * 330, " " * 1990 + "x", "m/" * 999, "9" * 1999]
-)
-def test_normalising_takes_no_time_to_speak_of(text):
-    started = time.process_time()
-    statement_of(text)
-    assert time.process_time() - started < 0.2
 
 
 def test_a_checker_may_use_2_gib_and_no_more():

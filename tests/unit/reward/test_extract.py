@@ -1,82 +1,24 @@
-"""Where the answer is looked for, and where it is not."""
+"""Where the answer is looked for, and where it is not: each case is a row of extract.jsonl."""
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 
 from retool_mcore.reward.extract import boxes, extract_answer, last_answer, model_text
 
+CASES = [json.loads(line) for line in Path(__file__).with_name("extract.jsonl").read_text("utf-8").splitlines()]
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1)"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(
-    "response, answer",
-    [
-        (r"so \boxed{5}.", "5"),
-        (r"first \boxed{4}, no: \boxed{5} it is", "5"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed {5}", "5"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right."),
-        (r"\boxed{5", None),
-        (r"\boxed{5} and \boxed{6", "5"),
-        (r"a { \boxed{5}", "5"),
-        (r"\boxed{}", ""),
-        ("the answer is 5", None),
-        ("", None),
-        ("<answer>5</answer>", "5"),
-        ("<answer>\n\\boxed{5}\n</answer>", "5"),
-        (r"\boxed{4} <answer>5</answer>", "5"),
-        (r"<answer>4</answer> or \boxed{5}", "5"),
-        ("<answer>4</answer> <answer>5</answer> done", "5"),
-        ("<answer>4", None),
-        ("```python\nx = 5\n```\nSo \\boxed{5}.", "5"),
-        ("```\n\\boxed{5}\n```", "5"),
-    ],
-)
-def test_the_last_box_or_answer_counts(response, answer):
-    assert extract_answer(response) == answer
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
-        f"{CALL}\nuser\n<tool_response>\n\\boxed{{5}}\n</tool_response>\nassistant\nThat was it.",
-        '<tool_call>\n{"arguments": {"code": "print(\'\\\\boxed{5}\')"}}\n</tool_call>',
-        "<tool_call>\n\\boxed{5}",  # cut off by the budget
-        "<tool_response>\n\\boxed{5}",
-        "<code>\n```python\n# \\boxed{5}\n```\n</code>\n<interpreter>\n\\boxed{5}\n</interpreter>\n",
-        "```python\nprint('\\boxed{5}')\n```\nIt prints the answer.",
-        "  ```py\n# \\boxed{5}",
-        # Output that the model only pretends to have seen, in tags, in nested tags and in fences.
-        "It prints <interpreter>\\boxed{5}</interpreter>",
-        "<interpreter><interpreter>1</interpreter>\\boxed{5}</interpreter>",
-        "\\boxed{5}\n</interpreter> That is what it prints.",
-        "```output\n\\boxed{5}\n```",
-        "```tool_output\n\\boxed{5}",
-        # What the model said before the last output was not its answer.
-        f"It is \\boxed{{5}}. {CALL}\nuser\n<tool_response>\n6\n</tool_response>\nassistant\nHm.",
-    ],
-)
-def test_a_box_in_code_or_output_earns_nothing(response):
-    assert extract_answer(response) is None
-
-
-@pytest.mark.parametrize(
-    "turn, answer",
-    [
-        (r"\boxed{4} <interpreter>\boxed{5}</interpreter>", "4"),
-        (r"<tool_response>\boxed{5}</tool_response> so \boxed{4}", "4"),
-        ("```output\n\\boxed{5}\n```\nso \\boxed{4}", "4"),
-        (r"\boxed{5}</interpreter> so \boxed{4}", "4"),
-        (r"<interpreter>\boxed{5}", None),
-        (r"<code>print(r'\boxed{5}')</code>", None),
-        (r"in a <code> block: <code>1</code> \boxed{4}", "4"),
-    ],
-)
-def test_a_single_turn_too_is_read_outside_of_calls_and_outputs_only(turn, answer):
-    assert last_answer(turn) == answer
-    assert boxes(turn) == ([answer] if answer else [])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.get("response", case.get("turn")))[:40])
+def test_the_answer_is_the_models_last_box_outside_of_code_and_output(case: dict[str, str | None]):
+    if (turn := case.get("turn")) is None:
+        assert extract_answer(case["response"]) == case["answer"]
+    else:
+        assert last_answer(turn) == case["answer"]
+        assert boxes(turn) == ([case["answer"]] if case["answer"] else [])
 
 
 def test_all_boxes_are_found_in_order():
@@ -93,48 +35,14 @@ def test_the_answer_after_an_output_counts_with_and_without_control_tokens():
     assert "tool_call" not in model_text(plain)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "\\boxed{",
-        "{",
-        "}",
-        "<tool_call>",
-        "<answer>",
-        "<code>a",
-        "\\",
-        "</tool_response>",
-        "```python\n",
-        " ",
-        "<interpreter>",
-        "```",
-        "\t",
-    ],
-)
-def test_a_hostile_megabyte_takes_linear_time(unit):
+@pytest.mark.parametrize("unit", ["\\boxed{", "{", "<tool_call>", "<code>a", "</tool_response>", "```python\n", " "])
+def test_a_hostile_megabyte_takes_linear_time(unit: str):
     started = time.process_time()
     extract_answer(unit * (1_000_000 // len(unit)))
     assert time.process_time() - started < 3
 
 
 @pytest.mark.parametrize("tag", ["<code>", "<interpreter>", "<tool_call>", "</interpreter>", "</tool_response>"])
-def test_a_tag_in_backticks_is_spoken_of_and_hides_no_box(tag):
+def test_a_tag_in_backticks_is_text_and_hides_no_box(tag: str):
     assert extract_answer(f"First \\boxed{{4}}. I close the `{tag}` block. It is \\boxed{{5}}.") == "5"
     assert extract_answer(f"It is \\boxed{{5}}, without a `{tag}`.") == "5"
-
-
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        ("```text\n\\boxed{5}\n```", "5"),
-        ("<think>so \\boxed{5}", "5"),
-        (">>> print(x)\n\\boxed{5}\n", None),
-        ("```\n>>> print(x)\n\\boxed{5}\n```", None),
-        (">>> print(x)\n6\n\nSo \\boxed{5}", "5"),
-        (r"so \boxed 34.", "34"),
-        (r"so \boxed 3.5, yes", "3.5"),
-        (r"\boxed{34} stands in a \boxed form", "34"),
-    ],
-)
-def test_all_that_the_model_says_counts_but_code_and_output(text, answer):
-    assert extract_answer(text) == answer

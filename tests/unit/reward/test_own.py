@@ -1,4 +1,4 @@
-"""What a reward function of a user's own may return, and what it is told when it may not."""
+"""What a user's own reward function may return, and the errors of other results."""
 
 from typing import Any
 
@@ -30,16 +30,8 @@ def test_parts_are_named_and_acc_is_the_functions_own():
     assert (scored["score"], scored["acc"], scored["reward_length"]) == (0.3, 0.0, -0.1)
 
 
-def test_the_answer_is_judged_only_where_somebody_asks(monkeypatch: pytest.MonkeyPatch):
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("judged")
-
-    monkeypatch.setattr("retool_mcore.reward.response.judge", never)
-    assert own(lambda response: {"score": 1.0, "acc": 1})(RIGHT)["acc"] == 1.0
-
-
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "message"),
     [
         ({"length": 1.0}, 'the result has no "score". It has length.'),
         ({}, 'the result has no "score". It has no entries.'),
@@ -50,13 +42,13 @@ def test_the_answer_is_judged_only_where_somebody_asks(monkeypatch: pytest.Monke
         ({"score": 1.0, "acc": 0.5}, "acc = 0.5"),
     ],
 )
-def test_a_result_that_cannot_be_used_is_one_error(result: Any, told: str):
+def test_a_result_that_cannot_be_used_is_one_error(result: Any, message: str):
     with pytest.raises(RewardError, match=r"mine:score.*truth '1/2'") as error:
         own(lambda response: result)(RIGHT)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
-def test_what_the_function_raises_is_told_with_the_row():
+def test_what_the_function_raises_is_shown_with_the_row():
     with pytest.raises(RewardError, match=r"data source 'math'.* the function raised KeyError: 'hints'"):
         own(lambda response: response.extra_info["hints"])(RIGHT)
 
@@ -73,7 +65,7 @@ async def _waits(response: Response) -> float:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (3, "is of type int. Name a function"),
         (_waits, "is an async function"),
@@ -81,8 +73,8 @@ async def _waits(response: Response) -> float:
         (lambda response, scale: 1.0, "cannot be called with one response"),
     ],
 )
-def test_what_is_no_function_of_one_response_is_refused_at_the_start(function: Any, told: str):
-    with pytest.raises(ConfigError, match=told):
+def test_other_objects_than_functions_of_one_response_are_refused(function: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
         own(function)
 
 

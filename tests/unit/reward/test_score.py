@@ -1,7 +1,5 @@
 """The function verl calls."""
 
-import inspect
-
 import pytest
 
 from retool_mcore.config.rl import Reward
@@ -9,8 +7,6 @@ from retool_mcore.errors import RewardError
 from retool_mcore.reward.score import compute_score
 from retool_mcore.reward.statement import vote
 from tests.unit.reward.slow import SLOW
-
-OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_response>\nassistant\n"
 
 
 def test_the_papers_reward_is_plus_or_minus_one():
@@ -40,16 +36,6 @@ def test_the_values_come_from_the_configuration():
     assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 0.5
 
 
-def test_arguments_verl_may_add_are_passed_over():
-    assert compute_score("math", r"\boxed{1}", "1", {}, reward_router_address="x", reward_model_tokenizer=None)["acc"]
-
-
-def test_printing_the_box_from_code_earns_nothing():
-    printed = OUTPUT.format(r"print('\boxed{34}')", r"\boxed{34}")
-    assert compute_score("math", printed, "34", None)["acc"] == 0.0
-    assert compute_score("math", printed + r"\boxed{34}", "34", None)["acc"] == 1.0
-
-
 def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not():
     ours = {"answer": "34", "behavior": {}}
     assert compute_score("math", r"\boxed{35}", "34", ours)["pred"] == "34"
@@ -67,15 +53,3 @@ def test_a_check_that_hangs_is_wrong_and_counted():
 def test_a_row_without_truth_is_an_error_that_names_it(truth):
     with pytest.raises(RewardError, match="row 7 of data source 'math' has no usable truth: reward_model"):
         compute_score("math", r"\boxed{34}", truth, {"index": 7})
-
-
-def test_a_number_as_truth_is_taken():
-    assert compute_score("math", r"\boxed{34}", 34, None)["acc"] == 1.0
-
-
-def test_verl_can_call_it():
-    # What verl's naive reward manager passes by keyword; a plain function, so verl runs it off its
-    # event loop.
-    assert not inspect.iscoroutinefunction(compute_score)
-    for name in ("data_source", "solution_str", "ground_truth", "extra_info"):
-        assert name in inspect.signature(compute_score).parameters

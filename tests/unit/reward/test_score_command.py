@@ -16,14 +16,6 @@ def run(tmp_path, content: str, *options: str):
     return CliRunner().invoke(all_commands(), ["score", str(source), "--out", str(out), *options]), out
 
 
-def test_an_empty_response_is_wrong_and_no_error(tmp_path):
-    result, out = run(tmp_path, '{"response": "", "answer": "1"}')
-    assert result.exit_code == 0, result.output
-    assert [row for _, row in read_jsonl(out)] == [
-        {"response": "", "answer": "1", "extracted": None, "correct": False, "reward": -1.0, "check_failed": False}
-    ]
-
-
 def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
     rows = [
         {"id": n, "response": f"\\boxed{{{n:03d}}}" if n % 3 else "none", "answer": str(n % 5)} for n in range(2000)
@@ -78,7 +70,7 @@ def test_a_rows_own_columns_are_never_overwritten(tmp_path):
     assert [row for _, row in read_jsonl(out)] == [row | scores]
 
 
-def test_a_check_that_was_given_up_is_told_in_its_row(tmp_path):
+def test_a_check_that_timed_out_is_marked_in_its_row(tmp_path):
     rows = [
         {"response": rf"\boxed{{{SLOW[0]}}}", "answer": SLOW[1]},
         {"response": r"\boxed{\sqrt8}", "answer": r"2\sqrt2"},
@@ -89,14 +81,14 @@ def test_a_check_that_was_given_up_is_told_in_its_row(tmp_path):
     assert "1 failed checks" in result.output.replace("\n", " ")
 
 
-def test_a_row_with_an_empty_truth_is_told_and_the_others_are_judged(tmp_path):
+def test_a_row_with_an_empty_truth_is_listed_and_the_others_are_judged(tmp_path):
     rows = [{"response": r"\boxed{5}", "answer": answer} for answer in ("5", " ", "6")]
     result, out = run(tmp_path, "\n".join(map(json.dumps, rows)))
     assert result.exit_code == 0, result.output
     assert [(row["correct"], row["reward"]) for _, row in read_jsonl(out)] == [(True, 1.0), (None, None), (False, -1.0)]
-    told = " ".join(result.output.split())
-    assert "line 2: the ground truth is empty" in told
-    assert "3 rows, 1 correct" in told and "1 without truth" in told
+    output = " ".join(result.output.split())
+    assert "line 2: the ground truth is empty" in output
+    assert "3 rows, 1 correct" in output and "1 without truth" in output
 
 
 @pytest.mark.parametrize(
@@ -118,8 +110,8 @@ def test_the_truth_is_read_where_data_rl_finds_it(tmp_path, row, options):
 
 @pytest.mark.parametrize("truth", ["truth", "ground_truth"])
 def test_samples_of_an_evaluation_and_trajectories_of_a_run_are_scored(tmp_path, truth):
-    said = [{"text": "Let me see.", "tokens": 3}, {"text": "So \\boxed{4}.", "tokens": 5}]
-    rows = [{"turns": said, "answer": "5", "correct_before": False, truth: "4"}, {"turns": said, truth: "5"}]
+    turns = [{"text": "Let me see.", "tokens": 3}, {"text": "So \\boxed{4}.", "tokens": 5}]
+    rows = [{"turns": turns, "answer": "5", "correct_before": False, truth: "4"}, {"turns": turns, truth: "5"}]
     result, out = run(tmp_path, "\n".join(map(json.dumps, rows)))
     assert result.exit_code == 0, result.output
     assert [made["correct"] for _, made in read_jsonl(out)] == [True, False]

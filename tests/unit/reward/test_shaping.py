@@ -1,4 +1,7 @@
-"""Additions to the paper's reward: off by default, each a part of its own."""
+"""Additions to the paper's reward: off by default, each logged as a separate part."""
+
+import json
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +10,8 @@ from retool_mcore.errors import RewardError
 from retool_mcore.reward.forms import equivalent
 from retool_mcore.reward.score import compute_score, mean_parts
 from retool_mcore.reward.simplified import simplified
+
+SIMPLIFIED = [json.loads(line) for line in Path(__file__).with_name("simplified.jsonl").read_text("utf-8").splitlines()]
 
 
 def score(answer: str, shaping=None, **behavior):
@@ -31,11 +36,6 @@ def test_the_recipes_bonus_for_calls_of_wrong_answers_ends_at_its_cap(calls, rew
     assert got["reward_calls"] == pytest.approx(reward + 1)
 
 
-def test_right_answers_get_no_bonus_for_calls():
-    got = score("34", {"call_bonus": [0.1, -0.6]}, calls=3)
-    assert (got["score"], got["reward_calls"]) == (1.0, 0.0)
-
-
 @pytest.mark.parametrize("tokens, penalty", [(100, 0.0), (800, 0.0), (900, -0.5), (1000, -1.0), (1200, -1.0)])
 def test_overlong_responses_lose_linearly_within_the_buffer(tokens, penalty):
     options = {"overlong_buffer_tokens": 200, "overlong_limit_tokens": 1000}
@@ -45,7 +45,7 @@ def test_overlong_responses_lose_linearly_within_the_buffer(tokens, penalty):
     assert got["acc"] == 1.0
 
 
-def test_a_right_answer_with_a_malformed_call_is_gated_when_asked():
+def test_reward_require_format_needs_well_formed_calls():
     got = score("34", {"require": ["format"]}, malformed={"json": 1})
     assert (got["score"], got["reward_answer"], got["format_ok"], got["acc"]) == (-1.0, -1.0, 0.0, 1.0)
     assert score("34", {"require": ["format"]})["score"] == 1.0
@@ -57,50 +57,13 @@ def test_a_right_answer_with_a_malformed_call_is_gated_when_asked():
     [("34", True), ("34.0", True), (r"\frac{68}{2}", False), ("30+4", False), ("m+n = 30+4 = 34", True),
      (r"e^{\ln 34}", False), ("34+0x", False), (r"34\text{ cm}", True), ("3.4e1", True), ("68/2", False)],
 )  # fmt: skip
-def test_a_right_answer_that_is_not_worked_out_is_gated_when_asked(answer, counts):
+def test_reward_require_simplified_needs_a_simplified_answer(answer, counts):
     got = compute_score("math", rf"So \boxed{{{answer}}}.", "34", reward=Reward(require=["simplified"]))
     assert got["acc"] == 1.0
     assert (got["score"], got["simplified_ok"]) == ((1.0, 1.0) if counts else (-1.0, 0.0))
     assert compute_score("math", rf"So \boxed{{{answer}}}.", "34")["score"] == 1.0
     wrong = compute_score("math", r"\boxed{35}", "34", reward=Reward(require=["simplified"]))
     assert (wrong["score"], wrong["simplified_ok"]) == (-1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    "answer, truth, worked_out",
-    [
-        ("0.5", r"\frac12", True),
-        (r"\frac24", r"\frac12", True),
-        (r"1\frac12", "1.5", True),
-        (r"\frac{1}{4}+\frac{1}{4}", r"\frac12", False),
-        (r"3\times10^{8}", "300000000", True),
-        (r"\sqrt8", r"2\sqrt2", True),
-        (r"\frac{4}{\sqrt2}", r"2\sqrt2", True),
-        (r"\sqrt{\frac{1}{2}+\frac{3}{2}}\cdot\frac{12}{6}", r"2\sqrt2", False),
-        ("(x+1)^2", "x^2+2x+1", True),
-        ("x^2+2x+1", "(x+1)^2", True),
-        ("(x+1)^2-(x-1)^2", "4x", False),
-        ("4x", "4x", True),
-        (r"\frac{-9}{4}", "-2.25", True),
-        (r"\frac{\pi}{4}", r"45^\circ", True),
-        (r"\sqrt2", "1.414214", True),
-        ("y=4x", "y=4x", True),
-        (r"\text{Evelyn}", "evelyn", True),
-    ],
-)
-def test_what_counts_as_worked_out(answer, truth, worked_out):
-    assert equivalent(answer, truth)
-    assert simplified(answer, truth) == worked_out
-
-
-def test_all_responses_of_a_run_have_the_same_parts():
-    options = {
-        "call_bonus": [0.1, -0.6],
-        "overlong_buffer_tokens": 10,
-        "overlong_limit_tokens": 100,
-        "require": ["format"],
-    }
-    assert score("34", options).keys() == score("35", options, calls=2, response_tokens=95).keys()
 
 
 def test_shaping_without_the_loops_counts_is_an_error():
@@ -119,3 +82,9 @@ def test_each_part_is_logged_by_its_mean():
         "reward/overlong": -0.25,
     }
     assert set(mean_parts([score("34")])) == {"reward/has_answer", "reward/check_failed"}
+
+
+@pytest.mark.parametrize("case", SIMPLIFIED, ids=lambda case: f"{case['answer']} | {case['truth']}")
+def test_what_counts_as_simplified(case):
+    assert equivalent(case["answer"], case["truth"])
+    assert simplified(case["answer"], case["truth"]) == case["simplified"]
