@@ -19,8 +19,7 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.sft import PackedBatches, load_sft
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.platforms.base import Platform, get_platform
-from retool_mcore.run.metrics import PhaseTimer
-from retool_mcore.train.sft import step_rates
+from retool_mcore.run.metrics import PhaseTimer, step_rates
 from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.sft_engine import SftEngine, time_optimizer
 
@@ -68,5 +67,5 @@ def train(
         with around(step), timer.span("forward_backward"):
             metrics = engine.train_batch(sequences)
         times = timer.flush()
-        rows.append({"step": step, **metrics, **step_rates(metrics, times, platform), **times})
+        rows.append({"step": step, **metrics, **step_rates(metrics, times, platform, dist.get_world_size()), **times})
     return rows

@@ -18,11 +18,12 @@ import tomli_w
 from retool_mcore.cli.verl_files import overrides, read_file
 from retool_mcore.config import RlConfig, build_config
 from retool_mcore.config.algorithm import REFILL_BATCHES
-from retool_mcore.config.base import is_table, leaves
+from retool_mcore.config.base import is_table
 from retool_mcore.config.reference import reference
 from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import PLATFORMS, get_platform
+from retool_mcore.run.checkpoint import flat
 from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
 from retool_mcore.verl.keys.key import NOT_SET, Key
 from retool_mcore.verl.keys.rollout import UNDER
@@ -189,7 +190,7 @@ def convert(path: Path, extra: list[str] | None = None, platform: str | None = N
     OmegaConf.set_struct(whole, False)
     whole = OmegaConf.merge(whole, users)
     plain: Any = OmegaConf.to_container(users, resolve=False)
-    file_values = leaves(plain)
+    file_values = flat(plain)
     for key, value in file_values.items():
         if isinstance(value, str) and "$" in value and not value.startswith("${") and key.split(".")[0] not in UNMAPPED:
             raise ConfigError(f"{path}: {key}={value} uses a variable that the script does not set. Add {key}=VALUE.")

@@ -54,9 +54,12 @@ def _sft_rank(
             _check(run)
             begin_early("processes")
         from retool_mcore.run.ending import ignore_signals
+        from retool_mcore.run.export import finish
         from retool_mcore.train import sft
 
     sft.train(run)
+    if first:
+        finish(run)
     ignore_signals()  # only interpreter shutdown is left, during which Ray still imports
 
 
@@ -96,9 +99,11 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     require_free(run.run.dir)
     begin_early("checks")
     with show_early_stage("rl"):
+        from retool_mcore.run.export import finish
         from retool_mcore.train import rl as trainer
 
     trainer.train(run)
+    finish(run)
 
 
 def _check(run: RunConfig) -> None:

@@ -1,6 +1,5 @@
 """The base class and the number types of every section of a run file."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,14 +20,6 @@ def is_table(value: object) -> TypeGuard[dict[str, Any]]:
 def is_tables(value: object) -> TypeGuard[list[dict[str, Any]]]:
     """A list of tables, such as the turns of a conversation."""
     return isinstance(value, list) and all(map(is_table, cast("list[object]", value)))
-
-
-def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a table and of the tables in it, by "section.key"."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= leaves(value, f"{prefix}{key}.") if is_table(value) else {f"{prefix}{key}": value}
-    return found
 
 
 class Section(BaseModel):

@@ -56,7 +56,7 @@ class Best(Section):
     """Which checkpoint is the best, and when a run stops early.
 
     The best checkpoint is exempt from checkpoint.keep, is named in <run>/best.json, and is exported
-    at the end. Every validated step must be saved: see run/best.py.
+    at the end. Every validated step must be saved: see run/checkpoint.py.
     """
 
     metric: str = ""

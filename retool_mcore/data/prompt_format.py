@@ -14,7 +14,7 @@ strips them, in any spacing and case, and nothing else.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import lru_cache
 from itertools import islice, takewhile
@@ -241,6 +241,12 @@ def recorded_format(folder: str | Path) -> PromptFormat | None:
     return found
 
 
+def record_format(run_dir: Path, file: str, end_of_turn: tuple[str, int], protocol: str = "") -> None:
+    """Record the format of the prompts in ``file`` in a run's folder; see ``PromptFormat``."""
+    found = format_of_file(file)
+    replace(found, protocol=protocol or found.protocol).write(run_dir, end_of_turn)
+
+
 def date_of(*folders: str | Path) -> date:
     """The date in the first record of ``folders`` that has one, else today's.
 
@@ -267,8 +273,8 @@ def pin_date(folder: Path, model: str) -> date:
 
     A new date is that of ``model`` if it is an export with a record, else today's.
     """
-    day = date_of(folder, model)
-    _write(folder, _record(folder) | {DATE: day.isoformat()})
+    day, known = date_of(folder, model), _record(folder)
+    _write(folder, known | {DATE: day.isoformat()})
     return day
 
 

@@ -9,6 +9,7 @@ import heapq
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,3 +157,20 @@ def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
         if len(shares[rank]) < room:
             heapq.heappush(ranks, (load + costs[position], rank))
     return [sorted(share) for share in shares]
+
+
+def validation_batches(
+    files: Sequence[SftDataset], global_batch: int, *, dp_size: int, dp_rank: int
+) -> list[list[Rendered]]:
+    """This rank's part of all rows of ``files``, in batches.
+
+    A batch has about ``global_batch`` rows over all ranks. Raises DataError if there are fewer rows
+    than ranks.
+    """
+    examples = [example for data in files for example in data.examples]
+    if len(examples) < dp_size:
+        names = ", ".join(data.source for data in files)
+        raise DataError(f"{names} has {len(examples)} usable rows, fewer than the {dp_size} data-parallel ranks")
+    num_batches = max(1, len(examples) // global_batch)
+    bounds = [len(examples) * i // num_batches for i in range(num_batches + 1)]
+    return [list(examples[start + dp_rank : end : dp_size]) for start, end in pairwise(bounds)]

@@ -8,7 +8,6 @@ run on another machine, the file system must share locks between machines; other
 killed.
 """
 
-import json
 import math
 import os
 import shlex
@@ -23,19 +22,16 @@ from typing import Any
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
-from retool_mcore.run.best import read_best
-from retool_mcore.run.checkpoint import STATE_FILE, step_folders
+from retool_mcore.run.checkpoint import STATE_FILE, read_best, step_folders
 from retool_mcore.run.environment import read_environment
 from retool_mcore.run.folder import is_locked
-from retool_mcore.run.metrics import add_row
+from retool_mcore.run.metrics import MetricsFile, Row
 from retool_mcore.run.start import WORDS
 from retool_mcore.run.status import printable
 
 CONFIG = "config.toml"
-METRICS = "metrics.jsonl"
 DEPTH = 4  # levels of folders that `runs_below` searches
 RECENT = 20  # number of steps used to estimate the time per step
-Row = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,52 +71,6 @@ class RunRecord:
         return [value for _, value in self.series(metric)]
 
 
-class MetricsFile:
-    """Incremental reader of a ``metrics.jsonl`` that may still grow.
-
-    Each ``look`` reads only new lines. A resumed run replaces the file, which is then read again
-    from the start.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[Row] = []
-        self._inode, self._offset, self._lines = 0, 0, 0
-
-    def look(self) -> list[Row]:
-        """Return all rows so far, without an incomplete last line. Raises DataError."""
-        try:
-            with self.path.open("rb") as file:
-                self._read(file)
-        except FileNotFoundError:
-            self.rows, self._offset, self._lines = [], 0, 0
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
-        return self.rows
-
-    def _read(self, file: Any) -> None:
-        status = os.fstat(file.fileno())
-        if status.st_ino != self._inode or status.st_size < self._offset:
-            self.rows, self._inode, self._offset, self._lines = [], status.st_ino, 0, 0
-        file.seek(self._offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break  # truncated by a kill, or still being written
-            self._offset += len(line)
-            self._lines += 1
-            add_row(self.rows, self._row(line, self._lines))
-
-    def _row(self, line: bytes, number: int) -> Row:
-        try:
-            row: Any = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{self.path}, line {number}, is not JSON: {error}. The file is damaged.") from error
-        numeric = is_table(row) and all(isinstance(value, int | float) for value in row.values())
-        if not numeric or "step" not in row or not math.isfinite(row["step"]):
-            raise DataError(f"{self.path}, line {number}, is not a row of metrics: an object of numbers with a step.")
-        return row
-
-
 def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
     """Read a run's folder; ``metrics`` is an existing reader of its metrics.jsonl, if any.
 
@@ -133,7 +83,7 @@ def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
         kind="rl" if "rollout" in settings else "sft",
         settings=settings,
         steps=settings["train"]["steps"],
-        rows=(metrics or MetricsFile(path / METRICS)).look(),
+        rows=(metrics or MetricsFile(path / "metrics.jsonl")).read(),
         begun=_begun(path),
         checkpoints=[step for step, folder in checkpoints.items() if (folder / STATE_FILE).is_file()],
         exported=(path / "export" / "config.json").is_file(),
@@ -210,7 +160,7 @@ def state_of(run: RunRecord) -> State:
     if run.step >= run.steps:
         return State(name="ended", stage="exported" if run.exported else "all steps done", next_command=_next(run))
     best = read_best(run.path)
-    if best and best.given_up and run.step in best.values:
+    if best and best.stopped_early and run.step in best.values:
         return State(name="ended", stage=f"early, after step {run.step}: {best.summary()}", next_command=_next(run))
     saved = f"checkpoint of step {run.checkpoints[-1]}" if run.checkpoints else "no checkpoint"
     if starting or run.rows:

@@ -18,8 +18,6 @@ from rich.text import Text
 from retool_mcore.errors import DataError
 from retool_mcore.report.numbers import duration, number, share
 from retool_mcore.report.record import (
-    METRICS,
-    MetricsFile,
     RunRecord,
     State,
     read_run,
@@ -28,6 +26,7 @@ from retool_mcore.report.record import (
     state_of,
 )
 from retool_mcore.report.warnings import warnings_of
+from retool_mcore.run.metrics import MetricsFile
 from retool_mcore.run.start import WORDS
 from retool_mcore.run.status import printable
 
@@ -69,7 +68,7 @@ def watch(path: Path, console: Console, *, once: bool) -> None:
 
     Raises DataError for a folder that is damaged or not a run's.
     """
-    metrics = MetricsFile(path / METRICS)
+    metrics = MetricsFile(path / "metrics.jsonl")
     if once or not console.is_interactive:
         console.print(_look(path, metrics)[0])
         return

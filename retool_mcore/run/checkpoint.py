@@ -1,4 +1,4 @@
-"""Checkpoints of a run: their layout, and the choice of the one to resume from.
+"""Checkpoints of a run: their layout, the best one, the one to resume from, and saving.
 
     <run>/checkpoints/global_step_50/
         actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge;
@@ -29,33 +29,50 @@ attacker. zlib processes 1.7 GB/s per core.
 
 verl, torch and Megatron unpickle parts of a checkpoint, so loading one can execute code. A run
 therefore resumes only from files that belong to its user or root and are not world-writable.
+
+The best step (best.metric) and early stopping (best.patience) have a record:
+
+    <run>/best.json    the metric, its mode, the value of every validated step, the best step and
+                       its value, and the number of consecutive validations without improvement
+                       ("waited")
+
+Only the values are state; everything else is computed from them. A run that resumes from a step
+drops the values after that step, so its best step and patience are again those of that step. The
+config checks enforce that every validated step is saved, so the best step always has a checkpoint;
+checkpoint.keep does not delete it. A value is written to disk before the run acts on it.
+
+Among equal values, the earliest step is the best. The minimum gain in best.patience affects only
+patience: a smaller gain still makes a new best checkpoint, but does not reset the patience.
 """
 
+from __future__ import annotations
+
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
-from math import ceil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
-from retool_mcore.config.base import leaves
+from retool_mcore.config.base import is_table
 from retool_mcore.config.lora import Lora
-from retool_mcore.errors import CheckpointError
+from retool_mcore.errors import CheckpointError, RunError
 from retool_mcore.run import alive
-from retool_mcore.run.best import best_so_far, lacks_value
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
 
 STATE_FILE = "state.json"
 SUMS = "checksums"
+BEST_FILE = "best.json"
+DISK_FULL = "Its files were deleted; the checkpoint before it is kept. Free some, then run the same command again."
 CONTENTS = (STATE_FILE, SUMS, "actor", "critic", "data.pt", "transfer_queue")
 VERSION = 2  # of state.json; newer releases write higher versions
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
@@ -169,6 +186,176 @@ def read_state(path: Path) -> Saved:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class BestStep:
+    """The settings of [best] and the values of best.metric so far, by step in ascending order."""
+
+    metric: str
+    mode: str
+    patience: int
+    min_delta: float
+    values: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    def step(self, last: int | None = None) -> int | None:
+        """Return the best step (up to ``last``, if given); None before the first value."""
+        steps = [step for step in self.values if last is None or step <= last]
+        return min(steps, key=lambda step: (self._cost(step), step), default=None)
+
+    @property
+    def waited(self) -> int:
+        """Number of validations since the value last improved by more than ``min_delta``."""
+        waited, reference = 0, math.inf
+        for step in sorted(self.values):
+            if self._cost(step) < reference - self.min_delta:
+                waited, reference = 0, self._cost(step)
+            else:
+                waited += 1
+        return waited
+
+    @property
+    def stopped_early(self) -> bool:
+        return bool(self.patience) and self.waited >= self.patience
+
+    def with_value(self, step: int, value: float) -> BestStep:
+        return replace(self, values={**self.up_to(step - 1).values, step: value})
+
+    def up_to(self, step: int) -> BestStep:
+        return replace(self, values={known: value for known, value in sorted(self.values.items()) if known <= step})
+
+    def metrics(self) -> dict[str, float]:
+        """Return best/step, best/value and best/waited; empty before the first value."""
+        step = self.step()
+        if step is None:
+            return {}
+        return {"best/step": float(step), "best/value": self.values[step], "best/waited": float(self.waited)}
+
+    def summary(self) -> str:
+        """Return one line for users: the best value, its step, and the validations since then."""
+        step = self.step()
+        if step is None:
+            return f"{self.metric}: no value yet"
+        found = f"best {self.metric} {self.values[step]:.6g} at step {step}"
+        delta = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        since = f"{self.waited} validation{'s' if self.waited > 1 else ''}"
+        return f"{found}, no improvement{delta} in {since}" if self.waited else found
+
+    def to_json(self) -> str:
+        step = self.step()
+        values = [{"step": step, "value": value} for step, value in sorted(self.values.items())]
+        found = {"step": step, "value": None if step is None else self.values[step], "waited": self.waited}
+        rule = {"metric": self.metric, "mode": self.mode, "patience": self.patience, "min_delta": self.min_delta}
+        return json.dumps({**rule, **found, "ended_early": self.stopped_early, "values": values}, indent=2)
+
+    def _cost(self, step: int) -> float:
+        return -self.values[step] if self.mode == "max" else self.values[step]
+
+
+def read_best(run_dir: Path) -> BestStep | None:
+    """Read ``<run>/best.json``; None if it does not exist. Raises CheckpointError if invalid."""
+    path = run_dir / BEST_FILE
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        return BestStep(
+            metric=str(found["metric"]),
+            mode=str(found["mode"]),
+            patience=int(found["patience"]),
+            min_delta=float(found["min_delta"]),
+            values={int(each["step"]): float(each["value"]) for each in found["values"]},
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a valid record of a run's best checkpoint ({error}). Move it away; the run then compares "
+            "only later steps."
+        ) from error
+
+
+def best_so_far(config: RunConfig, step: int) -> BestStep | None:
+    """Return the values up to ``step`` with the current settings; None without best.metric.
+
+    Raises CheckpointError when the values on disk belong to another metric.
+    """
+    wanted = config.best
+    if not wanted.metric:
+        return None
+    rule = BestStep(metric=wanted.name, mode=config.best_mode, patience=wanted.validations, min_delta=wanted.min_delta)
+    found = read_best(config.run.dir)
+    if found is None:
+        return rule
+    if (found.metric, found.mode) != (rule.metric, rule.mode):
+        raise CheckpointError(
+            f"{config.run.dir / BEST_FILE} has the values of {found.metric} ({found.mode}), but {config.source} sets "
+            f'best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away; then no earlier '
+            "step can become the best."
+        )
+    return replace(rule, values=found.values).up_to(step)
+
+
+def lacks_value(config: RunConfig, step: int) -> bool:
+    """Whether the run was killed after saving ``step`` but before validating it."""
+    best = best_so_far(config, step)
+    return best is not None and _is_due(config, step) and step not in best.values
+
+
+def _is_due(config: RunConfig, step: int) -> bool:
+    """Whether the settings schedule a validation (and therefore a save) at ``step``."""
+    _, every = config.validated
+    return every > 0 < step and (step % every == 0 or step == config.num_steps)
+
+
+class BestKeeper:
+    """Maintains best.json during a run. Only the process with ``writes`` writes the file."""
+
+    def __init__(self, config: RunConfig, step: int, *, writes: bool = True) -> None:
+        """``step``: the step that the run resumes from; 0 for a new run."""
+        self._config, self._path, self._writes = config, config.run.dir / BEST_FILE, writes
+        self.best = best_so_far(config, step)
+        if self.best is not None:
+            self._write(self.best)
+
+    def lacks(self, step: int) -> bool:
+        """Whether ``step`` should have been validated but has no value, because of a kill."""
+        return lacks_value(self._config, step)
+
+    def validated(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record the metric's value if a validation is due at ``step``.
+
+        Raises RunError when the metric is missing or not finite.
+        """
+        if self.best is None or not _is_due(self._config, step):
+            return
+        metric = self.best.metric
+        if metric not in metrics:
+            there = ", ".join(sorted(name for name in metrics if name.startswith("val")))
+            raise RunError(
+                f'best.metric = "{metric}" is not among the metrics of the validation at step {step}. There are: '
+                f"{there or 'none'}. Set another metric, and run the same command again."
+            )
+        value = float(metrics[metric])
+        if not math.isfinite(value):
+            raise RunError(
+                f"{metric} = {value} at step {step} cannot be compared. Check the validation data, or remove "
+                "best.metric, and run the same command again; it resumes from the last checkpoint."
+            )
+        self.best = self.best.with_value(step, value)
+        self._write(self.best)
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self.best is None else self.best.metrics()
+
+    def summary(self) -> str:
+        return "" if self.best is None else self.best.summary()
+
+    @property
+    def stopped_early(self) -> bool:
+        return self.best is not None and self.best.stopped_early
+
+    def _write(self, best: BestStep) -> None:
+        if self._writes:
+            write_whole(self._path, best.to_json() + "\n")
+
+
 def require_intact(config: RunConfig) -> list[str]:
     """Verify the checksums of the checkpoint to resume from; return notes for the user.
 
@@ -276,7 +463,7 @@ def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
     o, now = config.optim, config.num_steps
     if o.schedule == "constant":
         idle = config.critic.warmup_steps if isinstance(config, RlConfig) else 0  # the actor's warm-up comes after it
-        rising = idle + ceil(o.warmup_fraction * (max(before, now) - idle))
+        rising = idle + math.ceil(o.warmup_fraction * (max(before, now) - idle))
         if saved.step >= rising:
             return ""
         why = (
@@ -311,7 +498,7 @@ def is_finished(config: RunConfig) -> bool:
 def is_last(config: RunConfig, step: int) -> bool:
     """Return whether a run at ``step`` has no step and no validation left to do."""
     best = best_so_far(config, step)
-    stopped_early = best is not None and best.given_up
+    stopped_early = best is not None and best.stopped_early
     return stopped_early or (step >= config.num_steps and not lacks_value(config, step))
 
 
@@ -343,9 +530,17 @@ def changed_settings(saved: Saved, config: RunConfig) -> list[str]:
     return changed
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a table and of the tables in it, by "section.key"."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        values |= flat(value, f"{prefix}{key}.") if is_table(value) else {f"{prefix}{key}": value}
+    return values
+
+
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (key, phrase) for every setting that differs between two trees."""
-    old, new = leaves(before), leaves(now)
+    old, new = flat(before), flat(now)
     return [
         (key, f"{key} was {old.get(key, UNSET)!r}, now {new.get(key, UNSET)!r}")
         for key in {**new, **old}
@@ -521,3 +716,151 @@ def _crc_of_piece(piece: tuple[Path, int]) -> int:
         while left and (count := file.readinto(buffer[: min(left, READ_BYTES)])):
             crc, left = zlib.crc32(buffer[:count], crc), left - count
     return crc
+
+
+class Pending(Protocol):
+    """A save whose files are still being written; see verl/checkpoint.py."""
+
+    def ended(self) -> bool: ...
+    def finish(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def step_folder(config: RunConfig, step: int) -> Path:
+    return config.run.dir / "checkpoints" / f"global_step_{step}"
+
+
+def publish(config: RunConfig, step: int) -> None:
+    """Mark ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``.
+
+    The best complete checkpoint is kept as well. A checkpoint still being written does not count
+    as the best, because a kill may destroy it.
+    """
+    path = step_folder(config, step) / STATE_FILE
+    files = collect_checksums(path.parent)
+    shutil.rmtree(path.parent / SUMS, ignore_errors=True)
+    state = {
+        "version": VERSION,
+        "step": step,
+        "identity": identity(config),
+        "settings": config.model_dump(),
+        "layout": layout(config),
+        "reshardable": config.checkpoint.reshardable,
+        "files": files,
+    }
+    write_whole(path, json.dumps(state, indent=2))
+    found, best = complete_checkpoints(path.parent.parent), read_best(config.run.dir)
+    best_step = best.step(last=found[-1].step) if best else None
+    for old in found[: -config.checkpoint.keep]:
+        if old.step != best_step:
+            remove_checkpoint(old.path)
+
+
+def delete_incomplete(config: RunConfig) -> None:
+    """Delete interrupted saves. The caller must hold the run's lock (folder.lock_run)."""
+    for path in step_folders(config.run.dir / "checkpoints").values():
+        if not (path / STATE_FILE).is_file():
+            remove_checkpoint(path)
+
+
+class Saver:
+    """Writes and publishes the checkpoints of a run, with at most one save in flight.
+
+    ``write(folder, step)`` returns a ``Pending`` asynchronous save, or None when everything is on
+    disk. In SFT, ``write`` and all methods are collective: every rank calls them with the same
+    arguments. In RL, one process calls them for all ranks. Leaving the ``with`` block completes the
+    save in flight; after an error, it kills that save.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        write: Callable[[str, int], Pending | None],
+        *,
+        rank: int = 0,
+        barrier: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._config, self._write, self._rank, self._barrier = config, write, rank, barrier
+        self._in_flight: tuple[int, Pending] | None = None
+        self.begun = 0  # step of the last save, complete or in flight
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+        elif self._in_flight is not None:
+            self._in_flight[1].kill()
+
+    @property
+    def busy(self) -> bool:
+        return self._in_flight is not None
+
+    def save(self, step: int) -> None:
+        """Wait for the save in flight, then start saving ``step``."""
+        self.wait()
+        self.begun = step
+        folder = step_folder(self._config, step)
+        if self._rank == 0:
+            _make_room(folder, step)
+        self._barrier()
+        with self._writing(step):
+            pending = self._write(str(folder / "actor"), step)
+        if pending is None:
+            self._publish(step)
+        else:
+            self._in_flight = (step, pending)
+
+    def describe_kept(self) -> str:
+        """Return a sentence for the user of a run that stops early: which step is saved."""
+        found = complete_checkpoints(self._config.run.dir / "checkpoints")
+        if not found:
+            return "no checkpoint is kept, and the same command starts from the beginning"
+        return f"step {found[-1].step} is saved, and the same command resumes after it"
+
+    def poll(self) -> None:
+        """Publish the checkpoint in flight if all of its files are written."""
+        if self._in_flight is not None and self._in_flight[1].ended():
+            self.wait()
+
+    def wait(self) -> None:
+        if self._in_flight is None:
+            return
+        step, pending = self._in_flight
+        with self._writing(step):
+            pending.finish()
+        self._in_flight = None
+        self._publish(step)
+
+    def _publish(self, step: int) -> None:
+        self._barrier()
+        if self._rank == 0:
+            with self._writing(step):
+                publish(self._config, step)
+        self._barrier()
+
+    @contextmanager
+    def _writing(self, step: int) -> Generator[None]:
+        """On a full disk, delete the incomplete checkpoint to free space."""
+        folder = step_folder(self._config, step)
+        with explain_full_disk(folder, DISK_FULL):
+            try:
+                yield
+            except Exception as error:
+                if self._rank == 0 and is_full(error) and not (folder / STATE_FILE).exists():
+                    with suppress(OSError):  # another rank may still write there
+                        remove_checkpoint(folder)
+                raise
+
+
+def _make_room(folder: Path, step: int) -> None:
+    """Create an empty checkpoint folder; rename an existing checkpoint that is not the run's."""
+    try:
+        own = not (folder / STATE_FILE).exists() or read_state(folder).step == step
+    except CheckpointError:
+        own = False
+    if not own:
+        set_aside(folder, "found")
+    remove_checkpoint(folder)
+    folder.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,12 @@ from typing import Any
 
 import retool_mcore
 from retool_mcore.config import RunConfig
-from retool_mcore.config.base import is_table, leaves
+from retool_mcore.config.base import is_table
 from retool_mcore.config.model import BUILT_IN
-from retool_mcore.errors import PlatformError
+from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.model.files import file_hash
 from retool_mcore.platforms.base import Platform
+from retool_mcore.run.checkpoint import flat
 from retool_mcore.run.folder import write_whole
 
 ENVIRONMENT_FILE = "environment.json"
@@ -88,7 +89,7 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
         found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
     if config.model.chat_template not in ("", *BUILT_IN):
         found[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
-    return found | {name: repr(value) for name, value in leaves(config.model_dump()).items()}
+    return found | {name: repr(value) for name, value in flat(config.model_dump()).items()}
 
 
 def code_hash() -> str:
@@ -99,6 +100,12 @@ def code_hash() -> str:
         digest.update(str(path.relative_to(folder)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def require_equal_nodes(nodes: Sequence[Mapping[str, str]]) -> None:
+    """Raise ConfigError if the fingerprint of a node differs from the first one's."""
+    if different := differing(nodes):
+        raise ConfigError(f"the nodes differ: {'; '.join(different)}. Use the same on every node.")
 
 
 def differing(nodes: Sequence[Mapping[str, str]]) -> list[str]:

@@ -14,15 +14,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from rich.console import Console
+
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.config.shared import CONFIG_FILE, END_OF_TURN, FORMAT_FILE
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.adapter import CONFIG, is_adapter, merge
 from retool_mcore.model.files import dtype_of_weights, read_config
-from retool_mcore.run.best import BEST_FILE, read_best
-from retool_mcore.run.checkpoint import STATE_FILE, complete_checkpoints, find_damage, read_state, step_folders
-from retool_mcore.run.folder import explain_full_disk
+from retool_mcore.process import exit_on_sigterm
+from retool_mcore.run.checkpoint import (
+    BEST_FILE,
+    STATE_FILE,
+    best_so_far,
+    complete_checkpoints,
+    find_damage,
+    read_best,
+    read_state,
+    step_folders,
+)
+from retool_mcore.run.folder import explain_full_disk, lock_run
 from retool_mcore.run.metrics import read_metrics
+from retool_mcore.run.status import print_commands, print_text
 
 _WEIGHTS = Path("actor", "model", "huggingface")
 
@@ -125,6 +137,20 @@ def export_at_end(config: RunConfig) -> None:
     """
     if config.checkpoint.export:
         export(config.run.dir, config.run.dir / "export", "best" if config.best.metric else "newest")
+
+
+def finish(config: RunConfig) -> None:
+    """Export a finished run, and print why it ended early, its outputs and the next commands.
+
+    A SIGTERM during the export removes the partial export.
+    """
+    exit_on_sigterm()
+    with lock_run(config.run.dir):
+        export_at_end(config)
+    console = Console(stderr=True)
+    if (best := best_so_far(config, config.num_steps)) and best.stopped_early:
+        print_text(console, f"note: {best.summary()}")
+    print_commands(console, closing_lines(config))
 
 
 def closing_lines(config: RunConfig) -> Iterator[str]:

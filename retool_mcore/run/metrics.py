@@ -7,18 +7,24 @@ and meanings.
 
 import json
 import math
+import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from retool_mcore.config import RunConfig
-from retool_mcore.errors import ReToolError
+from retool_mcore.config.base import is_table
+from retool_mcore.errors import DataError, ReToolError
+from retool_mcore.platforms.base import Platform
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.metric_table import is_of_validation, is_written
+from retool_mcore.run.start import start_times
 from retool_mcore.run.trackers import Trace, Trackers
 
 EXPERTS = "experts/"  # prefix of the metrics of experts
+Row = dict[str, float]  # a step's metrics
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):
@@ -47,6 +53,18 @@ def token_rates(tokens: float, times: Mapping[str, float], num_gpus: int) -> dic
     save_and_validate_s = sum(times.get(name, 0.0) for name in ("timing_s/save_checkpoint", "timing_s/validate"))
     rate = tokens / (times["timing_s/step"] - save_and_validate_s)
     return {"perf/total_num_tokens": tokens, "tokens_per_s": rate, "perf/throughput": rate / num_gpus}
+
+
+def step_rates(
+    metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform, num_gpus: int
+) -> dict[str, float]:
+    """Token rates of the step, and the MFU of its update without validation and checkpoints."""
+    found = token_rates(metrics["perf/total_num_tokens"], times, num_gpus)
+    if platform.device.peak_flops:
+        work_s = sum(times[f"timing_s/{name}"] for name in ("data", "forward_backward", "optimizer"))
+        found["mfu"] = metrics["flops"] / (platform.device.peak_flops * num_gpus * work_s)
+    busy_percent = platform.gpu_percent()
+    return found if busy_percent is None else found | {"gpu_percent": busy_percent}
 
 
 class PhaseTimer:
@@ -99,6 +117,7 @@ class MetricWriter:
         self._keep_up_to(resumed_step)
         self._file = self._path.open("a", encoding="utf-8")
         self._trackers = Trackers(config, config.run.dir, resumed_step=resumed_step)
+        self._dir, self._starting = config.run.dir, True  # until the first step
 
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
@@ -108,7 +127,12 @@ class MetricWriter:
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
-        """Write a step's metrics (metric_table.py). Trackers also get ``traces``."""
+        """Write a step's metrics (metric_table.py). Trackers also get ``traces``.
+
+        The first step also gets the times of the start.
+        """
+        if step and self._starting:
+            metrics, self._starting = {**metrics, **start_times(self._dir)}, False
         written = {name: value for name, value in metrics.items() if is_written(name)}
         validation = {name: value for name, value in written.items() if is_of_validation(name)}
         rows = [{name: value for name, value in written.items() if name not in validation}, validation]
@@ -145,3 +169,49 @@ def _lines(path: Path) -> Generator[dict[str, float]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
+
+
+class MetricsFile:
+    """Incremental reader of a ``metrics.jsonl`` that may still grow.
+
+    Each ``read`` reads only new lines. A resumed run replaces the file, which is then read again
+    from the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._inode, self._offset, self._lines = 0, 0, 0
+
+    def read(self) -> list[Row]:
+        """Return all rows so far, without an incomplete last line. Raises DataError."""
+        try:
+            with self.path.open("rb") as file:
+                self._read_new(file)
+        except FileNotFoundError:
+            self.rows, self._offset, self._lines = [], 0, 0
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
+        return self.rows
+
+    def _read_new(self, file: Any) -> None:
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self.rows, self._inode, self._offset, self._lines = [], status.st_ino, 0, 0
+        file.seek(self._offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # truncated by a kill, or still being written
+            self._offset += len(line)
+            self._lines += 1
+            add_row(self.rows, self._row(line, self._lines))
+
+    def _row(self, line: bytes, number: int) -> Row:
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{self.path}, line {number}, is not JSON: {error}. The file is damaged.") from error
+        numeric = is_table(row) and all(isinstance(value, int | float) for value in row.values())
+        if not numeric or "step" not in row or not math.isfinite(row["step"]):
+            raise DataError(f"{self.path}, line {number}, is not a row of metrics: an object of numbers with a step.")
+        return row

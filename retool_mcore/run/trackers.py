@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import JobConfig
-from retool_mcore.config.base import leaves
 from retool_mcore.errors import ConfigError
+from retool_mcore.run.checkpoint import flat
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.status import notes
 
@@ -147,7 +147,7 @@ class MLflow(Library):
             found = self._client.get_experiment_by_name(PROJECT)
             experiment = found.experiment_id if found else self._client.create_experiment(PROJECT, artifacts)
             known = str(self._client.create_run(experiment, run_name=name).info.run_id)
-            settings = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in leaves(config).items()]
+            settings = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in flat(config).items()]
             self._client.log_batch(known, params=settings)
         self._client.update_run(known, status="RUNNING")
         return known

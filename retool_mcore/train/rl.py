@@ -3,10 +3,8 @@
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -17,31 +15,18 @@ from retool_mcore.platforms.base import Platform, engine_environment, get_platfo
 from retool_mcore.platforms.network import keep_to_loopback
 from retool_mcore.preflight.check import Machine, check, require
 from retool_mcore.process import exit_on_sigterm, redirect_output, standard_exit_code
-from retool_mcore.report.warnings import AlarmLines
 from retool_mcore.run import start
-from retool_mcore.run.best import best_so_far
 from retool_mcore.run.checkpoint import choose_resume, is_finished, is_last
 from retool_mcore.run.ending import Ended
-from retool_mcore.run.export import closing_lines, export_at_end
 from retool_mcore.run.folder import lock_run, own_tmpdir
-from retool_mcore.run.metrics import read_metrics
-from retool_mcore.run.status import (
-    StartStages,
-    StepLines,
-    bar_of_steps,
-    notes_on,
-    print_commands,
-    print_text,
-    show_early_stage,
-)
+from retool_mcore.run.progress import progress
+from retool_mcore.run.status import print_text, show_early_stage
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 from retool_mcore.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 CLUSTER_WAIT_S = 20.0  # a Ray head needs a few seconds to start
-PROGRESS_INTERVAL_S = 0.5
-REWARD = "critic/rewards/mean"
 
 
 def train(config: RlConfig) -> None:
@@ -71,10 +56,6 @@ def train(config: RlConfig) -> None:
         except Ended as ended:
             print_text(console, ended.message)
             raise
-        if (best := best_so_far(config, config.train.steps)) and best.given_up:
-            print_text(console, f"note: {best.summary()}")
-        export_at_end(config)
-        print_commands(console, closing_lines(config))
 
 
 def _run(
@@ -125,55 +106,3 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
                 continue
             raise ConfigError(f"{several} = {address!r} does not answer ({problem}). {what_to_do}") from problem
         return
-
-
-@contextmanager
-def progress(config: RlConfig, console: Console) -> Generator[Callable[[int], None]]:
-    """Show the stages of the start, then the steps, as the driver writes them to the run's files.
-
-    In a terminal this is a progress bar, which stays on screen if the run made a step. Elsewhere it
-    prints a line per stage and step. Yields a function that sets the step from which the run
-    resumes.
-    """
-    path, ended = config.run.dir / "metrics.jsonl", threading.Event()
-    alarm_lines = AlarmLines(console, config)
-    lines = StepLines(console, config.train.steps)
-    earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
-    last_shown = 0
-    with notes_on(console), bar_of_steps(console) as bars:
-        bar = bars.add_task("rl", total=config.train.steps)
-        stages = StartStages(config.run.dir, bars, bar)
-
-        def follow(*, over: bool = False) -> bool:
-            """Show new stages and steps; returns whether this process has finished a step.
-
-            ``over``: the run has ended without an error.
-            """
-            nonlocal last_shown
-            rows = read_metrics(path) if path.exists() else []
-            stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
-            stages.show(over=over or stepped)
-            if stepped:
-                reward = f"  reward {rows[-1][REWARD]:+.3f}" if REWARD in rows[-1] else ""
-                bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
-            if stepped and rows[-1]["step"] > last_shown:
-                last_shown = int(rows[-1]["step"])
-                lines.print(rows[-1])
-                alarm_lines.print(rows)
-            return stepped
-
-        def watch() -> None:
-            while not ended.wait(PROGRESS_INTERVAL_S):
-                follow()
-
-        follow()
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        well = False
-        try:
-            yield lambda step: bars.update(bar, completed=step)
-            well = True
-        finally:
-            ended.set()
-            watcher.join()
-            bars.live.transient = not follow(over=well)

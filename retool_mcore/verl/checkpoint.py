@@ -1,7 +1,7 @@
 """Saves and loads checkpoints of one rank's engine, and asynchronously those of all roles of a run.
 
 verl 0.9.1 can start asynchronous writes in Megatron but never checks whether they finished. Here
-each rank forks one process that writes all its files of a checkpoint. run/saving.py publishes a
+each rank forks one process that writes all its files of a checkpoint. run/checkpoint.py publishes a
 checkpoint when every rank has finished, so a checkpoint is complete or absent.
 """
 
@@ -292,7 +292,7 @@ def unwrap_worker_errors() -> Iterator[None]:
 
 
 class WorkersSave:
-    """The pending save of all roles' workers; implements ``saving.Pending``."""
+    """The pending save of all roles' workers; implements ``checkpoint.Pending``."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         self._groups = groups

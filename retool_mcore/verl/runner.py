@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +20,8 @@ from verl.utils.logging_utils import configure_verl_logging
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from retool_mcore.config import RlConfig
-from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import end_of_turn
-from retool_mcore.data.prompt_format import format_of_file, pin_date
+from retool_mcore.data.prompt_format import pin_date, record_format
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
@@ -118,8 +116,7 @@ def _record_prompt_format(config: RlConfig) -> None:
     """Record how the run renders problems, and the date in its prompts, in the run's folder."""
     day = pin_date(config.run.dir, config.model.path)
     tokenizer = tokenizer_of(config.model, day=day)
-    prompt_format = replace(format_of_file(parquet_files(config.data.train_file)[0]), protocol=config.rollout.protocol)
-    prompt_format.write(config.run.dir, end_of_turn(tokenizer))
+    record_format(config.run.dir, config.data_files[0][1], end_of_turn(tokenizer), config.rollout.protocol)
 
 
 def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:

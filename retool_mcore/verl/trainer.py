@@ -28,8 +28,8 @@ from retool_mcore.data.curriculum import SolveRateOrder
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.run import checkpoint, saving, start
-from retool_mcore.run.best import BestKeeper
+from retool_mcore.run import checkpoint, start
+from retool_mcore.run.checkpoint import BestKeeper
 from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, token_rates
 from retool_mcore.verl.agent_loop import create_router, create_workers
@@ -67,7 +67,7 @@ class RlRun(EngineRestarts):
         super().__init__(config)
         platform = get_platform(self._run.run.platform)
         self.updates_per_batch = self._run.train.updates_per_step
-        self._saver = saving.Saver(self._run, self._write_checkpoint)
+        self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
         self._writer: MetricWriter | None = None
         self._starting = True
         values = read_config(self._run.model.path)
@@ -137,6 +137,7 @@ class RlRun(EngineRestarts):
         super().on_step_begin()
         if self._starting:
             start.begin(self._run.run.dir, "steps")
+            self._starting = False
         self._saver.poll()
 
     # --------------------------------------------------------------- prompts
@@ -323,7 +324,7 @@ class RlRun(EngineRestarts):
 
     def _stop_without_progress(self, step: int) -> None:
         """Make ``step`` the last one if best.patience is exhausted."""
-        if self._best.given_up:
+        if self._best.stopped_early:
             self.total_training_steps = step
 
     # --------------------------------------------------------------- metrics
@@ -363,9 +364,6 @@ class RlRun(EngineRestarts):
         )
         self._row_written_s = now_s
         metrics |= ours
-        if self._starting:
-            metrics |= start.start_times(self._run.run.dir)
-            self._starting = False
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
         self._writer.write(self.global_steps, row_of(metrics), buffer.traces)
         buffer.traces = []

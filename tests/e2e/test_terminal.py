@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.run import saving
+from retool_mcore.run import checkpoint
 from tests.e2e import test_rl
 from tests.e2e.commands import MARK, ROOT, argv_retool, argv_rl, sft_settings
 from tests.terminal import lines_on_terminal
@@ -17,7 +17,7 @@ def test_a_finished_rl_run_has_its_end_on_the_terminal(task: Path, tmp_path: Pat
     """All of the command but Ray, engines and steps: the run's last step is saved already."""
     own = test_rl.settings(task, tmp_path, "run.name=done", "checkpoint.export=false")
     config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", own)
-    with saving.Saver(config, write_weights, rank=0, barrier=lambda: None) as saver:  # pyright: ignore[reportArgumentType]
+    with checkpoint.Saver(config, write_weights, rank=0, barrier=lambda: None) as saver:  # pyright: ignore[reportArgumentType]
         saver.save(4)
     row = {"step": 4, "val/accuracy": 0.5, "val/accuracy/low": 0.25, "val/accuracy/high": 0.75}
     (config.run.dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import saving
+from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export
 from retool_mcore.verl.checkpoint import Writer
 from tests.unit.run.test_checkpoints import run_in, steps
@@ -62,11 +62,11 @@ def write_model(folder: str, step: int) -> None:
 
 def test_a_checkpoint_and_an_export_that_find_no_room_are_one_error_and_give_it_back(small_disk: Path):
     config = run_in(small_disk)
-    with saving.Saver(config, write_model) as saver:
+    with checkpoint.Saver(config, write_model) as saver:
         saver.save(50)
     left = os.statvfs(small_disk).f_bavail
     message = r"no space is left for .*global_step_100\. Its files were deleted; the checkpoint before it is kept\."
-    with pytest.raises(CheckpointError, match=message), saving.Saver(config, write_model) as saver:
+    with pytest.raises(CheckpointError, match=message), checkpoint.Saver(config, write_model) as saver:
         saver.save(100)
     assert os.statvfs(small_disk).f_bavail == left and steps(config) == [50]
     (small_disk / "other").write_bytes(bytes(1 << 19))

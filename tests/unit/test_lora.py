@@ -12,7 +12,7 @@ from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.adapter import merge, merged, peft_config, read_adapter, rounded, write_adapter
 from retool_mcore.platforms import get_platform
-from retool_mcore.run import checkpoint, saving
+from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export
 from tests.unit.test_models import DENSE, EXPERTS, check
 
@@ -78,7 +78,7 @@ def save(run: SftConfig, step: int, **adapter: Any) -> None:
         if adapter:
             write_adapter(str(path), **adapter)
 
-    with saving.Saver(run, write, rank=0, barrier=lambda: None) as saver:
+    with checkpoint.Saver(run, write, rank=0, barrier=lambda: None) as saver:
         saver.save(step)
 
 

@@ -11,7 +11,7 @@ import typer
 from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.train.ranks import locked_by_rank_0, rank_loss_reported
+from retool_mcore.train.sft import locked_by_rank_0, rank_loss_reported
 
 FOLDER = Path(os.environ["FAKE"])
 

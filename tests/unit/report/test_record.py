@@ -10,10 +10,11 @@ import pytest
 
 from retool_mcore.config import load_run
 from retool_mcore.errors import DataError
-from retool_mcore.report.record import MetricsFile, State, read_run, runs_below, state_of, step_seconds
+from retool_mcore.report.record import State, read_run, runs_below, state_of, step_seconds
 from retool_mcore.run import start
-from retool_mcore.run.best import BestStep
+from retool_mcore.run.checkpoint import BestStep
 from retool_mcore.run.folder import is_locked, lock_run
+from retool_mcore.run.metrics import MetricsFile
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
 
@@ -66,21 +67,21 @@ def test_values_that_are_not_finite_are_not_drawn(tmp_path: Path):
 def test_a_growing_file_is_read_on_and_a_replaced_one_afresh(tmp_path: Path):
     write_rows(tmp_path, steps(2))
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    first = file.look()
+    first = file.read()
     with file.path.open("a") as grown:
         grown.write('{"step": 3}\n{"step"')
         grown.flush()
-        assert [row["step"] for row in file.look()] == [1, 2, 3]
-        assert file.look()[0] is first[0]  # the first rows were not parsed again
+        assert [row["step"] for row in file.read()] == [1, 2, 3]
+        assert file.read()[0] is first[0]  # the first rows were not parsed again
         grown.write(": 4}\n")
-    assert [row["step"] for row in file.look()] == [1, 2, 3, 4]
+    assert [row["step"] for row in file.read()] == [1, 2, 3, 4]
     (tmp_path / "new").write_text(
         '{"step": 1}\n{"step": 9, "loss": 1.0}\n{"step": 9, "val/accuracy": 0.5}\n' + '{"step": 10}\n' * 40
     )
     os.replace(tmp_path / "new", file.path)  # as a resumed run does
-    assert file.look() == [{"step": 1}, {"step": 9, "loss": 1.0, "val/accuracy": 0.5}, {"step": 10}]
+    assert file.read() == [{"step": 1}, {"step": 9, "loss": 1.0, "val/accuracy": 0.5}, {"step": 10}]
     file.path.unlink()
-    assert file.look() == []
+    assert file.read() == []
 
 
 def test_runs_are_found_below_a_root_but_not_inside_runs(tmp_path: Path):

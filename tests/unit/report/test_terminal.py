@@ -16,8 +16,10 @@ from retool_mcore.report.build import make_report
 from retool_mcore.report.document import Text
 from retool_mcore.report.record import read_run, state_of
 from retool_mcore.report.terminal import find_runs, frame, runs_table, watch
-from retool_mcore.report.warnings import AlarmLines, alarms, warnings_of
+from retool_mcore.report.warnings import warnings_of
+from retool_mcore.run.alarms import alarms
 from retool_mcore.run.folder import lock_run
+from retool_mcore.run.progress import AlarmLines
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError, RunError
-from retool_mcore.run import saving
-from retool_mcore.run.best import BestKeeper, BestStep, best_so_far, lacks_value, read_best
+from retool_mcore.run import checkpoint
+from retool_mcore.run.checkpoint import BestKeeper, BestStep, best_so_far, lacks_value, read_best
 from retool_mcore.run.export import export, export_at_end, find_weights
 from tests.unit.run.test_checkpoints import steps
 
@@ -31,7 +31,7 @@ def write_model(folder: str, step: int = 0) -> None:
 
 
 def save(config: SftConfig, step: int) -> None:
-    with saving.Saver(config, write_model) as saver:
+    with checkpoint.Saver(config, write_model) as saver:
         saver.save(step)
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_from_a_step_decides_as_one_that_was_never_cut_off(
 def test_patience_counts_validations_since_the_last_real_gain(losses: list[float], delta: float, waited: int):
     values = {10 * number: loss for number, loss in enumerate(losses, start=1)}
     best = BestStep(metric="val_loss", mode="min", patience=2, min_delta=delta, values=values)
-    assert (best.waited, best.given_up) == (waited, waited >= 2)
+    assert (best.waited, best.stopped_early) == (waited, waited >= 2)
     assert best.step() == 10 * (1 + losses.index(min(losses))), "any gain makes a new best, however small"
 
 
@@ -97,13 +97,13 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(t
         keeper.validated(step, {"val_loss": loss})
     resumed = BestKeeper(config, 20)
     assert resumed.metrics() == {"best/step": 10.0, "best/value": 1.0, "best/waited": 1.0}
-    assert not resumed.given_up
+    assert not resumed.stopped_early
     resumed.validated(30, {"val_loss": 1.5})
-    assert resumed.given_up and BestKeeper(config, 30).given_up
+    assert resumed.stopped_early and BestKeeper(config, 30).stopped_early
     on_disk = json.loads((config.run.dir / "best.json").read_text())
     assert (on_disk["metric"], on_disk["step"], on_disk["value"], on_disk["waited"]) == ("val_loss", 10, 1.0, 2)
     assert on_disk["ended_early"] and [path.name for path in config.run.dir.iterdir()] == ["best.json"]
-    assert not BestKeeper(run_in(tmp_path, "best.patience=[3, 0]"), 30).given_up, "the settings of now decide"
+    assert not BestKeeper(run_in(tmp_path, "best.patience=[3, 0]"), 30).stopped_early, "the settings of now decide"
 
 
 def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
@@ -112,7 +112,7 @@ def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
     for keeper in (reads, writes):
         keeper.validated(10, {"val_loss": 1.0})
         keeper.validated(20, {"val_loss": 1.0})
-    assert reads.given_up and writes.given_up and reads.best == writes.best == read_best(config.run.dir)
+    assert reads.stopped_early and writes.stopped_early and reads.best == writes.best == read_best(config.run.dir)
 
 
 def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
@@ -202,7 +202,7 @@ def test_a_run_exports_its_best_checkpoint(tmp_path: Path):
         save_file({"w": ones(1)}, Path(folder) / "model/huggingface/model.safetensors")
 
     keeper = BestKeeper(config, 0)
-    with saving.Saver(config, write) as saver:
+    with checkpoint.Saver(config, write) as saver:
         for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
             keeper.validated(step, {"val_loss": loss})
             saver.save(step)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.report.record import read_run
-from retool_mcore.run import checkpoint, saving
+from retool_mcore.run import checkpoint
 from retool_mcore.run.checkpoint import STATE_FILE
 from retool_mcore.run.export import closing_lines, export, export_at_end, find_weights
 from retool_mcore.run.folder import explain_full_disk
@@ -55,7 +55,7 @@ def write_model(folder: str, step: int = 0) -> None:
 
 
 def save(config: RunConfig, *steps: int) -> None:
-    with saving.Saver(config, write_model) as saver:
+    with checkpoint.Saver(config, write_model) as saver:
         for step in steps:
             saver.save(step)
 
@@ -83,7 +83,7 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
         write_model(folder)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), saving.Saver(config, die, rank=0, barrier=lambda: None) as saver:
+    with pytest.raises(KeyboardInterrupt), checkpoint.Saver(config, die, rank=0, barrier=lambda: None) as saver:
         saver.save(100)
     found = checkpoint.find_resume(config)
     assert found is not None and found.step == 50
@@ -94,8 +94,8 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
 def test_the_next_run_deletes_what_a_kill_has_left_and_nothing_else(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
-    write_model(str(saving.step_folder(config, 100) / "actor"))
-    saving.delete_incomplete(config)
+    write_model(str(checkpoint.step_folder(config, 100) / "actor"))
+    checkpoint.delete_incomplete(config)
     assert [path.name for path in (config.run.dir / "checkpoints").iterdir()] == ["global_step_50"]
 
 
@@ -126,7 +126,7 @@ def test_an_asynchronous_save_counts_once_its_writers_have_ended(tmp_path: Path)
         started.append(next(writes))
         return started[-1]
 
-    with saving.Saver(config, write, rank=0, barrier=lambda: None) as saver:
+    with checkpoint.Saver(config, write, rank=0, barrier=lambda: None) as saver:
         saver.save(50)
         saver.poll()
         assert steps(config) == [] and saver.busy
@@ -144,7 +144,7 @@ def test_a_run_that_fails_gives_up_the_save_in_flight(tmp_path: Path):
     pending = BackgroundSave()
     with (
         pytest.raises(ZeroDivisionError),
-        saving.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
+        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
     ):
         saver.save(50)
         raise ZeroDivisionError
@@ -156,7 +156,7 @@ def test_a_full_disk_met_in_the_background_is_the_same_error(tmp_path: Path):
     pending = BackgroundSave(CheckpointError("rank 0: OSError: [Errno 28] No space left on device"))
     with (
         pytest.raises(CheckpointError, match=r"no space is left for .*global_step_50\. .* before it is kept"),
-        saving.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
+        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
     ):
         saver.save(50)
     assert steps(config) == []
@@ -192,7 +192,7 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
     save(config, 50)
 
     def killed(path: Path, ignore_errors: bool = False) -> None:
-        if Path(path) == saving.step_folder(config, 50) / "actor":
+        if Path(path) == checkpoint.step_folder(config, 50) / "actor":
             (Path(path) / "model/huggingface/config.json").unlink()
             raise KeyboardInterrupt
 
@@ -218,7 +218,7 @@ def test_never_refuses_to_overwrite(tmp_path: Path):
 def test_an_explicit_path_must_be_complete(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
-    path = saving.step_folder(config, 50)
+    path = checkpoint.step_folder(config, 50)
     found = checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={path}"))
     assert found is not None and found.path == path
     (path / STATE_FILE).unlink()
@@ -248,8 +248,8 @@ def test_files_that_another_user_could_have_written_are_not_resumed_from(
     config = run_in(tmp_path)
     save(config, 50)
     assert checkpoint.find_resume(config) is not None
-    change(saving.step_folder(config, 50) / part, monkeypatch)
-    for setting in ("auto", str(saving.step_folder(config, 50))):
+    change(checkpoint.step_folder(config, 50) / part, monkeypatch)
+    for setting in ("auto", str(checkpoint.step_folder(config, 50))):
         with pytest.raises(CheckpointError, match=rf"{said}, and resuming runs code"):
             checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={setting}"))
 
@@ -258,9 +258,9 @@ def test_export_takes_the_newest_complete_checkpoint(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
     save(config, 100)
-    write_model(str(saving.step_folder(config, 150) / "actor"))  # a kill came before state.json
+    write_model(str(checkpoint.step_folder(config, 150) / "actor"))  # a kill came before state.json
     assert find_weights(config.run.dir).parts[-4:] == ("global_step_100", "actor", "model", "huggingface")
-    assert json.loads((find_weights(saving.step_folder(config, 50)) / "config.json").read_text())["step"] == 50
+    assert json.loads((find_weights(checkpoint.step_folder(config, 50)) / "config.json").read_text())["step"] == 50
 
 
 def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path):
@@ -274,7 +274,7 @@ def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path):
         tensors = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(2, dtype=torch.bfloat16)}
         save_file({**tensors, "router": torch.zeros(2)}, weights / "model.safetensors")
 
-    with saving.Saver(config, write) as saver:
+    with checkpoint.Saver(config, write) as saver:
         saver.save(50)
     weights = find_weights(config.run.dir)
     made = export(config.run.dir, tmp_path / "out")
@@ -294,7 +294,7 @@ def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
     config = run_in(tmp_path)
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         export(config.run.dir, tmp_path / "out")
-    with saving.Saver(config, lambda folder, step: Path(folder, "model/huggingface").mkdir(parents=True)) as saver:
+    with checkpoint.Saver(config, lambda folder, step: Path(folder, "model/huggingface").mkdir(parents=True)) as saver:
         saver.save(50)
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         export(config.run.dir, tmp_path / "out")
@@ -434,7 +434,7 @@ def cut(path: Path) -> None:
 def test_a_run_goes_on_from_the_newest_whole_one_and_says_so(tmp_path: Path, name: str, harm, said: str):
     config = run_in(tmp_path)
     save(config, 50, 100)
-    harm(saving.step_folder(config, 100) / name)
+    harm(checkpoint.step_folder(config, 100) / name)
     found, [note, resuming] = checkpoint.choose_resume(config)
     assert f"global_step_100 is damaged: {said}" in note
     assert note.endswith("It is kept as global_step_100.damaged") and "resuming after step 50" in resuming
@@ -443,14 +443,14 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_says_so(tmp_path: Path, nam
     assert checkpoint.require_intact(config) == []
     save(config, 100)  # the run comes there again
     assert checkpoint.require_intact(config) == [] and steps(config) == [50, 100]
-    harm(saving.step_folder(config, 100) / name)
+    harm(checkpoint.step_folder(config, 100) / name)
     assert "kept as global_step_100.damaged2" in checkpoint.require_intact(config)[0]
 
 
 def test_an_older_damaged_one_blocks_nothing_and_is_not_deleted(tmp_path: Path):
     config = run_in(tmp_path, "checkpoint.keep=2")
     save(config, 50, 100)
-    (saving.step_folder(config, 50) / STATE_FILE).write_text("")
+    (checkpoint.step_folder(config, 50) / STATE_FILE).write_text("")
     assert checkpoint.require_intact(config) == []
     found = checkpoint.find_resume(config)
     assert found is not None and found.step == 100
@@ -462,7 +462,7 @@ def test_where_none_is_whole_nothing_is_moved_and_the_run_does_not_start_over(tm
     config = run_in(tmp_path)
     save(config, 50, 100)
     for step in (50, 100):
-        cut(saving.step_folder(config, step) / MOMENTS)
+        cut(checkpoint.step_folder(config, step) / MOMENTS)
     with pytest.raises(
         CheckpointError, match=r"is intact \(global_step_100: .*; global_step_50: .*Restore one, or move"
     ):
@@ -473,7 +473,7 @@ def test_where_none_is_whole_nothing_is_moved_and_the_run_does_not_start_over(tm
 def test_a_damaged_one_that_is_asked_for_is_refused(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
-    path = saving.step_folder(config, 50)
+    path = checkpoint.step_folder(config, 50)
     assert checkpoint.require_intact(run_in(tmp_path, f"checkpoint.resume={path}")) == []
     overwrite(path / MOMENTS)
     with pytest.raises(CheckpointError, match=r"checkpoint\.resume = .*global_step_50' is damaged: .*Name another"):
@@ -483,14 +483,14 @@ def test_a_damaged_one_that_is_asked_for_is_refused(tmp_path: Path):
 def test_four_overwritten_bytes_are_not_exported(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50, 100)
-    overwrite(saving.step_folder(config, 100) / WEIGHTS)
+    overwrite(checkpoint.step_folder(config, 100) / WEIGHTS)
     said = r"global_step_100 is damaged: .*model\.safetensors differs from .* another one: --checkpoint 50"
     with pytest.raises(CheckpointError, match=said):
         export(config.run.dir, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [config.run.name]
-    overwrite(saving.step_folder(config, 50) / MOMENTS)
+    overwrite(checkpoint.step_folder(config, 50) / MOMENTS)
     export(config.run.dir, tmp_path / "out", "50")  # the model itself is whole
-    (saving.step_folder(config, 100) / STATE_FILE).write_text("")
+    (checkpoint.step_folder(config, 100) / STATE_FILE).write_text("")
     with pytest.raises(CheckpointError, match=r"global_step_100/state\.json is not a valid checkpoint state"):
         export(config.run.dir, tmp_path / "out")
 
@@ -503,7 +503,7 @@ def test_what_was_written_again_after_its_checksum_is_read_again(tmp_path: Path)
         time.sleep(0.02)  # file systems count in milliseconds
         overwrite(Path(folder) / "model/huggingface/model.safetensors")
 
-    with saving.Saver(config, write_twice) as saver:
+    with checkpoint.Saver(config, write_twice) as saver:
         saver.save(50)
     assert checkpoint.require_intact(config) == []
 
@@ -527,7 +527,7 @@ def test_the_checksum_sees_every_piece_of_a_file(tmp_path: Path, monkeypatch: py
 def test_a_checkpoint_of_a_newer_release_is_refused_and_left_where_it_is(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50, 100)
-    path = saving.step_folder(config, 100) / STATE_FILE
+    path = checkpoint.step_folder(config, 100) / STATE_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     for ask in (checkpoint.require_intact, checkpoint.find_resume):
         with pytest.raises(
@@ -548,7 +548,7 @@ def test_a_users_copies_and_notes_are_neither_counted_nor_deleted(tmp_path: Path
     (folder / "global_step_50/notes.txt").write_text("the good one")
     (config.run.dir / "config.toml").write_text(config.to_toml())
     assert steps(config) == [50] and checkpoint.require_intact(config) == []
-    saving.delete_incomplete(config)
+    checkpoint.delete_incomplete(config)
     save(config, 60, 100)
     assert steps(config) == read_run(config.run.dir).checkpoints == [100]
     assert [path.name for path in (folder / "global_step_50").iterdir()] == ["notes.txt"]

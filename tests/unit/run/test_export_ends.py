@@ -15,7 +15,7 @@ from retool_mcore.data.chat import end_of_turn
 from retool_mcore.data.prompt_format import PromptFormat, recorded_format
 from retool_mcore.data.task_model import END_OF_TEXT, END_OF_TURN
 from retool_mcore.data.tokenizer import load_tokenizer
-from retool_mcore.run import saving
+from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export
 
 CONFIG = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
@@ -35,7 +35,7 @@ def exported(tmp_path: Path, model: Path) -> Path:
         for file in model.iterdir():
             (saved / file.name).write_bytes(file.read_bytes())
 
-    with saving.Saver(config, write, rank=0, barrier=lambda: None) as saver:
+    with checkpoint.Saver(config, write, rank=0, barrier=lambda: None) as saver:
         saver.save(1)
     PromptFormat().write(config.run.dir, end_of_turn(load_tokenizer(str(model))))
     return export(config.run.dir, tmp_path / "hf")

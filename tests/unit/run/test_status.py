@@ -14,9 +14,9 @@ from retool_mcore.cli import evaluate
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.cases import Case
-from retool_mcore.run import start, status
-from retool_mcore.run.status import StepLines, bar_of_steps
-from retool_mcore.train import rl
+from retool_mcore.run import progress, start, status
+from retool_mcore.run.progress import StepLines
+from retool_mcore.run.status import bar_of_steps
 from tests.terminal import CONTROL
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
@@ -61,7 +61,7 @@ def test_another_start_overwrites_the_stages_and_a_truncated_line_is_ignored(tmp
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlConfig:
     """A run with a row of an earlier start, which a faulty clock put into tomorrow."""
-    monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
+    monkeypatch.setattr(progress, "POLL_S", 0.02)
     loaded = load_config(RlConfig, RL, [f"run.root={tmp_path}", "train.steps=2"])
     loaded.run.dir.mkdir()
     add_row(loaded, 1, time.time() + 86400)
@@ -75,7 +75,7 @@ def add_row(config: RlConfig, step: int, unix_s: float) -> None:
 
 def test_a_log_gets_a_line_for_each_stage_and_each_new_step(config: RlConfig):
     output = io.StringIO()
-    with rl.progress(config, Console(file=output)):
+    with progress.progress(config, Console(file=output)):
         for stage in ("checks", "ray", "engines"):
             start.begin(config.run.dir, stage)
             time.sleep(0.2)
@@ -89,7 +89,7 @@ def test_a_log_gets_a_line_for_each_stage_and_each_new_step(config: RlConfig):
 
 def test_a_start_that_fails_at_once_prints_no_line_for_its_newest_stage(config: RlConfig):
     output = io.StringIO()
-    with pytest.raises(ConfigError), rl.progress(config, Console(file=output)):
+    with pytest.raises(ConfigError), progress.progress(config, Console(file=output)):
         for stage in ("checks", "ray"):
             start.begin(config.run.dir, stage)
         raise ConfigError("a mistake")
@@ -100,7 +100,7 @@ def on_terminal(config: RlConfig, *, step: bool) -> str:
     """What a terminal gets from a start that makes a step, or none."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80)
-    with rl.progress(config, console):
+    with progress.progress(config, console):
         start.begin(config.run.dir, "checks")
         status.print_text(console, "note: of the start")
         if step:
@@ -120,7 +120,7 @@ def test_the_bar_stays_only_after_a_step_and_notes_have_separate_lines(config: R
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 

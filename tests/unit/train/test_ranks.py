@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import typer
-from rich.console import Console
 from torch._C._distributed_c10d import HashStore
 
 from retool_mcore.cli.common import guarded
@@ -18,7 +17,7 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import EXIT_RETRYABLE, ConfigError
 from retool_mcore.run.folder import lock_run
 from retool_mcore.train import sft
-from retool_mcore.train.ranks import RankLost, locked_by_rank_0, rank_loss_reported
+from retool_mcore.train.sft import RankLost, locked_by_rank_0, rank_loss_reported
 
 SFT = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
 
@@ -99,13 +98,20 @@ def test_the_first_rank_of_each_node_has_a_watchdog(
         found.append(rank)
         yield
 
-    for name in ("checkpoint", "dist", "write_environment", "alive", "export_at_end", "_loop", "_require_equal_nodes"):
+    simulated = (
+        "_run",
+        "assert_loaded",
+        "die_with_parent",
+        "dist",
+        "get_platform",
+        "locked_by_rank_0",
+        "redirect_output",
+    )
+    for name in simulated:
         monkeypatch.setattr(sft, name, mock.MagicMock())
-    sft.checkpoint.choose_resume.return_value = (None, [])  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(sft, "closing_lines", lambda config: [])
+    monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(HashStore(), rank, 4)]))
     monkeypatch.setattr(sft, "Watchdog", watchdog)
-    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
-    config = mock.MagicMock()
-    config.run.dir, config.train.steps = tmp_path, 1
-    sft._run(config, mock.MagicMock(), rank, Console())
+    for name, value in {"WORLD_SIZE": 4, "RANK": rank, "LOCAL_RANK": local_rank}.items():
+        monkeypatch.setenv(name, str(value))
+    sft.train(load_config(SftConfig, SFT, [f"run.root={tmp_path}", "cluster.nodes=2", "cluster.gpus_per_node=2"]))
     assert found == watched

@@ -1,24 +1,10 @@
-"""Rows of SFT's files: which are validated on, and which are left out, with a note."""
-
-import io
+"""Batches of SFT's validation."""
 
 import pytest
-from rich.console import Console
 
 from retool_mcore.data.chat import Rendered
-from retool_mcore.data.sft import SftDataset
+from retool_mcore.data.sft import SftDataset, validation_batches
 from retool_mcore.errors import DataError
-from retool_mcore.train.sft import print_left_out_rows, validation_batches
-
-
-def test_a_note_for_each_file_that_has_rows_too_long():
-    whole, cut = SftDataset("val.parquet", (), ()), SftDataset("runs/train.parquet", (), (3, 7))
-    terminal = io.StringIO()
-    print_left_out_rows((cut, whole), 512, Console(file=terminal, width=40))
-    assert terminal.getvalue() == (
-        "note: runs/train.parquet: 2 of 2 rows are longer than data.max_length_tokens = 512 and left out; the first is "
-        "row 3\n"
-    )
 
 
 def one_token_rows(source: str, tokens: range) -> SftDataset:

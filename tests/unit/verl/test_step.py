@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.run import saving
+from retool_mcore.run import checkpoint
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.ending import Ended
 from tests.unit.verl.loss_scenario import (
@@ -64,7 +64,7 @@ class Run:
             algorithm={},
             trainer=SimpleNamespace(test_freq=-1, critic_warmup=0),
         )
-        trainer._saver = saving.Saver(trainer._run, trainer._write_checkpoint)
+        trainer._saver = checkpoint.Saver(trainer._run, trainer._write_checkpoint)
         trainer.global_steps, trainer.total_training_steps, trainer.trainer_mode = 0, 9, kind.verl_mode
         trainer.parameter_sync_step = trainer.updates_per_batch = 1
         trainer.timing_raw, trainer.local_trigger_step = {}, 0
@@ -138,7 +138,7 @@ class Run:
 
     def _save(self) -> None:
         trainer = self.trainer
-        folder = saving.step_folder(trainer._run, trainer.global_steps)
+        folder = checkpoint.step_folder(trainer._run, trainer.global_steps)
         self.calls.append(f"save {trainer.global_steps}")
         (folder / "actor").mkdir()
         (folder / "actor/weights").write_text(str(self.weights))

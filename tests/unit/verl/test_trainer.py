@@ -42,7 +42,7 @@ def writing_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: 
     trainer, written = trainer_of(tmp_path, *settings), []
     trainer._row_written_s, trainer._step_began_s = 1.0, 1.5
     trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={}, traces=["one"])
-    trainer._best, trainer._order = SimpleNamespace(given_up=False, metrics=dict), None
+    trainer._best, trainer._order = SimpleNamespace(stopped_early=False, metrics=dict), None
     trainer.engine_metrics = dict
     trainer._shape, trainer._starting = None, False
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
@@ -215,16 +215,16 @@ def test_another_layout_begins_random_states_of_the_step_that_it_resumes_from(
     assert found == (seed and seed_at(*seed)) and seed_at(5, 6) != seed_at(5, 0)
 
 
-@pytest.mark.parametrize(("given_up", "steps"), [(True, 6), (False, 24)])
+@pytest.mark.parametrize(("stopped_early", "steps"), [(True, 6), (False, 24)])
 def test_a_run_that_resumes_with_its_patience_spent_makes_no_step_more(
-    given_up: bool, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped_early: bool, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     monkeypatch.setattr(PPOTrainer, "on_train_begin", lambda self: None)
     trainer = trainer_of(tmp_path, "run.trackers=[]")
     trainer._run.run.dir.mkdir(parents=True)
-    trainer._best, trainer.total_training_steps = SimpleNamespace(given_up=given_up), 24
+    trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=stopped_early), 24
     trainer.global_steps, trainer.validated = 7, {}  # the first that would come
     trainer.replay_buffer = SimpleNamespace(val_metrics={}, writer=SimpleNamespace(keep_up_to=lambda step: None))
     trainer.on_train_begin()
@@ -347,7 +347,7 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(told=[])
     trainer.replay_buffer = SimpleNamespace()
     trainer.critic_wg.belong_to = trainer.critic_wg.told.append
-    trainer._saver, trainer._writer = module.saving.Saver(trainer._run, lambda folder, step: None), None
+    trainer._saver, trainer._writer = module.checkpoint.Saver(trainer._run, lambda folder, step: None), None
     trainer.fit(SimpleNamespace(causes=Counter()))
     assert (trainer._run.run.dir / alive.FILE).is_file()
     assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
@@ -362,7 +362,7 @@ def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
     monkeypatch.setattr(PPOTrainer, "on_train_begin", lambda self: None)
     trainer, kept = trainer_of(tmp_path, "run.trackers=[]"), []
     trainer._run.run.dir.mkdir(parents=True)
-    trainer._best, trainer.total_training_steps = SimpleNamespace(given_up=False), 24
+    trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=False), 24
     trainer.global_steps, trainer.validated = step, {"val/accuracy": 0.25, "val/words": "none"}
     trainer.replay_buffer = SimpleNamespace(
         val_metrics={"val/accuracy": 0.25}, traces=[], writer=SimpleNamespace(keep_up_to=kept.append)
@@ -379,7 +379,7 @@ def test_a_row_has_the_engines_the_queues_and_the_goals_numbers(tmp_path: Path, 
     """Those of a validation in the row of its step, and in no other."""
     trainer, written = writing_trainer(tmp_path, monkeypatch)
     trainer.engine_metrics = lambda: {"engine/queued/mean": 3.0, "engine/restarts": 2.0}
-    trainer._best = SimpleNamespace(given_up=False, metrics=lambda: {"best/step": 4})
+    trainer._best = SimpleNamespace(stopped_early=False, metrics=lambda: {"best/step": 4})
     trainer._order = SimpleNamespace(metrics=lambda: {"curriculum/seen": 0.5})
     trainer.replay_buffer.step_metrics = lambda batch, metrics: {"behavior/calls": metrics["rollout_corr/kl"] * 8}
     trainer.replay_buffer.val_metrics = {"val/accuracy": 0.5}
