@@ -27,8 +27,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, PlatformError, ReToolError
 from retool_mcore.process import die_with_parent
-from retool_mcore.run.ending import SIGNALS, exit_code
 from retool_mcore.run.folder import lock_run, require_free
+from retool_mcore.run.signals import SIGNALS, exit_code
 
 if TYPE_CHECKING:
     from retool_mcore.config import RunConfig

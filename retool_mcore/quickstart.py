@@ -188,7 +188,7 @@ def _watch(run_dir: Path, total: int, name: str) -> Watch:
         rows = read_metrics(path) if path.exists() else []
         if not rows:
             began = start.begun(run_dir)
-            return 0, None, start.WORDS[began[-1][0]] if began else "starting"
+            return 0, None, start.STAGE_TEXTS[began[-1][0]] if began else "starting"
         return int(rows[-1]["step"]), total, f"step {rows[-1]['step']}/{total}, {name} {rows[-1][name]:.3f}"
 
     return progress

@@ -24,8 +24,8 @@ from retool_mcore.config.base import is_table
 from retool_mcore.config.reference import reference
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
 from retool_mcore.process import discard_closed_terminal, exit_signal
-from retool_mcore.run.ending import Ended
 from retool_mcore.run.folder import refused_write
+from retool_mcore.run.signals import EndedBySignal
 from retool_mcore.run.status import print_text
 
 Config = Annotated[Path, typer.Argument(help="a run file, such as configs/rl_tiny_cpu.toml")]
@@ -96,7 +96,7 @@ def guarded(function: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except Ended:  # has printed its message already
+        except EndedBySignal:  # has printed its message already
             raise
         except BaseException as error:
             code = _report(error)

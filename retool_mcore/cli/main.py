@@ -53,8 +53,8 @@ def _sft_rank(
         if os.environ.get("LOCAL_RANK") == "0" and not early():  # started by torchrun, not `retool sft`
             _check(run)
             begin_early("processes")
-        from retool_mcore.run.ending import ignore_signals
         from retool_mcore.run.export import finish
+        from retool_mcore.run.signals import ignore_signals
         from retool_mcore.train import sft
 
     sft.train(run)

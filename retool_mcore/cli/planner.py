@@ -35,10 +35,10 @@ def plan(
     Measures prompts (RL) or rows (SFT) in data.train_file, if the file and the model exist here.
     Exits with an error if the run does not fit into memory.
     """
-    from retool_mcore.model.files import of_model
-    from retool_mcore.planner.data_lengths import of_data_file
-    from retool_mcore.planner.hardware import of_run, parse
-    from retool_mcore.planner.lengths import assumed, of_run_dir
+    from retool_mcore.model.files import shape_of_model
+    from retool_mcore.planner.data_lengths import lengths_of_data_file
+    from retool_mcore.planner.hardware import hardware_of_run, parse
+    from retool_mcore.planner.lengths import assumed, lengths_of_run_dir
     from retool_mcore.planner.plan import make_plan, trainers
     from retool_mcore.planner.report import refusal, report
     from retool_mcore.planner.search import proposals
@@ -56,15 +56,17 @@ def plan(
         raise ConfigError(
             f"--like {like} and --mean-tokens {mean_tokens:g} both set the lengths. Give only one of them."
         )
-    devices = parse(hardware) if hardware else of_run(run)
+    devices = parse(hardware) if hardware else hardware_of_run(run)
     training = trainers(run, devices).count
     if training < 1 or training % run.parallel.model_parallel:
         raise ConfigError(
             f"{run.source}: parallel.tp * pp * cp = {run.parallel.model_parallel} does not divide the {training} "
             f"devices of {devices.name} that train."
         )
-    shape = of_model(run.model.path)
-    lengths = of_run_dir(like, run) if like is not None else assumed(run, mean_tokens, of_data_file(run))
+    shape = shape_of_model(run.model.path)
+    lengths = (
+        lengths_of_run_dir(like, run) if like is not None else assumed(run, mean_tokens, lengths_of_data_file(run))
+    )
     made = make_plan(run, shape, devices, lengths=lengths)
     others = proposals(run, shape, devices, lengths)
     if as_json:

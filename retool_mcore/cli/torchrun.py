@@ -3,7 +3,7 @@
 python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
 
 torchrun itself kills the ranks within 30 s of a signal, and prints a traceback when a rank fails.
-This wrapper forwards the first signal to the ranks, which save and exit (run/ending.py); a second
+This wrapper forwards the first signal to the ranks, which save and exit (run/signals.py); a second
 signal kills them. The store listens only on the address of --master-addr or --local-addr.
 """
 
@@ -19,7 +19,7 @@ import psutil
 from retool_mcore.cli import print_ended_by
 from retool_mcore.cli.common import echo
 from retool_mcore.errors import EXIT_RETRYABLE
-from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
+from retool_mcore.run.signals import SAME_S, SIGNALS, exit_code
 
 
 def main() -> None:

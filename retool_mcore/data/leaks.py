@@ -16,7 +16,7 @@ SHINGLE_WORDS = 5
 # and AIME 24 and 25, have no pair between 0.9 and 0.3; pairs below that share only stock phrases.
 # Within GSM8K train, 0.6 finds one repeat and two variants.
 NEAR = 0.6
-FEWEST_SHINGLES = 5  # common shingles a near duplicate needs at least; fewer may match by chance
+MIN_SHINGLES = 5  # common shingles a near duplicate needs at least; fewer may match by chance
 COMMON_ROWS, COMMON_SHARE = 20, 0.002  # ignore shingles in more problems than both limits
 SHOWN_PAIRS, SHOWN_CHARS = 3, 70
 _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
@@ -90,7 +90,7 @@ class Index:
         shared = Counter(position for shingle in own for position in self._positions.get(shingle, ()))
         for position, count in shared.most_common():
             fewest = min(len(own), len(self._shingles[position] - self._common))
-            if count < FEWEST_SHINGLES:
+            if count < MIN_SHINGLES:
                 break
             if count >= NEAR * fewest and _same_numbers(problem, self._problems[position]):
                 return Pair(self._problems[position], problem, min(count / fewest, 0.999))

@@ -239,7 +239,7 @@ def _check_shards(folder: Path) -> None:
             ) from error
 
 
-def of_model(path: str) -> ModelShape:
+def shape_of_model(path: str) -> ModelShape:
     """The shape of a model, from its local directory or from a published model in its name.
 
     The directory may lack weights, so that `retool plan` works before they are downloaded. The name

@@ -27,7 +27,7 @@ class InFile:
     note: str
 
 
-def of_data_file(config: SftConfig | RlConfig) -> InFile | None:
+def lengths_of_data_file(config: SftConfig | RlConfig) -> InFile | None:
     """The lengths in data.train_file; None if it or the tokenizer is not on this machine.
 
     Raises DataError for an invalid row, as the start of the run would.

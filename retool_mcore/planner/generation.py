@@ -66,34 +66,34 @@ class Engines:
         }
         return max(1.0, min(limits)), limits[min(limits)]
 
-    def step_s(self, at_once: float, context: float) -> float:
-        """Seconds per decoding step of ``at_once`` responses with ``context`` tokens in total.
+    def step_s(self, concurrent: float, context: float) -> float:
+        """Seconds per decoding step of ``concurrent`` responses with ``context`` tokens in total.
 
         Matrix products are bound by reading weights or by compute. Attention runs after them and is
         bound by reading the KV cache; Triton reads an FP8 cache only as fast as a bfloat16 one, in
         tokens per second.
         """
         shape, device = self.shape, self.hardware.device
-        touched = self._touched_params(at_once)
+        touched = self._touched_params(concurrent)
         weights = 2 * touched - (touched - shape.head_params if self.fp8 else 0)  # the head stays in bfloat16
         bandwidth = self.tp * device.bandwidth
         products_s = max(
             weights / (bandwidth * calibrated("weights_read")),
-            2 * shape.compute_params * at_once / (self.tp * device.flops * calibrated("products")),
+            2 * shape.compute_params * concurrent / (self.tp * device.flops * calibrated("products")),
         )
         cache_s = context * shape.kv_bytes(fp8=False) / (bandwidth * calibrated("cache_read"))
         layer_s = calibrated("decode_layer_s")
         if self.tp > 1:
-            sent = 2 * 2 * shape.hidden * at_once * (self.tp - 1) / self.tp
+            sent = 2 * 2 * shape.hidden * concurrent * (self.tp - 1) / self.tp
             layer_s += 2 * (calibrated("all_reduce_s") + sent / (self.hardware.link(self.tp) * calibrated("link")))
-        return products_s + cache_s + shape.layers * layer_s + at_once * calibrated("decode_request_s")
+        return products_s + cache_s + shape.layers * layer_s + concurrent * calibrated("decode_request_s")
 
-    def _touched_params(self, at_once: float) -> float:
+    def _touched_params(self, concurrent: float) -> float:
         """Weights that a decoding step reads, including only experts that get a token."""
         shape = self.shape
         if not shape.experts:
             return shape.compute_params
-        read = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** at_once)
+        read = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** concurrent)
         return shape.compute_params + 3 * shape.hidden * shape.ffn * shape.layers * (read - shape.experts_per_token)
 
     def prefill_s(self, tokens: float) -> float:
@@ -120,12 +120,12 @@ class Engines:
         responses decreases, and the last one has the maximum length (``lengths.limit``).
         """
         lengths = self.lengths
-        at_once = min(self.slots[0], responses)
-        steps = max(0.0, responses - at_once) / at_once * lengths.mean * lengths.sampled
-        seconds = steps * self.step_s(at_once, at_once * lengths.context)
+        concurrent = min(self.slots[0], responses)
+        steps = max(0.0, responses - concurrent) / concurrent * lengths.mean * lengths.sampled
+        seconds = steps * self.step_s(concurrent, concurrent * lengths.context)
         before = 0.0
         for number, length in enumerate([*lengths.quantiles(SAMPLES)[:-1], lengths.limit]):
-            running = at_once * (1 - number / SAMPLES)
+            running = concurrent * (1 - number / SAMPLES)
             context = running * (lengths.prompt + (before + length) / 2)
             seconds += (length - before) * lengths.sampled * self.step_s(running, context)
             before = length
@@ -145,9 +145,9 @@ def decode(
     (slots, limit), tokens = engines.slots, engines.count * engines.responses * lengths.mean
     full_s = engines.step_s(slots, slots * lengths.context)
     if config.train.mode == "async":
-        seconds, at_once = stream(engines, training_s)
+        seconds, concurrent = stream(engines, training_s)
         return Decoding(
-            seconds=seconds - training_s, longest_turn_s=lengths.limit * full_s, concurrency=at_once,
+            seconds=seconds - training_s, longest_turn_s=lengths.limit * full_s, concurrency=concurrent,
             tokens_per_s=tokens / seconds, limit="the trainer" if seconds == training_s else limit,
         )  # fmt: skip
     batches = 1 + engines.ahead
@@ -168,16 +168,16 @@ def stream(engines: Engines, training_s: float) -> tuple[float, float]:
     then recompute the KV cache of their running responses.
     """
     lengths, (slots, _) = engines.lengths, engines.slots
-    sampled, at_once, seconds = lengths.mean * lengths.sampled, min(slots, engines.responses), training_s
+    sampled, concurrent, seconds = lengths.mean * lengths.sampled, min(slots, engines.responses), training_s
     for _ in range(20):  # fixed point: the concurrency depends on the seconds, and vice versa
-        step_s = engines.step_s(at_once, at_once * lengths.context)
-        step_s += engines.later_turns_s(at_once * engines.calls / sampled, 1.0)
-        paused_s = sync_s(engines.shape, running=True) + engines.prefill_s(at_once * lengths.context)
+        step_s = engines.step_s(concurrent, concurrent * lengths.context)
+        step_s += engines.later_turns_s(concurrent * engines.calls / sampled, 1.0)
+        paused_s = sync_s(engines.shape, running=True) + engines.prefill_s(concurrent * lengths.context)
         filled_s = engines.responses * sampled * step_s / slots + paused_s
         batch_s = lengths.limit * lengths.sampled * step_s + paused_s + training_s
         seconds = max(training_s, filled_s, batch_s / (1 + engines.ahead))
-        at_once = (at_once + min(slots, engines.responses * sampled * step_s / seconds)) / 2
-    return seconds, at_once
+        concurrent = (concurrent + min(slots, engines.responses * sampled * step_s / seconds)) / 2
+    return seconds, concurrent
 
 
 def calls_of(config: RlConfig, lengths: Lengths) -> float:

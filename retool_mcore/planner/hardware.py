@@ -82,7 +82,7 @@ def parse(name: str) -> Hardware:
     return Hardware(DEVICES[found[1]], int(found[2]))
 
 
-def of_run(config: RunConfig) -> Hardware:
+def hardware_of_run(config: RunConfig) -> Hardware:
     """The hardware of a run: GPUs like this machine's, if they are known and the run has one node.
 
     Otherwise, the suffix of the file name or of run.name: "rl_qwen2.5_32b_h100x16" means "h100x16".

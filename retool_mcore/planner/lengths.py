@@ -122,7 +122,7 @@ def _note(mean_tokens: float | None, mean: float, rule: str) -> str:
     )
 
 
-def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
+def lengths_of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
     """The lengths of the run in ``path``, averaged over its steps. Raises ConfigError."""
     file = path / "metrics.jsonl"
     rows = [row for row in read_metrics(file) if row["step"]] if file.is_file() else []  # step 0 is only a validation
@@ -130,7 +130,7 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
         raise ConfigError(f"--like {path} has no metrics.jsonl with a step. Give the folder of a run with steps.")
     note = f"lengths are from {path}, averaged over its {len(rows)} steps"
     if isinstance(config, RlConfig):
-        return of_rl_rows(rows, note)
+        return lengths_of_rows(rows, note)
     other = load_run(str(path / "config.toml"))
     if not isinstance(other, SftConfig):
         raise ConfigError(f"--like {path} is an RL run, and {config.source} is SFT. Give a run of the same kind.")
@@ -138,7 +138,7 @@ def of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
     return Lengths.evenly(mean, config.max_sequence_tokens, note=note)
 
 
-def of_rl_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
+def lengths_of_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
     """The lengths from the metrics of RL steps. Raises ConfigError if the metrics lack them."""
     if not any(row.keys() >= NEEDED for row in rows):
         raise ConfigError(f"{note}, which lack {min(NEEDED)}, a metric of RL. Give a run of the same kind.")

@@ -33,7 +33,7 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
-    parts: dict[str, float]  # part of a step between two heartbeats (run/alive.py) -> its longest seconds
+    parts: dict[str, float]  # part of a step between two heartbeats (run/heartbeat.py) -> its longest seconds
     mean_tokens: float  # mean sequence length (prompt + response), assumed or known
     tokens_per_step: float
     steps: int

@@ -19,7 +19,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a value that the us
 RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def keep_to_loopback() -> None:
+def use_loopback() -> None:
     """Set the environment variables that keep a one-node run's ports on loopback.
 
     The run's processes inherit them. Call it before Ray is imported and torch.distributed is used.

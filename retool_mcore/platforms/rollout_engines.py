@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CAPTURED = 256  # SGLang's largest captured decode batch by default, in requests; twice that from TP 4 on
-MOST_CAPTURED = 512  # SGLang's default never exceeds this, on any device
+MAX_CAPTURED = 512  # SGLang's default never exceeds this, on any device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class RolloutEngine:
     def graphs(self, max_running: int, tp: int) -> dict[str, int]:
         """Arguments that capture decode batches of up to ``max_running`` requests in CUDA graphs.
 
-        The limit is MOST_CAPTURED; {} if the default is enough. Without a graph, a decode step
+        The limit is MAX_CAPTURED; {} if the default is enough. Without a graph, a decode step
         takes 0.9 ms of host time per layer (planner/calibration.py).
         """
         largest = captured(max_running, tp)
@@ -69,7 +69,7 @@ class RolloutEngine:
 
 def captured(max_running: int, tp: int) -> int:
     """The largest captured decode batch, in requests, with ``RolloutEngine.graphs``."""
-    return max(CAPTURED if tp < 4 else MOST_CAPTURED, min(max_running, MOST_CAPTURED))
+    return max(CAPTURED if tp < 4 else MAX_CAPTURED, min(max_running, MAX_CAPTURED))
 
 
 SGLANG = RolloutEngine(

@@ -21,9 +21,9 @@ from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import CheckpointError, ConfigError, DataError, ReToolError, RewardError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.files import is_hub_name, of_model, read_config
+from retool_mcore.model.files import is_hub_name, read_config, shape_of_model
 from retool_mcore.model.shape import shape_of_config
-from retool_mcore.planner.hardware import of_run
+from retool_mcore.planner.hardware import hardware_of_run
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.preflight.findings import Finding, error, missing, note, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
@@ -62,7 +62,7 @@ def stall(config: RunConfig) -> Iterator[Finding]:
     """Compare train.stall_s with the planned times, if the planner knows the model and devices."""
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     try:
-        plan = make_plan(config, of_model(config.model.path), of_run(config))
+        plan = make_plan(config, shape_of_model(config.model.path), hardware_of_run(config))
     except (ConfigError, CheckpointError):
         return
     part, seconds = plan.longest_part

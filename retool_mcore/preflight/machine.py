@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import CheckpointError, ConfigError, PlatformError
-from retool_mcore.model.files import of_model
+from retool_mcore.model.files import shape_of_model
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, missing, ok, warning
@@ -149,7 +149,7 @@ def disk(config: RunConfig) -> Iterator[Finding]:
 def _params(config: RunConfig) -> int | None:
     """The number of parameters; None without a config.json, which ``inputs.model`` reports."""
     try:
-        return of_model(config.model.path).params
+        return shape_of_model(config.model.path).params
     except (ConfigError, CheckpointError):
         return None
 

@@ -18,7 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 24.0
 LEGEND_HEIGHT = 18.0
 TICKS = 4
 MANY_POINTS = 80  # lines with this many points also get a running mean
-MOST_POINTS = 800  # per line; a chart has fewer pixel columns than this
+MAX_POINTS = 800  # per line; a chart has fewer pixel columns than this
 DASHES = ("", "5 3", "1.5 3")
 COLOURS = ("#2f6f9f", "#c2703d", "#5b8c5a", "#8a6fae", "#a8873a", "#6b7885")
 BAR_HEIGHT, BAR_GAP, BAR_LABEL, BAR_VALUE = 14.0, 8.0, 150.0, 96.0
@@ -167,10 +167,10 @@ def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Reduce to at most MOST_POINTS: the ends, and the minimum and maximum of each interval."""
-    if len(points) <= MOST_POINTS:
+    """Reduce to at most MAX_POINTS: the ends, and the minimum and maximum of each interval."""
+    if len(points) <= MAX_POINTS:
         return list(points)
-    stretches = MOST_POINTS // 2 - 1
+    stretches = MAX_POINTS // 2 - 1
     kept = {0, len(points) - 1}
     for index in range(stretches):
         stretch = range(len(points) * index // stretches, len(points) * (index + 1) // stretches)

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from retool_mcore.run.status import printable
 
-MOST_CHARS = 4000  # longest text of a turn, or of the output of a call
+MAX_CHARS = 4000  # longest text of a turn, or of the output of a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +64,17 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Preformatted text. Text over MOST_CHARS is truncated with a remark."""
+    """Preformatted text. Text over MAX_CHARS is truncated with a remark."""
 
     title: str
     text: str
 
     @property
     def lines(self) -> str:
-        """The text without control characters and bidirectional marks, truncated to MOST_CHARS."""
+        """The text without control characters and bidirectional marks, truncated to MAX_CHARS."""
         text = "".join(each for each in self.text if each in "\n\t" or unicodedata.category(each)[0] != "C")
-        left = len(text) - MOST_CHARS
-        return f"{text[:MOST_CHARS]}\n... and {left} characters more" if left > 0 else text
+        left = len(text) - MAX_CHARS
+        return f"{text[:MAX_CHARS]}\n... and {left} characters more" if left > 0 else text
 
 
 Block = Text | Table | Pictures | Tiles | Code

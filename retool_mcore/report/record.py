@@ -26,7 +26,7 @@ from retool_mcore.run.checkpoint import STATE_FILE, read_best, step_folders
 from retool_mcore.run.environment import read_environment
 from retool_mcore.run.folder import is_locked
 from retool_mcore.run.metrics import MetricsFile, Row
-from retool_mcore.run.start import WORDS
+from retool_mcore.run.start import STAGE_TEXTS
 from retool_mcore.run.status import printable
 
 CONFIG = "config.toml"
@@ -153,7 +153,7 @@ def state_of(run: RunRecord) -> State:
     """Return the run's current state."""
     starting = stage_of_start(run)
     if is_locked(run.path):
-        stage = WORDS.get(starting, starting) if starting else "steps"
+        stage = STAGE_TEXTS.get(starting, starting) if starting else "steps"
         return State(
             name="running", stage=stage, next_command=f"retool watch {_quoted(run.path)}", seconds_left=eta_s(run)
         )
@@ -164,7 +164,7 @@ def state_of(run: RunRecord) -> State:
         return State(name="ended", stage=f"early, after step {run.step}: {best.summary()}", next_command=_next(run))
     saved = f"checkpoint of step {run.checkpoints[-1]}" if run.checkpoints else "no checkpoint"
     if starting or run.rows:
-        where = f"while {WORDS.get(starting, starting)}" if starting else f"after step {run.step}"
+        where = f"while {STAGE_TEXTS.get(starting, starting)}" if starting else f"after step {run.step}"
         return State(name="killed", stage=f"{where}; {saved}", next_command=_resume(run))
     return State(name="not started", stage="never started", next_command=_resume(run))
 

@@ -13,7 +13,7 @@ from retool_mcore.report.document import Block, Picture, Pictures, ReportSection
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import Row, RunRecord
-from retool_mcore.run.start import LAST, WORDS
+from retool_mcore.run.start import LAST, STAGE_TEXTS
 
 FEW_ROWS = 3  # with at most this many rows, the first (warm-up) step counts too
 SMALL_PHASE = 0.005  # share of the total; phases below it are merged
@@ -202,7 +202,7 @@ def start_stages(runs: Labelled) -> ReportSection:
         svg = bar_chart(bars, title=f"Stages of the start, {label}")
         pictures.append(Picture(title=label, unit=f"{whole} to the first step", svg=svg))
         if run.begun[-1][0] not in LAST:
-            stage = WORDS.get(run.begun[-1][0], run.begun[-1][0])
+            stage = STAGE_TEXTS.get(run.begun[-1][0], run.begun[-1][0])
             notes.append(Text(text=f"{label}: the latest start has not completed this stage: {stage}.", quiet=True))
     drawn: list[Block] = [Pictures(pictures=pictures)] if pictures else []
     return ReportSection(title="Start", blocks=[*drawn, *notes])

@@ -27,7 +27,7 @@ from retool_mcore.report.record import (
 )
 from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.metrics import MetricsFile
-from retool_mcore.run.start import WORDS
+from retool_mcore.run.start import STAGE_TEXTS
 from retool_mcore.run.status import printable
 
 COLOURS = {"running": "green", "ended": "default", "killed": "red", "not started": "yellow", "damaged": "red"}
@@ -124,7 +124,7 @@ def _stages(run: RunRecord, now_s: float) -> RenderableType:
     for (stage, at), end in zip(run.begun, ends, strict=True):
         newest = end is ends[-1]
         style = "bold" if newest else "dim"
-        grid.add_row(Text(duration(max(0.0, end - at)), style=style), Text(WORDS.get(stage, stage), style=style))
+        grid.add_row(Text(duration(max(0.0, end - at)), style=style), Text(STAGE_TEXTS.get(stage, stage), style=style))
     return grid
 
 

@@ -3,7 +3,7 @@
 from retool_mcore.report.numbers import duration
 from retool_mcore.report.record import RunRecord, State, stage_of_start, step_seconds
 from retool_mcore.run.alarms import alarms
-from retool_mcore.run.start import WORDS
+from retool_mcore.run.start import STAGE_TEXTS
 
 # A run counts as stalled if it writes no row for STALLED_S and for STALLED_STEPS times its usual
 # time per step. This leaves time for validations and checkpoints.
@@ -25,7 +25,7 @@ def _stalled(run: RunRecord, now_s: float) -> str:
     starting = stage_of_start(run)
     if starting:
         waited_s = now_s - run.begun[-1][1]
-        stage = WORDS.get(starting, starting)
+        stage = STAGE_TEXTS.get(starting, starting)
         late = waited_s > START_STAGE_S
         return f"the start has spent {duration(waited_s)} on one stage: {stage}. Look into {log}" if late else ""
     usual_s = step_seconds(run.rows)

@@ -15,7 +15,7 @@ import sympy
 from sympy import Rational
 
 from retool_mcore.reward.clean import split_unit, unit_ratio
-from retool_mcore.reward.leaves import MAX_LETTERS, Unreadable, value
+from retool_mcore.reward.expression import MAX_LETTERS, Unreadable, value
 from retool_mcore.reward.numbers import number, same_numbers
 from retool_mcore.reward.parse import AnswerForm, parse
 from retool_mcore.reward.regions import same_regions

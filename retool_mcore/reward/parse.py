@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 from retool_mcore.reward.clean import split_unit
-from retool_mcore.reward.leaves import Unreadable
+from retool_mcore.reward.expression import Unreadable
 
 Kind = Literal["value", "list", "set", "tuple", "union", "difference", "matrix", "relation"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from retool_mcore.reward.leaves import Unreadable, value
+from retool_mcore.reward.expression import Unreadable, value
 from retool_mcore.reward.parse import AnswerForm
 
 _ORDER = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\ne": sympy.Ne}

@@ -36,7 +36,7 @@ from retool_mcore.rollout.loop import Trajectory, Turn
 from retool_mcore.run.folder import replacing
 from retool_mcore.run.trackers import Trace
 
-MOST_CHARS = 20_000  # per prompt or response in a tracker's table; trackers handle long cells badly
+MAX_CHARS = 20_000  # per prompt or response in a tracker's table; trackers handle long cells badly
 ROTATE_BYTES = 64 << 20
 KEEP_FILES = 8
 
@@ -194,5 +194,5 @@ def _texts(turn: Mapping[str, Any]) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    left = len(text) - MOST_CHARS
-    return f"{text[:MOST_CHARS]}\n[and {left} characters more]" if left > 0 else text
+    left = len(text) - MAX_CHARS
+    return f"{text[:MAX_CHARS]}\n[and {left} characters more]" if left > 0 else text

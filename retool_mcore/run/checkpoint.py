@@ -66,7 +66,7 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, RunError
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
 
 STATE_FILE = "state.json"
@@ -704,7 +704,7 @@ def checksums_of(paths: Iterable[Path]) -> list[Checksum]:
     with ThreadPoolExecutor(min(CHECKSUM_THREADS, os.cpu_count() or 1)) as threads:
         for (path, _), crc in zip(pieces, threads.map(_crc_of_piece, pieces), strict=True):
             crcs[path] = zlib.crc32(crc.to_bytes(4, "big"), crcs[path])
-            alive.heartbeat()
+            heartbeat.send()
     return [Checksum(size, f"{crcs[path]:08x}") for path, size in files.items()]
 
 

@@ -18,7 +18,7 @@ from retool_mcore.config import RunConfig, SftConfig
 from retool_mcore.errors import DataError
 from retool_mcore.run.alarms import Row, alarms
 from retool_mcore.run.metrics import MetricsFile
-from retool_mcore.run.start import WORDS, begun
+from retool_mcore.run.start import STAGE_TEXTS, begun
 from retool_mcore.run.status import SLOW_AFTER_S, bar_of_steps, line_of_stage, notes_on, print_text
 
 STEP_METRICS = {  # metrics in a step's line: name -> format
@@ -116,11 +116,11 @@ class StartStages:
         console = self._bars.console
         for stage, at in began[self._printed : end]:
             if not console.is_interactive:
-                line = line_of_stage(at - began[0][1], WORDS[stage])
+                line = line_of_stage(at - began[0][1], STAGE_TEXTS[stage])
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._printed = max(self._printed, end)
         if not over:
-            text = f"{self._name}  {WORDS[began[-1][0]]}, {now_s - self._since_s:.0f} s"
+            text = f"{self._name}  {STAGE_TEXTS[began[-1][0]]}, {now_s - self._since_s:.0f} s"
             self._bars.update(self._bar, description=text)
 
 

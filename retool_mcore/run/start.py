@@ -31,7 +31,7 @@ SFT_STAGES = {
     "checkpoint": "loading a checkpoint, if there is one",
     "update": "making the first update",
 }
-WORDS = STAGES | SFT_STAGES
+STAGE_TEXTS = STAGES | SFT_STAGES
 FIRST = ("checks", "settings")
 LAST = ("steps", "update")
 EARLY_ENV = "RETOOL_START"
@@ -85,7 +85,7 @@ def start_times(run_dir: Path) -> dict[str, float]:
 
 
 def _mark(stage: str) -> Mark:
-    assert stage in WORDS, f"unknown stage {stage}"
+    assert stage in STAGE_TEXTS, f"unknown stage {stage}"
     return {"stage": stage, "unix_s": time.time(), "clock_s": time.monotonic()}
 
 

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from retool_mcore.run.start import WORDS, early
+from retool_mcore.run.start import STAGE_TEXTS, early
 
 SLOW_AFTER_S = 5.0  # imports alone can take this long on a busy machine
 
@@ -70,7 +70,7 @@ def show_early_stage(name: str) -> Generator[None]:
         if not marks or not console.is_interactive:
             yield
             return
-        with counting_line(console, f"{name}  {WORDS[marks[-1]['stage']]}", marks[-1]["clock_s"]):
+        with counting_line(console, f"{name}  {STAGE_TEXTS[marks[-1]['stage']]}", marks[-1]["clock_s"]):
             yield
 
 

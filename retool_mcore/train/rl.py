@@ -12,14 +12,14 @@ from rich.console import Console
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
-from retool_mcore.platforms.network import keep_to_loopback
+from retool_mcore.platforms.network import use_loopback
 from retool_mcore.preflight.check import Machine, check, require
 from retool_mcore.process import exit_on_sigterm, redirect_output, standard_exit_code
 from retool_mcore.run import start
 from retool_mcore.run.checkpoint import choose_resume, is_finished, is_last
-from retool_mcore.run.ending import Ended
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.progress import progress
+from retool_mcore.run.signals import EndedBySignal
 from retool_mcore.run.status import print_text, show_early_stage
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 from retool_mcore.train.watchdog import Watchdog
@@ -37,7 +37,7 @@ def train(config: RlConfig) -> None:
     """
     exit_on_sigterm()
     if config.cluster.nodes == 1:
-        keep_to_loopback()
+        use_loopback()
     with show_early_stage("rl"):
         require_cluster(config)
         platform = get_platform(config.run.platform)
@@ -53,7 +53,7 @@ def train(config: RlConfig) -> None:
         try:
             with progress(config, console) as show_resumed:
                 _run(config, platform, console, notes, show_resumed)
-        except Ended as ended:
+        except EndedBySignal as ended:
             print_text(console, ended.message)
             raise
 
@@ -76,7 +76,7 @@ def _run(
         return
     os.environ.update(engine_environment(config.rollout))  # inherited by this node's processes
     with standard_exit_code(), Watchdog(config, console.file) as watchdog:
-        from retool_mcore.verl.plugin import assert_loaded  # may import Ray, so only after keep_to_loopback
+        from retool_mcore.verl.plugin import assert_loaded  # may import Ray, so only after use_loopback
 
         assert_loaded()
         from retool_mcore.verl.runner import run  # imports verl and Ray, so only after platform.activate

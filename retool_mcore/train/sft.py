@@ -27,14 +27,14 @@ from retool_mcore.data.sft import PackedBatches, load_sft, validation_batches
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import ConfigError, ReToolError, RunError
 from retool_mcore.platforms.base import Platform, get_platform
-from retool_mcore.platforms.network import keep_to_loopback
+from retool_mcore.platforms.network import use_loopback
 from retool_mcore.process import die_with_parent, redirect_output
-from retool_mcore.run import alive, checkpoint, start
-from retool_mcore.run.ending import Ended, Ending, exit_code
+from retool_mcore.run import checkpoint, heartbeat, start
 from retool_mcore.run.environment import fingerprint, require_equal_nodes, write_environment
 from retool_mcore.run.folder import lock_run, own_tmpdir
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, step_rates
 from retool_mcore.run.progress import progress
+from retool_mcore.run.signals import EndedBySignal, StopSignals, exit_code
 from retool_mcore.run.status import print_text, show_early_stage
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.checkpoint import seed_at
@@ -62,7 +62,7 @@ def train(config: SftConfig) -> None:
     """
     die_with_parent()
     if config.cluster.nodes == 1:
-        keep_to_loopback()
+        use_loopback()
     with ExitStack() as status, rank_loss_reported():
         if os.environ.get("RANK") == "0":
             status.enter_context(show_early_stage("sft"))
@@ -84,7 +84,7 @@ def train(config: SftConfig) -> None:
                 status.close()
                 try:
                     _run(config, platform, rank, Console(file=terminal))
-                except Ended as ended:
+                except EndedBySignal as ended:
                     if rank == 0:
                         print_text(Console(file=terminal), ended.message)
                     raise
@@ -119,7 +119,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         stop_signal = 0
         with (
             closing(writer) if writer is not None else nullcontext(),
-            Ending(config.checkpoint.grace_s, partial(_end_at_once, rank)) as ending,
+            StopSignals(config.checkpoint.grace_s, partial(_exit_now, rank)) as ending,
             saver,
         ):
             for step in range(done + 1, config.train.steps + 1):
@@ -150,7 +150,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
                     rates = step_rates(metrics, times, platform, config.cluster.num_gpus)
                     writer.write(step, metrics | rates | times)
         if stop_signal:
-            raise Ended(stop_signal, saver.describe_kept())
+            raise EndedBySignal(stop_signal, saver.describe_kept())
 
 
 def _prepare(
@@ -165,7 +165,7 @@ def _prepare(
     chosen: list[Any] = [None, None]
     if rank == 0:
         start.begin(config.run.dir, "data")
-        alive.belong_to(config.run.dir)
+        heartbeat.start(config.run.dir)
         day = pin_date(config.run.dir, config.model.path)
         found, notes = checkpoint.choose_resume(config)
         for note in notes:
@@ -212,7 +212,7 @@ def _signal_of_any_rank(own_signal: int) -> int:
     return int(number)
 
 
-def _end_at_once(rank: int, stop_signal: int) -> None:
+def _exit_now(rank: int, stop_signal: int) -> None:
     """Exit the process even if the main thread waits in a collective for dead ranks."""
     if rank == 0:
         os.write(2, b"ended at once: the same command resumes from the newest complete checkpoint\n")

@@ -2,7 +2,7 @@
 
 A collective that one rank never joins, or an engine that never answers, raises no error, and the
 run would occupy its devices until somebody looks. The watchdog counts everything that the run
-writes as progress, including the signs of life of its processes within a step (run/alive.py). It
+writes as progress, including the heartbeats of its processes within a step (run/heartbeat.py). It
 writes the stacks of a hanging run to the run's logs.
 """
 
@@ -25,12 +25,12 @@ import psutil
 
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.errors import EXIT_RETRYABLE, RunError
-from retool_mcore.run import alive, checkpoint
+from retool_mcore.run import checkpoint, heartbeat
 from retool_mcore.run.folder import remove_temporary
 
 logger = logging.getLogger(__name__)
 
-SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # files and folders of the run
+SIGNS = (heartbeat.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # files and folders of the run
 CHECKS_PER_STALL = 20  # checks for signs of life per train.stall_s
 POLL_S = 2.0  # between two checks for a dead process
 DUMP_S = 20.0  # timeout for the stacks of one process

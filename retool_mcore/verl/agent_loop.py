@@ -65,7 +65,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, is_held_out_candidate, record
 from retool_mcore.rollout.tools import ToolContext
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.verl.keys.rollout import settings_of_run
@@ -119,7 +119,7 @@ class ReToolAgentLoop(AgentLoopBase):
             trajectory_id=uuid4().hex,
             tool_context=_tool_context(kwargs),
         )
-        alive.heartbeat()
+        heartbeat.send()
         if trajectory.dropped:
             causes[trajectory.drop_error or "an outage"] += 1
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
@@ -152,7 +152,7 @@ class _Shared:
 @lru_cache(maxsize=1)
 def _shared(run_config: str, tokenizer: Any) -> _Shared:
     config = settings_of_run(run_config)
-    alive.belong_to(Path(run_config).parent)
+    heartbeat.start(Path(run_config).parent)
     set_date(tokenizer, date_of(Path(run_config).parent))
     protocol = protocol_of(config.rollout, tokenizer)
     return _Shared(config, protocol, sandbox_of(run_config), Limits.of(config.rollout, config.sandbox))
@@ -213,7 +213,7 @@ class VerlEngine:
             raise EngineUnavailable(
                 f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
             ) from error
-        alive.heartbeat()
+        heartbeat.send()
         stop = _stop(output.stop_reason, output.token_ids, request.stop_token_ids)
         return EngineTurn(
             token_ids=output.token_ids,

@@ -49,9 +49,9 @@ class EngineAdapters:
     def _start(self) -> None:
         self._initialize()
         if not self._engine.engine_config.forward_only:
-            self.keep_to_adapters()
+            self.skip_base_weights()
 
-    def keep_to_adapters(self) -> None:
+    def skip_base_weights(self) -> None:
         """Make the engine's checkpoints contain the adapters instead of the whole model."""
         self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
 

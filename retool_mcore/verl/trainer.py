@@ -30,8 +30,8 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.checkpoint import BestKeeper
-from retool_mcore.run.ending import Ended, Ending
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, token_rates
+from retool_mcore.run.signals import EndedBySignal, StopSignals
 from retool_mcore.verl.agent_loop import create_router, create_workers
 from retool_mcore.verl.checkpoint import WorkersSave, unwrap_worker_errors
 from retool_mcore.verl.engines import EngineRestarts
@@ -105,18 +105,18 @@ class RlRun(EngineRestarts):
     def fit(self, agent_loop_manager: Any) -> None:
         """Run verl's loop until ``train.steps``, a signal, or ``best.patience`` ends it.
 
-        Raises Ended if a signal stopped the run before an update.
+        Raises EndedBySignal if a signal stopped the run before an update.
         """
         start.begin(self._run.run.dir, "weights")
         self.replay_buffer.causes = agent_loop_manager.causes
         for group in self._saved_groups():
-            group.belong_to(str(self._run.run.dir.absolute()))
-        with self._saver, Ending(self._run.checkpoint.grace_s) as self._ending:
+            group.start_heartbeat(str(self._run.run.dir.absolute()))
+        with self._saver, StopSignals(self._run.checkpoint.grace_s) as self._ending:
             try:
                 super().fit(agent_loop_manager)
             except StoppedBeforeUpdate:
                 self._save_previous_step()
-                raise Ended(self._ending.first_signal, self._saver.describe_kept()) from None
+                raise EndedBySignal(self._ending.first_signal, self._saver.describe_kept()) from None
             finally:
                 if self._writer is not None:
                     self._writer.close()
@@ -190,7 +190,7 @@ class RlRun(EngineRestarts):
     # In the modes that keep prompts in flight across steps, the checkpoint contains verl's queue.
     # A sampled batch has left that queue, so in these modes the run finishes a sampled step.
 
-    _ending: Ending | None = None
+    _ending: StopSignals | None = None
     _sampling = False
     _loader_state: Any = None  # the data loader's state at the end of the last step
     _stopped = False

@@ -20,7 +20,7 @@ from verl.utils.device import get_device_name
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine_workers import TrainingWorker
 
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.run.metrics import EXPERTS
 
 # In a batch's non-tensor data:
@@ -258,7 +258,7 @@ class UpdateWorker(TrainingWorker):
             self._real_rows = tuple(rest)
             tu.assign_non_tensor(data, global_batch_size=rows)
         output = super().train_batch(data)
-        alive.heartbeat()
+        heartbeat.send()
         load = self._load.take() if self._load is not None else {}
         if output is not None:
             tu.get(output, "metrics").update(load, lr=lr)
@@ -268,7 +268,7 @@ class UpdateWorker(TrainingWorker):
     def infer_batch(self, data: TensorDict) -> TensorDict | None:
         """Run one forward pass: log-probs, values or the validation loss."""
         output = super().infer_batch(data)
-        alive.heartbeat()
+        heartbeat.send()
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)

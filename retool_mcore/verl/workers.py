@@ -21,7 +21,7 @@ from verl.workers.utils.padding import response_from_nested
 from retool_mcore.config import Memory
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, seed_of_other_layout, start_save
 from retool_mcore.verl.recompute import recompute_by_length, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
@@ -37,9 +37,9 @@ class _Saving:
         return self
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def belong_to(self, run_dir: str) -> None:
-        """Make this process report its passes and updates to the run's watchdog (run/alive.py)."""
-        alive.belong_to(Path(run_dir))
+    def start_heartbeat(self, run_dir: str) -> None:
+        """Make this process send heartbeats to the run's watchdog (run/heartbeat.py)."""
+        heartbeat.start(Path(run_dir))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(

@@ -10,8 +10,8 @@ from typing import Any
 
 from retool_mcore.config.load import load_run
 from retool_mcore.config.reference import reference
-from retool_mcore.model.files import of_model
-from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.model.files import shape_of_model
+from retool_mcore.planner.hardware import hardware_of_run, parse
 from retool_mcore.planner.lengths import assumed
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.run.metric_table import as_markdown
@@ -53,8 +53,8 @@ RUNS = (  # title, configuration, changes, hardware, mean length or None
 
 def planned(config: str, changes: str, hardware: str, mean_tokens: float | None = None) -> dict[str, Any]:
     run = load_run(ROOT / config, changes.split())
-    devices = parse(hardware) if hardware else of_run(run)
-    made = make_plan(run, of_model(run.model.path), devices, lengths=assumed(run, mean_tokens))
+    devices = parse(hardware) if hardware else hardware_of_run(run)
+    made = make_plan(run, shape_of_model(run.model.path), devices, lengths=assumed(run, mean_tokens))
     return made.to_dict()
 
 

@@ -12,7 +12,7 @@ import time
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
 from retool_mcore.process import die_with_parent, redirect_output
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.train import watchdog
 
 
@@ -36,10 +36,10 @@ def main(what: str, root: str, stall_s: str) -> int:
             if what == "deaf":
                 watchdog.GRACE_S = 1.0
                 signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])
-            alive.belong_to(config.run.dir)
+            heartbeat.start(config.run.dir)
             if what == "working":
                 for _ in range(10):
-                    alive.heartbeat()
+                    heartbeat.send()
                     time.sleep(0.5)
             else:
                 wait_for_ever()

@@ -23,11 +23,11 @@ from retool_mcore.process import standard_exit_code
 # A process as a run has them: its main thread may wait in a call that no Python code interrupts.
 WAITS = """
 import ctypes, os, signal, sys, time
-from retool_mcore.run.ending import Ended, Ending, exit_code
+from retool_mcore.run.signals import EndedBySignal, StopSignals, exit_code
 
 how, grace_s, at_once = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 exits = lambda number: os._exit(exit_code(number))
-ending = Ending(grace_s, None if at_once == "leave" else exits)
+ending = StopSignals(grace_s, None if at_once == "leave" else exits)
 try:
     with ending:
         print("up", flush=True)
@@ -39,8 +39,8 @@ try:
                 ctypes.CDLL(None).pthread_mutex_lock(forever)
         while not ending.first_signal or how in ("deaf", "after a loop"):
             time.sleep(0.02)
-    raise Ended(ending.first_signal, "saved")
-except Ended as ended:
+    raise EndedBySignal(ending.first_signal, "saved")
+except EndedBySignal as ended:
     print(ended.message, flush=True)
     raise
 finally:

@@ -10,7 +10,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.planner.hardware import hardware_of_run, parse
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import refusal
 from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl
@@ -34,12 +34,12 @@ def test_without_a_name_the_plan_is_for_this_machines_gpu(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     run = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml")
     if name:
-        assert of_run(run).name == name
-        assert of_run(rl("rl_qwen2.5_7b_lora_h100x1")).name == name, "not the GPU that its file names"
-        assert of_run(rl("rl_qwen2.5_32b_h100x16")).name == "h100x16", "of two nodes: not of this machine"
+        assert hardware_of_run(run).name == name
+        assert hardware_of_run(rl("rl_qwen2.5_7b_lora_h100x1")).name == name, "not the GPU that its file names"
+        assert hardware_of_run(rl("rl_qwen2.5_32b_h100x16")).name == "h100x16", "of two nodes: not of this machine"
     else:
         with pytest.raises(ConfigError, match=r"neither the file's name nor run\.name contains the GPU to plan for"):
-            of_run(run)
+            hardware_of_run(run)
 
 
 def test_what_cannot_fit_is_refused_and_by_how_much():

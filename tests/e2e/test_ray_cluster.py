@@ -14,8 +14,8 @@ from tests.scenario import ROOT
 
 START = """
 import os, signal, subprocess, sys, time
-from retool_mcore.platforms.network import keep_to_loopback
-keep_to_loopback()
+from retool_mcore.platforms.network import use_loopback
+use_loopback()
 import psutil
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.verl.ray_cluster import ray_arguments

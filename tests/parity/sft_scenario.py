@@ -16,7 +16,7 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.train.watchdog import signs
 from tests.scenario import print_as_one_rank
 
@@ -104,8 +104,8 @@ def found(folder: Path) -> dict[str, Any]:
     engine_of = partial(make_engine, folder, SETTINGS)
     engine = engine_of()
     inner = engine.worker.engine
-    alive.EVERY_S = 0.0
-    alive.belong_to(folder)
+    heartbeat.EVERY_S = 0.0
+    heartbeat.start(folder)
     out: dict[str, Any] = {"validation": engine.validation_loss(VALIDATION)}
     out["signs"] = [bool(signs(folder))]
     (folder / "alive").unlink()

@@ -42,7 +42,7 @@ ERROR_NAME = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warni
 CHUNK_TOKENS = 100_000
 HIGHLIGHT_CHARS = 50_000  # longer code is not highlighted
 _LEXER = PythonLexer(stripnl=False, ensurenl=False)
-MOST_MILLINATS = 27_000  # twice this number is below the surrogates, which UTF-8 cannot encode
+MAX_MILLINATS = 27_000  # twice this number is below the surrogates, which UTF-8 cannot encode
 
 
 class Tokens:
@@ -339,7 +339,7 @@ def millinats(values: Sequence[float]) -> str:
         if not math.isfinite(value):
             letters.append("#")
             continue
-        count = max(-MOST_MILLINATS, min(MOST_MILLINATS, round(1000 * value)))
+        count = max(-MAX_MILLINATS, min(MAX_MILLINATS, round(1000 * value)))
         letters.append(chr(0x5D + (2 * count if count >= 0 else -2 * count - 1)))
     return "".join(letters)
 

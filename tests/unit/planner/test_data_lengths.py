@@ -14,7 +14,7 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.planner import data_lengths
-from retool_mcore.planner.data_lengths import of_data_file
+from retool_mcore.planner.data_lengths import lengths_of_data_file
 from retool_mcore.planner.lengths import PROMPT, RESPONSE, assumed
 from retool_mcore.rollout.protocol import protocol_of
 from tests.unit.planner.plans import CONFIGS
@@ -47,7 +47,7 @@ def test_prompts_are_as_long_as_the_rollout_renders_them(folder: Path):
     config = rl_of(folder)
     protocol = protocol_of(config.rollout, tokenizer_of(config.model))
     tokens = [len(protocol.prompt_ids([{"role": "user", "content": problem}])) for problem in PROBLEMS]
-    found = of_data_file(config)
+    found = lengths_of_data_file(config)
     assert found is not None and (found.mean, found.longest) == (pytest.approx(sum(tokens) / 3), max(tokens))
     lengths = assumed(config, None, found)
     assert lengths.prompt == found.mean != PROMPT * config.data.max_prompt_tokens
@@ -69,26 +69,26 @@ def test_rows_of_sft_are_their_whole_conversations_up_to_the_limit(folder: Path)
         len(render([{"role": "user", "content": problem}, SAID], tools, tokenizer))
         for problem, tools in zip(PROBLEMS, offered, strict=True)
     ]
-    lengths = assumed(config, None, of_data_file(config))
+    lengths = assumed(config, None, lengths_of_data_file(config))
     assert (lengths.shortest, lengths.mean, lengths.longest) == (
         min(tokens),
         pytest.approx(sum(tokens) / 3),
         max(tokens),
     )
-    assert assumed(config, 77.0, of_data_file(config)).mean == 77
+    assert assumed(config, 77.0, lengths_of_data_file(config)).mean == 77
 
 
 def test_of_a_large_file_some_rows_are_rendered_from_all_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(data_lengths, "ROWS", 1)
-    found = of_data_file(rl_of(folder))
+    found = lengths_of_data_file(rl_of(folder))
     assert found is not None and "(1 of 3 rows)" in found.note and found.longest < 150
     monkeypatch.setattr(data_lengths, "ROWS", 2)
-    found = of_data_file(rl_of(folder))
+    found = lengths_of_data_file(rl_of(folder))
     assert found is not None and "(3 rows)" in found.note
 
 
 @pytest.mark.parametrize("missing", ["model.path=elsewhere/model", "data.train_file=elsewhere.parquet"])
 def test_without_the_file_or_the_model_lengths_are_assumed_as_before(folder: Path, missing: str):
     config = rl_of(folder, missing)
-    assert of_data_file(config) is None
+    assert lengths_of_data_file(config) is None
     assert assumed(config, None, None) == assumed(config, None)

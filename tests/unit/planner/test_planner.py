@@ -9,11 +9,11 @@ import pytest
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config, load_run
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.files import of_model
+from retool_mcore.model.files import shape_of_model
 from retool_mcore.model.shape import PUBLISHED, shape_of_config
 from retool_mcore.planner.generation import Engines
-from retool_mcore.planner.hardware import GIB, of_run, parse
-from retool_mcore.planner.lengths import Lengths, of_run_dir
+from retool_mcore.planner.hardware import GIB, hardware_of_run, parse
+from retool_mcore.planner.lengths import Lengths, lengths_of_run_dir
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import _duration, refusal, report
@@ -40,21 +40,21 @@ def test_lengths_by_hand():
 def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
     run = rl("rl_qwen2.5_7b_h200x8")
     with pytest.raises(ConfigError, match=r"has no metrics\.jsonl with a step"):
-        of_run_dir(tmp_path, run)
+        lengths_of_run_dir(tmp_path, run)
     steps = json.loads((ROOT / "perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json").read_text(encoding="utf-8"))["steps"]
     lines = [{"step": 0, "val-core/math/acc/mean@8": 0.5}, *steps]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    found = of_run_dir(tmp_path, run)
+    found = lengths_of_run_dir(tmp_path, run)
     tokens = sum(step["perf/total_num_tokens"] for step in steps) / len(steps)
     assert found.sequence == pytest.approx(tokens / 128, rel=0.001) and found.calls == 2
     assert f"{len(steps)} steps" in found.note and str(tmp_path) in found.note
     file.write_text('{"step": 1, "perf/total_num_tokens": 83081.0, "loss": 0.5}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="Give a run of the same kind"):
-        of_run_dir(tmp_path, run)
+        lengths_of_run_dir(tmp_path, run)
     (tmp_path / "config.toml").write_text((CONFIGS / "rl_tiny_cpu.toml").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ConfigError, match="Give a run of the same kind"):
-        of_run_dir(tmp_path, sft())
+        lengths_of_run_dir(tmp_path, sft())
 
 
 def test_a_tokens_flops_are_those_that_mfu_counts():
@@ -138,8 +138,8 @@ def test_the_engines_own_log_probabilities_cost_no_pass():
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_fits_its_hardware(path: Path):
     config = load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path)
-    hardware = of_run(config)
-    plan = make_plan(config, of_model(config.model.path), hardware)
+    hardware = hardware_of_run(config)
+    plan = make_plan(config, shape_of_model(config.model.path), hardware)
     assert plan.fits, refusal(plan, hardware)
 
 
@@ -178,7 +178,7 @@ def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_the_same_time():
 def test_every_shipped_run_outlives_its_longest_planned_part(path: Path):
     run = load_run(str(path))
     assert isinstance(run, SftConfig | RlConfig)
-    plan = make_plan(run, of_model(run.model.path), of_run(run))
+    plan = make_plan(run, shape_of_model(run.model.path), hardware_of_run(run))
     assert plan.stall_problem == ""
     assert plan.longest_part[1] <= plan.step_s
 

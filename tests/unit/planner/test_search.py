@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
-from retool_mcore.model.files import of_model
+from retool_mcore.model.files import shape_of_model
 from retool_mcore.model.shape import PUBLISHED, layers_to_recompute, token_memory
 from retool_mcore.planner.calibration import calibrated
-from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.planner.hardware import hardware_of_run, parse
 from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
@@ -20,7 +20,7 @@ from tests.unit.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
 def test_no_proposal_is_faster_than_a_shipped_configuration_by_more_than_a_plan_may_err(path: Path):
     config = load_config(RlConfig if path.name.startswith("rl_") else SftConfig, path)
-    shape, hardware = of_model(config.model.path), of_run(config)
+    shape, hardware = shape_of_model(config.model.path), hardware_of_run(config)
     plan = make_plan(config, shape, hardware)
     best = proposals(config, shape, hardware, assumed(config, None))[0]
     assert plan.fits
@@ -31,7 +31,7 @@ def test_no_proposal_is_faster_than_a_shipped_configuration_by_more_than_a_plan_
 def test_what_a_configuration_says_of_its_plan_is_so(path: Path):
     is_rl = path.name.startswith("rl_")
     config = load_config(RlConfig if is_rl else SftConfig, path)
-    plan = make_plan(config, of_model(config.model.path), of_run(config))
+    plan = make_plan(config, shape_of_model(config.model.path), hardware_of_run(config))
     said = re.findall(r"^# retool plan: (.*)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
     memory = f"{plan.training_gib:.1f} GiB of each device in training"
     if plan.rollout is not None:
@@ -42,7 +42,7 @@ def test_what_a_configuration_says_of_its_plan_is_so(path: Path):
 
 def found(name: str, *settings: str, hardware: str = "h200x8") -> list[Plan]:
     config = rl(name, *settings)
-    return proposals(config, of_model(config.model.path), parse(hardware), assumed(config, None), limit=100)
+    return proposals(config, shape_of_model(config.model.path), parse(hardware), assumed(config, None), limit=100)
 
 
 def test_proposals_fit_with_a_margin_divide_and_are_sorted():

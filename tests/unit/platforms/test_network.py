@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.network import INTERFACES, LATER_PORTS, RAY_SECRETS, keep_to_loopback
+from retool_mcore.platforms.network import INTERFACES, LATER_PORTS, RAY_SECRETS, use_loopback
 from retool_mcore.platforms.patches_torch import STORE_PATCH
 from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from tests.sockets import listening, reachable_from_elsewhere
@@ -24,11 +24,11 @@ def nothing_set(monkeypatch):
 
 
 def test_each_start_has_another_secret(nothing_set, monkeypatch):
-    keep_to_loopback()
+    use_loopback()
     first = os.environ["RAY_AUTH_TOKEN"]
     assert len(first) == 64 and os.environ["RAY_AUTH_MODE"] == "token"
     monkeypatch.delenv("RAY_AUTH_TOKEN")
-    keep_to_loopback()
+    use_loopback()
     assert os.environ["RAY_AUTH_TOKEN"] != first
 
 
@@ -36,14 +36,14 @@ def test_each_start_has_another_secret(nothing_set, monkeypatch):
 def test_the_users_own_secret_is_kept(nothing_set, monkeypatch, name: str):
     monkeypatch.setenv(name, "/their/own")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    keep_to_loopback()
+    use_loopback()
     assert {each: os.environ.get(each) for each in RAY_SECRETS if each in os.environ} == {name: "/their/own"}
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_the_users_own_interface_is_kept(nothing_set, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
-    keep_to_loopback()
+    use_loopback()
     assert [os.environ[name] for name in INTERFACES] == ["lo", "ib0"]
 
 

@@ -113,7 +113,7 @@ def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.Monke
 
 
 def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine, "of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
+    monkeypatch.setattr(machine, "shape_of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
     found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
     assert levels(found) == ["error"] and "GiB needed for weights and optimizer states" in found[0].text
 

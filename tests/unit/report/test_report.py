@@ -16,8 +16,8 @@ from retool_mcore.config.reference import reference
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.evaluate.compare import compare, read_report
 from retool_mcore.report.build import write_report
-from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MOST_POINTS, WIDTH, Line, line_chart, thinned
-from retool_mcore.report.document import MOST_CHARS, Code
+from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Line, line_chart, thinned
+from retool_mcore.report.document import MAX_CHARS, Code
 from retool_mcore.report.evaluations import all_reports, before_and_after
 from retool_mcore.report.facts import changed_settings
 from retool_mcore.report.numbers import duration, number
@@ -351,8 +351,8 @@ def test_missing_or_damaged_samples_are_told(tmp_path: Path):
 
 
 def test_long_texts_are_cut_aloud():
-    shown = Code(title="x", text="a\x1b[1m" + "b" * MOST_CHARS).lines
-    assert "\x1b" not in shown and shown.endswith("... and 4 characters more") and len(shown) < MOST_CHARS + 40
+    shown = Code(title="x", text="a\x1b[1m" + "b" * MAX_CHARS).lines
+    assert "\x1b" not in shown and shown.endswith("... and 4 characters more") and len(shown) < MAX_CHARS + 40
 
 
 def validation(step: int, prompt: str, right: bool, said: str, call: bool = False) -> dict[str, Any]:
@@ -481,7 +481,7 @@ def test_a_long_run_has_a_small_chart_that_keeps_its_peaks():
     points = [(step, 1.0) for step in range(50_000)]
     points[31_234] = (31_234, 9.0)
     kept = thinned(points)
-    assert len(kept) <= MOST_POINTS and (31_234, 9.0) in kept and kept == sorted(kept)
+    assert len(kept) <= MAX_POINTS and (31_234, 9.0) in kept and kept == sorted(kept)
     assert kept[0] == points[0] and kept[-1] == points[-1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.rollout.records import (
-    MOST_CHARS,
+    MAX_CHARS,
     RecordWriter,
     group_rank,
     is_candidate,
@@ -99,7 +99,7 @@ def test_a_row_has_text_and_results_in_order():
 
 
 def test_a_long_text_is_cut_with_a_note():
-    long = record("a", 0.0, turns=[{"text": "x" * (MOST_CHARS + 7), "results": []}], extracted=None)
+    long = record("a", 0.0, turns=[{"text": "x" * (MAX_CHARS + 7), "results": []}], extracted=None)
     row = trace(long)
     assert str(row["response"]).endswith("x\n[and 7 characters more]")
     assert row["extracted"] is None and row["right"] is False

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.run import checkpoint
 from retool_mcore.run.checkpoint import complete_checkpoints
-from retool_mcore.run.ending import Ended
+from retool_mcore.run.signals import EndedBySignal
 from tests.unit.verl.loss_scenario import (
     ENGINE_BT,
     KEYS,
@@ -169,7 +169,7 @@ class Run:
             self._fit(None)
         return self.calls
 
-    def signalled(self, part: str, step: int, number: int = signal.SIGTERM) -> Ended:
+    def signalled(self, part: str, step: int, number: int = signal.SIGTERM) -> EndedBySignal:
         """The end of a run that gets a signal in a part of a step."""
 
         def send(at: str, at_step: int) -> None:
@@ -179,7 +179,7 @@ class Run:
                     time.sleep(0.001)
 
         self.at = send
-        with pytest.raises(Ended) as caught:
+        with pytest.raises(EndedBySignal) as caught:
             self.trainer.fit(SimpleNamespace(causes=Counter()))
         return caught.value
 
@@ -356,7 +356,7 @@ def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkey
                 time.sleep(0.001)
 
     run.at = at
-    with pytest.raises(Ended) as caught:
+    with pytest.raises(EndedBySignal) as caught:
         run.trainer.fit(SimpleNamespace(causes=Counter()))
     assert (caught.value.code, run.saved()[0]) == (143, 3)
 

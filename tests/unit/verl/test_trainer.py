@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.run import alive
+from retool_mcore.run import heartbeat
 from retool_mcore.run.metrics import NonFiniteLoss
 from tests.unit.verl.loss_scenario import RL
 
@@ -339,17 +339,17 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     from retool_mcore.verl import trainer as module
     from retool_mcore.verl.workers import _Saving
 
-    monkeypatch.setattr(alive, "_process", alive._Process())
+    monkeypatch.setattr(heartbeat, "_process", heartbeat._Process())
     monkeypatch.setattr(module.start, "begin", lambda *_: None)
-    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: alive.heartbeat())
+    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: heartbeat.send())
     trainer = trainer_of(tmp_path)
     trainer._run.run.dir.mkdir(parents=True)
     trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(told=[])
     trainer.replay_buffer = SimpleNamespace()
-    trainer.critic_wg.belong_to = trainer.critic_wg.told.append
+    trainer.critic_wg.start_heartbeat = trainer.critic_wg.told.append
     trainer._saver, trainer._writer = module.checkpoint.Saver(trainer._run, lambda folder, step: None), None
     trainer.fit(SimpleNamespace(causes=Counter()))
-    assert (trainer._run.run.dir / alive.FILE).is_file()
+    assert (trainer._run.run.dir / heartbeat.FILE).is_file()
     assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
 
 

@@ -32,7 +32,7 @@ def exit_code(number: int) -> int:
     return 128 + (signal.SIGTERM if number == signal.SIGUSR1 else number)
 
 
-class Ended(SystemExit):
+class EndedBySignal(SystemExit):
     """The run stops because of a signal; ``message`` names the checkpoint that is kept."""
 
     def __init__(self, number: int, kept: str) -> None:
@@ -40,21 +40,21 @@ class Ended(SystemExit):
         self.message = f"note: ended by {signal.Signals(number).name}: {kept}"
 
 
-class Ending:
+class StopSignals:
     """Context manager for the main thread. ``first_signal`` is the first signal received, or 0.
 
     After a second signal, or ``grace_s`` seconds after the first, a thread calls
-    ``at_once(signal)``, even while the main thread is blocked. By default, ``at_once`` makes the
+    ``exit_now(signal)``, even while the main thread is blocked. By default, ``exit_now`` makes the
     main thread exit through its ``finally`` blocks. Signals that were ignored before stay ignored.
     """
 
-    def __init__(self, grace_s: float, at_once: Callable[[int], object] | None = None) -> None:
+    def __init__(self, grace_s: float, exit_now: Callable[[int], object] | None = None) -> None:
         self.first_signal = 0
-        self._grace_s, self._at_once = grace_s, at_once or self._leave_main_thread
+        self._grace_s, self._exit = grace_s, exit_now or self._leave_main_thread
         self._over, self._left = False, threading.Event()
         self._woken = self._handled = 0
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> StopSignals:
         self._receiver, sender = socket.socketpair()
         sender.setblocking(False)
         self._sender = sender
@@ -111,4 +111,4 @@ class Ending:
                 self.first_signal, asked_s = received[0], time.monotonic()
             elif received and time.monotonic() - asked_s > SAME_S:
                 break
-        self._at_once(self.first_signal)
+        self._exit(self.first_signal)

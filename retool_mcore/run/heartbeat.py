@@ -22,13 +22,13 @@ class _Process:
 _process = _Process()
 
 
-def belong_to(run_dir: Path) -> None:
+def start(run_dir: Path) -> None:
     """Make this process send its heartbeats to the run in ``run_dir``."""
     _process.file, _process.touched_s = run_dir / FILE, -EVERY_S
 
 
-def heartbeat() -> None:
-    """Send a heartbeat. Does nothing without a prior ``belong_to``, as in an evaluation."""
+def send() -> None:
+    """Send a heartbeat. Does nothing without a prior ``start``, as in an evaluation."""
     now_s = time.monotonic()
     if _process.file is None or now_s - _process.touched_s < EVERY_S:
         return
