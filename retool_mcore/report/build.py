@@ -20,7 +20,6 @@ from retool_mcore.report.document import (
     environment,
 )
 from retool_mcore.report.evaluations import BeforeAfter, all_reports, before_and_after
-from retool_mcore.report.examples import examples
 from retool_mcore.report.numbers import duration, number, share
 from retool_mcore.report.record import RunRecord, read_run, state_of
 from retool_mcore.report.warnings import warnings_of
@@ -87,12 +86,10 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
     rest = [
         *([models_section(labelled, evaluated)] if len(runs) > 1 else []),
         before_and_after_section(labelled, evaluated, notes),
-        examples(labelled, evaluated),
         sections.behaviour(labelled),
         sections.dropped(labelled),
         sections.speed(labelled),
         sections.phases(labelled),
-        sections.start_stages(labelled),
         facts.settings(labelled),
         facts.environment(labelled),
     ]

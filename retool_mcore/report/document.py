@@ -3,7 +3,6 @@
 The templates escape all values, in Markdown as well as in HTML.
 """
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from retool_mcore.run.status import printable
-
-MAX_CHARS = 4000  # longest text of a turn, or of the output of a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +59,7 @@ class Tiles:
     tiles: Sequence[Tile]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """Preformatted text. Text over MAX_CHARS is truncated with a remark."""
-
-    title: str
-    text: str
-
-    @property
-    def lines(self) -> str:
-        """The text without control characters and bidirectional marks, truncated to MAX_CHARS."""
-        text = "".join(each for each in self.text if each in "\n\t" or unicodedata.category(each)[0] != "C")
-        left = len(text) - MAX_CHARS
-        return f"{text[:MAX_CHARS]}\n... and {left} characters more" if left > 0 else text
-
-
-Block = Text | Table | Pictures | Tiles | Code
+Block = Text | Table | Pictures | Tiles
 
 
 @dataclass(frozen=True, kw_only=True)

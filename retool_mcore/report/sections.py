@@ -4,7 +4,6 @@ Metrics that a run did not record are listed as missing, never filled in.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import isfinite
 from statistics import fmean, median
 
@@ -13,7 +12,6 @@ from retool_mcore.report.document import Block, Picture, Pictures, ReportSection
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import Row, RunRecord
-from retool_mcore.run.start import LAST, STAGE_TEXTS
 
 FEW_ROWS = 3  # with at most this many rows, the first (warm-up) step counts too
 SMALL_PHASE = 0.005  # share of the total; phases below it are merged
@@ -185,35 +183,10 @@ def _wall_s(rows: list[Row]) -> float:
     return last["unix_s"] - first["unix_s"] + own_s
 
 
-def start_stages(runs: Labelled) -> ReportSection:
-    """Section on the latest start of each run, from its first check to its first step."""
-    pictures: list[Picture] = []
-    notes: list[Block] = []
-    for index, (label, run) in enumerate(runs):
-        if len(run.begun) < 2:
-            notes.append(Text(text=f"{label}: the run did not record the stages of its start.", quiet=True))
-            continue
-        spans = [(stage, after - at) for (stage, at), (_, after) in pairwise(run.begun)]
-        bars = [
-            Bar(label=stage.replace("_", " "), value=max(0.0, span), text=duration(max(0.0, span)), colour=index)
-            for stage, span in spans
-        ]
-        whole = duration(max(0.0, run.begun[-1][1] - run.begun[0][1]))
-        svg = bar_chart(bars, title=f"Stages of the start, {label}")
-        pictures.append(Picture(title=label, unit=f"{whole} to the first step", svg=svg))
-        if run.begun[-1][0] not in LAST:
-            stage = STAGE_TEXTS.get(run.begun[-1][0], run.begun[-1][0])
-            notes.append(Text(text=f"{label}: the latest start has not completed this stage: {stage}.", quiet=True))
-    drawn: list[Block] = [Pictures(pictures=pictures)] if pictures else []
-    return ReportSection(title="Start", blocks=[*drawn, *notes])
-
-
 DROPS = (  # metric, label, aggregation over steps
     ("rollout/dropped", "trajectories dropped by outages", sum),
     ("rollout/refilled_prompts", "replacement prompts", sum),
     ("training/filter_groups/discarded_surplus_samples", "surplus trajectories of algorithm.filter_groups", sum),
-    ("groups/all_right", "groups that were all right (mean share)", fmean),
-    ("groups/all_wrong", "groups that were all wrong (mean share)", fmean),
     ("behavior/stop/length", "responses cut off at the token limit (mean share)", fmean),
     ("behavior/stop/no_room", "responses ended because a result did not fit (mean share)", fmean),
     ("behavior/stop/turns", "responses ended by the limit of turns (mean share)", fmean),

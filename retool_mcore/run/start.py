@@ -33,7 +33,6 @@ SFT_STAGES = {
 }
 STAGE_TEXTS = STAGES | SFT_STAGES
 FIRST = ("checks", "settings")
-LAST = ("steps", "update")
 EARLY_ENV = "RETOOL_START"
 
 Mark = dict[str, Any]

@@ -1,6 +1,5 @@
 """Reports show what the files contain, name what they lack, and let no name become markup."""
 
-import json
 import os
 import re
 from html.parser import HTMLParser
@@ -17,17 +16,13 @@ from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.evaluate.compare import compare, read_report
 from retool_mcore.report.build import write_report
 from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Line, line_chart, thinned
-from retool_mcore.report.document import MAX_CHARS, Code
 from retool_mcore.report.evaluations import all_reports, before_and_after
 from retool_mcore.report.facts import changed_settings
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.record import read_run
 from retool_mcore.report.sections import LOST, time_spent
-from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_evaluation, write_run
+from tests.unit.report.generated import QUICKSTART, steps, write_evaluation, write_run
 
-RECORD = json.loads(
-    (Path(__file__).parents[2] / "report/view/run/trajectories/trajectories.jsonl").read_text().splitlines()[0]
-)
 SVG = "{http://www.w3.org/2000/svg}"
 RUNS = [QUICKSTART / name for name in ("sft", "tool_rl", "text_rl")]
 
@@ -71,9 +66,9 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
     made = page(tmp_path, *RUNS)
     assert list(made.sections)[1:] == [
         *("at-a-glance", "learning", "warnings"),
-        *("the-models", "before-and-after", "trajectories-before-and-after"),
+        *("the-models", "before-and-after"),
         *("behaviour", "dropped-cut-and-malformed", "throughput"),
-        *("where-the-time-went", "start", "settings", "versions-and-hardware"),
+        *("where-the-time-went", "settings", "versions-and-hardware"),
     ]
     assert "0.322 → 0.918" in made.text("at-a-glance") and "24 of 24" in made.text("at-a-glance")
     assert "+0.596 (+0.551 to +0.641)" in made.text("before-and-after")
@@ -83,7 +78,7 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
         assert title in made.text("behaviour")
     for title in ("Response length", "Self-corrections"):
         assert title in made.text("behaviour")
-    assert "update actor" in made.text("where-the-time-went") and "59 s to the first step" in made.text("start")
+    assert "update actor" in made.text("where-the-time-went")
     assert "trajectories dropped by outages 0 0" in made.text("dropped-cut-and-malformed")
     assert "algorithm.clip" not in made.text("settings") and "rollout.max_turns" in made.text("settings")
 
@@ -106,7 +101,6 @@ def test_what_is_missing_is_named_and_not_made_up(tmp_path: Path):
     assert "Not recorded: Code ratio" in made.text("behaviour")
     assert "No MFU of bare" in made.text("throughput")
     assert "bare: the run recorded no phases" in made.text("where-the-time-went")
-    assert "the run did not record the stages of its start" in made.text("start")
     assert "Not recorded." in made.text("dropped-cut-and-malformed")
     assert "the run did not record versions and hardware" in made.text("versions-and-hardware")
 
@@ -146,22 +140,19 @@ def test_warnings_malformed_calls_and_the_parts_of_an_own_reward_are_in_the_repo
 
 
 def test_dropped_trajectories_add_up_over_steps(tmp_path: Path):
-    rows = steps(4, **{"rollout/dropped": 2.0, "groups/all_right": 0.25})
+    rows = steps(4, **{"rollout/dropped": 2.0, "behavior/stop/length": 0.25})
     text = page(tmp_path, write_run(tmp_path / "run", rows=rows)).text("dropped-cut-and-malformed")
-    assert "trajectories dropped by outages 8" in text and "all right (mean share) 0.25" in text
+    assert "trajectories dropped by outages 8" in text and "cut off at the token limit (mean share) 0.25" in text
 
 
 @pytest.mark.parametrize("form", [".html", ".md"])
 def test_hostile_names_stay_text(tmp_path: Path, form: str):
     run = write_run(tmp_path / "run", rows=steps(4, accuracy=0.5), model={"path": HOSTILE}, run={"name": HOSTILE})
-    (run / "start.jsonl").write_text(
-        "".join(f'{{"stage": "<b>{n}", "unix_s": {NOW_S}, "clock_s": {n}}}\n' for n in range(3))
-    )
     write_evaluation(tmp_path / "eval", HOSTILE, [1, 2], data="<img src=x onerror=alert(1)>")
     out = tmp_path / f"report{form}"
     write_report([run], out)
     text = out.read_text(encoding="utf-8")
-    assert "<script" not in text and "<img" not in text and "<b>0" not in text
+    assert "<script" not in text and "<img" not in text
     assert "alert(1)" in text, "it is shown"
     if form == ".md":
         assert "\n# heading" not in text
@@ -254,26 +245,10 @@ def whole(root: Path) -> list[Path]:
         write_run(root / "text_rl", model={"path": start}, rollout={"tools": []}),
         write_run(root / "sft", kind="sft", model={"path": f"{root}/base"}),
     ]
-    (root / "problems.jsonl").write_text(
-        "".join(json.dumps({"problem": f"Asked {n} <b>bold</b>?", "answer": str(n)}) + "\n" for n in range(4))
-    )
     for (folder, run, tool), right in RIGHT.items():
         model = f"{root}/{run}/export" if run else f"{root}/base"
         write_evaluation(root / "eval" / folder, model, right, tool=tool, data=f"{root}/problems.jsonl")
     return runs
-
-
-def write_samples(folder: Path, *, calls: set[tuple[int, int]] = frozenset(), said: str = "said") -> None:
-    rows = []
-    for row in read_report(folder)["per_problem"]:
-        for sample, correct in enumerate(row["correct"]):
-            place = f"{folder.name} {row['id']}-{sample}"
-            called = {"code": f"print('{place}')\nif 1 < 2:\n    pass", "ok": True, "shown": f"out {place}"}
-            results = [called] if (row["id"], sample) in calls else []
-            turns = [{"text": f"{said} {place}", "results": results}, {"text": "last", "results": []}]
-            rows.append({"problem": row["id"], "sample": sample, "truth": row["truth"], "correct": correct})
-            rows[-1] |= {"turns": turns, "extracted": f"a {place}", "stop_reason": "finished"}
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
 
 
 def report(root: Path, runs: list[Path], form: str = ".md") -> str:
@@ -313,75 +288,6 @@ def test_all_models_stand_in_one_table_against_the_first(tmp_path: Path):
         ["tool_rl, with the tool, then text_rl, text only", paired("tool", "text_text"), "0 / 3"],
         ["tool_rl, text only, then text_rl, text only", paired("tool_text", "text_text"), "0 / 0"],
     ]
-
-
-def test_examples_are_wrong_before_and_right_after_with_calls_first(tmp_path: Path):
-    runs = whole(tmp_path)
-    write_samples(tmp_path / "eval" / "sft")
-    write_samples(tmp_path / "eval" / "tool", calls={(2, 2), (1, 3), (0, 0)})
-    text = section(report(tmp_path, runs), "Trajectories before and after")
-    problems = re.findall(r"tool\\_rl, example \d: problem (\d+),", text)
-    assert problems == ["2", "1", "0"], "those with calls first, each problem once"
-    for wrong, right in (("2-3", "2-2"), ("1-3", "1-3"), ("0-3", "0-0")):
-        assert f"said sft {wrong}" in text and f"said tool {right}" in text
-    assert "if 1 &lt; 2:\n    pass" in text and "out tool 1-3" in text
-    assert "Asked 1 &lt;b&gt;bold" in text and "Before, wrong: answer a sft 1-3; the truth is 1." in text
-    assert report(tmp_path, runs) == report(tmp_path, runs)
-
-
-@pytest.mark.parametrize("form", [".md", ".html"])
-def test_what_a_model_said_is_no_markup(tmp_path: Path, form: str):
-    runs = whole(tmp_path)
-    for name in ("sft", "tool"):
-        write_samples(tmp_path / "eval" / name, said=HOSTILE)
-    text = report(tmp_path, runs, form)
-    assert "<script" not in text and "&lt;script&gt;alert(1)" in text and "\u202e" not in text
-    assert text.count("<pre>") == text.count("</pre>") == 3 * 5
-
-
-def test_missing_or_damaged_samples_are_told(tmp_path: Path):
-    runs = whole(tmp_path)
-    assert "No examples. They need samples.jsonl" in report(tmp_path, runs)
-    (tmp_path / "problems.jsonl").unlink()
-    for name in ("sft", "tool"):
-        write_samples(tmp_path / "eval" / name)
-    assert "text is missing, because" in report(tmp_path, runs)
-    (tmp_path / "eval" / "tool" / "samples.jsonl").write_text("{\n")
-    assert "samples.jsonl, line 1: not JSON" in report(tmp_path, runs)
-
-
-def test_long_texts_are_cut_aloud():
-    shown = Code(title="x", text="a\x1b[1m" + "b" * MAX_CHARS).lines
-    assert "\x1b" not in shown and shown.endswith("... and 4 characters more") and len(shown) < MAX_CHARS + 40
-
-
-def validation(step: int, prompt: str, right: bool, said: str, call: bool = False) -> dict[str, Any]:
-    results = [{"code": "print(1)", "ok": True, "status": "finished", "shown": f"shown {said}"}] if call else []
-    turns = [{**RECORD["turns"][0], "text": said, "results": results}]
-    more = {"key": f"{step}-{prompt}_0_0", "step": step, "partition": "val", "prompt": prompt, "turns": turns}
-    return {**RECORD, **more, "reward_info": {"acc": float(right)}}
-
-
-def test_a_run_without_evaluations_shows_problems_that_its_validations_have_before_and_after(tmp_path: Path):
-    rows = [
-        validation(0, "one and one?", False, "three of zero"),
-        validation(0, "never mended?", False, "wrong of zero"),
-        validation(0, "lost?", True, "right of zero"),
-        validation(0, "kept?", True, "right from the start"),
-        validation(4, "kept?", True, "right at the end"),
-        validation(2, "one and one?", True, "two of step two"),
-        validation(4, "one and one?", True, "two of step four", call=True),
-        validation(4, "never mended?", False, "wrong of four"),
-        validation(4, "lost?", False, "wrong again"),
-    ]
-    run = write_run(tmp_path / "run", rows=steps(4, reward=0.5))
-    (run / "trajectories").mkdir()
-    (run / "trajectories/trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = page(tmp_path, run)
-    text = made.text("trajectories-before-and-after")
-    assert "run, example 1: validation of step 0, then of step 4." in text and "example 2" not in text
-    assert text.index("three of zero") < text.index("two of step four") < text.index("shown two of step four")
-    assert "two of step two" not in text and "never mended?" not in text and "lost?" not in text and "kept?" not in text
 
 
 def test_validations_of_several_runs_stand_side_by_side_with_intervals(tmp_path: Path):
