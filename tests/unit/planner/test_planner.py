@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config, load_run
+from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_run
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import shape_of_model
@@ -16,7 +16,7 @@ from retool_mcore.planner.hardware import GIB, hardware_of_run, parse
 from retool_mcore.planner.lengths import Lengths, lengths_of_run_dir
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
-from retool_mcore.planner.report import _duration, refusal, report
+from retool_mcore.planner.report import _duration, report
 from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
 
 
@@ -135,21 +135,13 @@ def test_the_engines_own_log_probabilities_cost_no_pass():
     assert rollout.phases == {name: seconds for name, seconds in actor.items() if name != "old_log_prob"}
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_*x*.toml")), ids=lambda path: path.stem)
-def test_every_shipped_configuration_fits_its_hardware(path: Path):
-    config = load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path)
-    hardware = hardware_of_run(config)
-    plan = make_plan(config, shape_of_model(config.model.path), hardware)
-    assert plan.fits, refusal(plan, hardware)
-
-
 def test_an_engine_of_more_devices_than_there_are_is_refused():
     config = rl("rl_qwen2.5_7b_h200x8", "rollout.engine_tp=4", "parallel.tp=1")
     with pytest.raises(ConfigError, match=r"rollout\.engine_tp = 4 is more than the 2 devices of h200x2"):
         make_plan(config, SEVEN, parse("h200x2"))
 
 
-@pytest.mark.parametrize("name", ["h100", "b300x8", "h100x0", "8xh100"])
+@pytest.mark.parametrize("name", ["b300x8", "h100x0"])
 def test_unknown_hardware(name: str):
     with pytest.raises(ConfigError, match="Write a device and a number, for example h100x16"):
         parse(name)

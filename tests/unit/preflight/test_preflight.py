@@ -5,8 +5,6 @@ a bad one.
 import importlib.metadata
 import resource
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -56,11 +54,6 @@ def judged(name: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 def levels(findings: list[Finding]) -> list[str]:
     return [finding.severity for finding in findings]
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-W", "ignore", "-m", "retool_mcore", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
 
 
 def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.report.record import State, read_run, runs_below, state_of, step_seconds
 from retool_mcore.run import start
 from retool_mcore.run.checkpoint import BestStep
-from retool_mcore.run.folder import is_locked, lock_run
+from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricsFile
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
@@ -122,17 +122,6 @@ def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
     assert found.stage == "early, after step 6: best val/accuracy 0.5 at step 2, no improvement in 2 validations"
     (run / "best.json").write_text(best.up_to(4).to_json())
     assert state(run).name == "killed"
-
-
-def test_asking_does_not_keep_a_run_from_starting(tmp_path: Path):
-    run = write_run(tmp_path / "run")
-    assert not is_locked(run)  # there is no lock file yet, and none is made
-    assert not (run / ".lock").exists()
-    with lock_run(run):
-        assert is_locked(run)
-    assert not is_locked(run)
-    with lock_run(run):
-        pass
 
 
 def test_the_stage_of_a_start_is_told_while_it_runs_and_when_it_was_killed(tmp_path: Path):

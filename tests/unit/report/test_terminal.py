@@ -15,7 +15,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.report.build import make_report
 from retool_mcore.report.document import Text
 from retool_mcore.report.record import read_run, state_of
-from retool_mcore.report.terminal import find_runs, frame, runs_table, watch
+from retool_mcore.report.terminal import frame, runs_table, watch
 from retool_mcore.report.warnings import warnings_of
 from retool_mcore.run.alarms import alarms
 from retool_mcore.run.folder import lock_run
@@ -267,15 +267,6 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     assert cells["[i]torn"][2] == "damaged"
     assert f"[red]half  retool rl '{tmp_path}/[red]half/config.toml'" in done.stdout
     assert f"now        retool watch {tmp_path}/now" in done.stdout
-
-
-def test_runs_are_a_line_each_on_a_terminal_of_80_columns():
-    said = io.StringIO()
-    table, _, _ = runs_table(QUICKSTART, find_runs(QUICKSTART))
-    Console(width=80, file=said).print(table)
-    lines = said.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["run", "sft", "text_rl", "tool_rl"]
-    assert all("exported" in line and line.rstrip().endswith("ago") for line in lines[1:])
 
 
 def test_runs_of_an_empty_or_missing_folder_is_one_error(tmp_path: Path):
