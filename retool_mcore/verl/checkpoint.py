@@ -8,7 +8,6 @@ checkpoint when every rank has finished, so a checkpoint is complete or absent.
 import gc
 import logging
 import multiprocessing
-import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,7 +34,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     ``new_seed`` seeds new random states instead; use it if the tensor or pipeline parallel layout
     has changed, because the saved states belong to the old ranks. The schedule takes its position
     from the checkpoint, and its learning rates and weight decay from the run's settings. Raises
-    CheckpointError.
+    CheckpointError for adapters of another base model.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved number of updates to it
     source = getattr(engine.bridge, "safetensor_io", None)
@@ -44,7 +43,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     try:
         if new_seed is not None:
             manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
-        with _keep_schedule(engine), _explain_failed_read(folder):
+        with _keep_schedule(engine):
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
@@ -55,20 +54,6 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
         logger.warning("%s has another parallel layout: its random states are replaced by seed %d", folder, new_seed)
         set_random_seed(new_seed)
-
-
-@contextmanager
-def _explain_failed_read(folder: str) -> Iterator[None]:
-    """Turn any error from a damaged file into a CheckpointError that names the folder."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
-            "Move it away to resume from the one before it."
-        ) from error
 
 
 # The attributes of a schedule that a load may set: its position and its length in updates.

@@ -64,16 +64,13 @@ def own_process_groups() -> Generator[None]:
 
 def end_groups(groups: Collection[int]) -> None:
     """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds."""
-    for process in members(groups):
-        with suppress(psutil.Error):  # it has ended meanwhile
-            process.terminate()
-    begin_s, waited_s = time.monotonic(), 0.0
-    while (left := members(groups)) and waited_s < 2 * GRACE_S:
-        for process in left if waited_s > GRACE_S else ():
-            with suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.05)
-        waited_s = time.monotonic() - begin_s
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        deadline_s = time.monotonic() + GRACE_S
+        for process in members(groups):
+            with suppress(psutil.Error):  # it has ended meanwhile
+                end(process)
+        while members(groups) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
 
 
 def members(groups: Collection[int]) -> list[psutil.Process]:

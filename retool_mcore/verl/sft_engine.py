@@ -9,12 +9,11 @@ import torch.distributed as dist
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
-from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.keys.tree import sft_worker_config
-from retool_mcore.verl.recompute import recompute_by_length, set_budget
+from retool_mcore.verl.recompute import shape_of_worker
 
 
 class SftEngine:
@@ -28,8 +27,7 @@ class SftEngine:
         self.worker, self._config, self._platform = worker, config, platform
         self.dp_rank: int = worker.engine.get_data_parallel_rank()
         self.dp_size: int = worker.engine.get_data_parallel_size()
-        self.shape = model_shape(worker)
-        self._packer = Packer(config, self.shape, worker.engine, worker.model_config.tokenizer.pad_token_id)
+        self.shape = shape_of_worker(worker)
         has_output = worker.engine.is_mp_src_rank_with_outputs() and self.dp_rank == 0
         flags: list[bool] = [False] * dist.get_world_size()
         dist.all_gather_object(flags, has_output)
@@ -39,10 +37,10 @@ class SftEngine:
         """Run one update: forward, backward, gradient clipping, Adam, schedule.
 
         ``sequences``: this data-parallel rank's part of the global batch. Returns loss (nats per
-        trained token over the global batch), grad_norm, lr, the counts of ``pack``, the expert
+        trained token over the global batch), grad_norm, lr, the counts of ``_pack``, the expert
         load, and memory_gib, the maximum over ranks. All ranks return the same values.
         """
-        data, counts = self._packer.pack(sequences)
+        data, counts = self._pack(sequences)
         output = self.worker.train_batch(data)
         return self._share(output, ("loss", "grad_norm", "lr"), EXPERTS) | counts | self._memory()
 
@@ -55,7 +53,7 @@ class SftEngine:
         """Loss in nats per trained token over all ``batches``; each is this rank's part."""
         total, tokens = 0.0, 0.0
         for sequences in batches:
-            data, counts = self._packer.pack(sequences)
+            data, counts = self._pack(sequences)
             loss = self._share(self.worker.infer_batch(data), ("loss",))["loss"]
             total += loss * counts["loss_tokens"]
             tokens += counts["loss_tokens"]
@@ -90,31 +88,21 @@ class SftEngine:
         dist.broadcast_object_list(box, src=self._source)
         return box[0]
 
-
-class Packer:
-    """Builds the batches of one data-parallel rank; ``engine``: verl's Megatron engine."""
-
-    def __init__(self, config: SftConfig, shape: ModelShape, engine: Any, pad_token_id: int) -> None:
-        self._config, self._shape, self._pad_token_id = config, shape, pad_token_id
-        self._group, self._ranks = engine.get_data_parallel_group(), engine.get_data_parallel_size()
-
-    def pack(self, sequences: Sequence[Rendered]) -> tuple[Any, dict[str, float]]:
+    def _pack(self, sequences: Sequence[Rendered]) -> tuple[Any, dict[str, float]]:
         """Build this rank's TensorDict, and count tokens and FLOPs of the global batch.
 
         Collective over the data-parallel ranks. The counts are perf/total_num_tokens, loss_tokens
         and flops, the floating-point operations of one update.
         """
-        data = self._tensordict(sequences)
-        mine = ([len(s.token_ids) for s in sequences], sum(sum(s.loss_mask) for s in sequences))
-        of_ranks: list[Any] = [None] * self._ranks
-        dist.all_gather_object(of_ranks, mine, group=self._group)
-        by_rank = [lengths for lengths, _ in of_ranks]
-        self._set_lengths(data, by_rank)
-        lengths = [length for of_rank in by_rank for length in of_rank]
-        return data, {
+        engine = self.worker.engine
+        own = ([len(s.token_ids) for s in sequences], sum(sum(s.loss_mask) for s in sequences))
+        ranks: list[Any] = [None] * self.dp_size
+        dist.all_gather_object(ranks, own, group=engine.get_data_parallel_group())
+        lengths = [length for rank_lengths, _ in ranks for length in rank_lengths]
+        return self._tensordict(sequences), {
             "perf/total_num_tokens": float(sum(lengths)),
-            "loss_tokens": float(sum(trained for _, trained in of_ranks)),
-            "flops": self._shape.train_flops(lengths, self._config.lora),
+            "loss_tokens": float(sum(trained for _, trained in ranks)),
+            "flops": self.shape.train_flops(lengths, self._config.lora),
         }
 
     def _tensordict(self, sequences: Sequence[Rendered]) -> Any:
@@ -135,28 +123,18 @@ class Packer:
                 "temperature": 1.0,
                 "global_batch_size": self._config.train.global_batch,
                 "pad_mode": DatasetPadMode.NO_PADDING,
-                "pad_token_id": self._pad_token_id,
+                "pad_token_id": self.worker.model_config.tokenizer.pad_token_id,
             },
         )
-
-    def _set_lengths(self, data: Any, by_rank: Sequence[Sequence[int]]) -> None:
-        """Add the lengths of all ranks' sequences to ``data``; verl's micro-batches need them."""
-        from tensordict.tensorclass import NonTensorData
-        from verl.utils import tensordict_utils as tu
-
-        tu.assign_non_tensor(data, global_token_num=NonTensorData([length for each in by_rank for length in each]))
-        if self._config.memory.recompute == "auto":
-            set_budget(data, by_rank, self._config.train.micro_batch_tokens, self._config.parallel.cp)
 
 
 def megatron_worker(config: SftConfig, platform: Platform) -> Any:
     """Build verl's worker with the run's Megatron model, optimizer and schedule."""
-    from retool_mcore.verl.update_worker import UpdateWorker
+    from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
 
-    worker = UpdateWorker(sft_worker_config(config, platform))
+    worker_class = RecomputingWorker if config.memory.recompute == "auto" else UpdateWorker
+    worker = worker_class(sft_worker_config(config, platform))
     start(worker)
-    if config.memory.recompute == "auto":
-        recompute_by_length(worker)
     return worker
 
 
@@ -166,10 +144,6 @@ def start(worker: Any) -> None:
 
     worker.set_loss_fn(partial(sft_loss, config=None))
     worker.reset()
-
-
-def model_shape(worker: Any) -> ModelShape:
-    return shape_of_config(worker.model_config.hf_config.get_text_config().to_dict())
 
 
 def time_optimizer(engine: Any, platform: Platform, timer: PhaseTimer) -> None:

@@ -22,6 +22,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from retool_mcore.run import heartbeat
 from retool_mcore.run.metrics import EXPERTS
+from retool_mcore.verl.recompute import recompute_by_length, set_budget_of_each_batch
 
 # In a batch's non-tensor data:
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # bool: whether updates keep the log-probs of their forward passes
@@ -287,3 +288,14 @@ class UpdateWorker(TrainingWorker):
                 metrics[name] = [sum(metrics[name]) / len(metrics[name])]
             divide_by_tokens(metrics)
         return output
+
+
+class RecomputingWorker(UpdateWorker):
+    """The worker with ``memory.recompute = "auto"``, in SFT and for each role of RL."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        super().reset()
+        set_budget_of_each_batch(self.engine)
+        if not self.engine_config.forward_only:
+            recompute_by_length(self)

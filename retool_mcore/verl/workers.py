@@ -23,8 +23,7 @@ from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import heartbeat
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, seed_of_other_layout, start_save
-from retool_mcore.verl.recompute import recompute_by_length, set_budget_of_each_batch
-from retool_mcore.verl.update_worker import UpdateWorker
+from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
 from retool_mcore.verl.weight_check import SentWeights, Sums
 
 
@@ -149,17 +148,6 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
 
 class SavingCriticWorker(_Saving, UpdateWorker):
     """The critic's worker, used with algorithm.name = "ppo"."""
-
-
-class RecomputingWorker(UpdateWorker):
-    """Worker of an actor, reference or critic with ``memory.recompute = "auto"``."""
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def reset(self) -> None:
-        super().reset()
-        set_budget_of_each_batch(self.engine)
-        if not self.engine_config.forward_only:
-            recompute_by_length(self)
 
 
 class RecomputingActorWorker(SavingActorWorker):

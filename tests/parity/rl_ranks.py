@@ -25,8 +25,7 @@ class RlEngine:
         from verl.workers.config import McoreActorConfig, McoreCriticConfig
         from verl.workers.utils.losses import ppo_loss, value_loss
 
-        from retool_mcore.verl.update_worker import UpdateWorker
-        from retool_mcore.verl.workers import RecomputingWorker
+        from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
         from tests.parity.megatron_ranks import worker_config
 
         self.critic = job["role"] == "critic"

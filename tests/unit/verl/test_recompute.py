@@ -129,8 +129,8 @@ def test_only_auto_takes_workers_that_recompute():
     from verl.experimental.separation.engine_workers import DetachActorWorker
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    from retool_mcore.verl.update_worker import UpdateWorker
-    from retool_mcore.verl.workers import RecomputingWorker, worker_class
+    from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
+    from retool_mcore.verl.workers import worker_class
 
     for verls in (ActorRolloutRefWorker, DetachActorWorker):
         chosen = worker_class(verls, Memory(recompute="auto"))
