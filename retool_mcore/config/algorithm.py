@@ -75,7 +75,7 @@ class Algorithm(Section):
     """GRPO: divide a group's advantages by the standard deviation of its rewards."""
 
     gamma: Discount = 1.0
-    """Discount of the reward per preceding token; names "ppo" and "reinforce_plus_plus" only."""
+    """Discount of the reward per preceding token, for "ppo" and "reinforce_plus_plus" only."""
 
     lam: Discount = 1.0
     """PPO's lambda (GAE). 1 relies on rewards alone; a lower value also on the critic's values."""

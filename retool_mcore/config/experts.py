@@ -8,7 +8,7 @@ from retool_mcore.config.base import PositiveFloat, Section
 
 
 class Experts(Section):
-    """How training routes tokens to the experts of an MoE model. Dense models refuse them.
+    """How training routes tokens to the experts of an MoE model. An error for dense models.
 
     parallel.ep distributes the experts over ranks. Transformer Engine computes the experts of a
     rank in one grouped GEMM. A CPU computes them one by one.

@@ -20,7 +20,7 @@ class Lora(Section):
     """
 
     rank: Annotated[int, Field(ge=0)] = 0
-    """Rows of A and columns of B. 0: no adapters; all weights are trained."""
+    """Number of rows of A and of columns of B. 0: no adapters, train all weights."""
 
     alpha: PositiveInt = 32
     """alpha / rank scales the product of an adapter's two matrices."""

@@ -24,11 +24,11 @@ class Model(Section):
     chat_template: str = ""
     """A template file, or "chatml" or "plain"; "": the tokenizer's template.
 
-    "chatml" and "plain" are built in, for base models. The exported model has the template, too.
+    "chatml" and "plain" are built in, for base models. The export contains the template, too.
     """
 
     template_args: dict[str, bool | int | float | str | list[Any]] = Field(default={})
-    """Arguments of the template, such as { enable_thinking = false }, wherever a run renders."""
+    """Arguments that a run passes to the template, such as { enable_thinking = false }."""
 
     fp8: Literal["off", "tensorwise", "blockwise"] = "off"
     """Transformer Engine's FP8 recipe for the GEMMs of training. "off": they use dtype."""

@@ -31,7 +31,7 @@ class Run(Section):
     """Name of the run and its folder: a letter or a digit, then letters, digits, ".", "_", "-"."""
 
     root: str = "runs"
-    """The run's folder is root/name."""
+    """Folder of all runs. The folder of this run is root/name."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seeds the order of the data and the random numbers of trainer and engines.
@@ -86,7 +86,7 @@ class Parallel(Section):
     """Pipeline parallel size: stages that the layers are divided into."""
 
     vpp: PositiveInt = 1
-    """Model chunks per pipeline stage, interleaved: a smaller bubble, more messages."""
+    """Interleaved model chunks per pipeline stage. More shrink the bubble but add messages."""
 
     cp: PositiveInt = 1
     """Context parallel size: ranks that split the tokens of each sequence."""
@@ -129,14 +129,14 @@ class Memory(Section):
 
     "selective": norms, and other activations that Megatron considers cheap. "full": whole layers. A
     number: that many layers of each pipeline stage. "auto": whole layers, but only in micro-batches
-    that one long sequence makes longer than train.micro_batch_tokens, and only as many layers as
-    needed to stay within the memory of that length.
+    that exceed train.micro_batch_tokens because of one long sequence, and only as many layers as
+    needed to use no more memory than a micro-batch of train.micro_batch_tokens.
     """
 
     fused_cross_entropy: bool = False
     """Avoid float32 copies of the logits.
 
-    Without it there are several, and each takes 10 GB for 16 k tokens of a 152 k vocabulary.
+    Otherwise there are several. Each takes 10 GB for 16 k tokens and a vocabulary of 152 k.
     """
 
     adam_states: Literal["float32", "compact", "bfloat16"] = "float32"
@@ -189,7 +189,7 @@ class Optim(Section):
     """Adam's decay rates per update, of the running means of the gradient and of its square.
 
     The shipped SFT runs use 0.95 for the second, as is usual for language models: 0.999 averages
-    over 1,000 updates, more than they have. RL keeps verl's 0.999.
+    over 1,000 updates, more than these runs have. RL keeps verl's 0.999.
     """
 
     clip_grad: PositiveFloat = 1.0

@@ -16,10 +16,10 @@ HEAD = """\
 `python -m tests.golden.models` writes this page from `tests/model_parity.py`, the list of models that the parity
 tests train. Change the list, not the page.
 
-A run trains a model as its config.json describes it, or refuses it before loading and names the field.
-`families.py` lists for each field whether training applies it, can ignore it, or accepts only some values.
-`tensors.py` compares the checkpoint's tensors with those that training reads. A hub name is checked like a folder.
-An export has the config.json, tensor names and shapes of its source.
+A run trains a model exactly as its config.json describes it. If it cannot, it refuses the model before loading it and
+names the field. `families.py` lists for each field whether training applies it, ignores it safely, or accepts only some
+values. `tensors.py` compares the checkpoint's tensors with those that training reads. A run makes the same checks for a
+hub name and for a folder. An export has the config.json, tensor names and shapes of its source.
 
 | file | does |
 |---|---|
@@ -32,15 +32,19 @@ An export has the config.json, tensor names and shapes of its source.
 """
 TAIL = """\
 
-- "yes": log-probs of Megatron and transformers agree within 1e-4 in float32, below and above the context before
-  scaling (`tests/parity/test_model_parity.py`). SGLang rotates heads by the same angles
+In the first table, the columns from "default" on are kinds of RoPE scaling.
+
+- "yes": SFT and RL support it. Log-probs of Megatron and transformers agree within 1e-4 in float32, for sequences
+  within and beyond the original context (`tests/parity/test_model_parity.py`). SGLang rotates heads by the same angles
   (`tests/unit/platforms/test_sglang_positions.py`).
-- "SFT": log-probs of Megatron and transformers agree, but SGLang samples with another factor. RL refuses the model
-  and names the field.
-- "no": refused. dynamic and longrope depend on the length of a sequence, and a packed batch has several lengths.
+- "SFT": only SFT supports it. Log-probs of Megatron and transformers agree, but SGLang samples with another factor. RL
+  refuses the model and names the field.
+- "no": a run refuses it. dynamic and longrope depend on the length of a sequence, and a packed batch has several
+  lengths.
 - A model with a sliding window (Mistral, `use_sliding_window`) trains on sequences up to the window's length.
-- In SFT yarn extends the context to `factor` times the original one, even if max_position_embeddings is smaller, as
-  on Qwen2.5's page. verl and SGLang limit the context to max_position_embeddings. RL prints the number to set there.
+- In SFT, yarn extends the context to `factor` times the original one, even if max_position_embeddings is smaller, as
+  in the instructions of Qwen2.5's model card. In RL, verl and SGLang limit the context to max_position_embeddings, and
+  a run prints the value to set.
 - Platform ascend refuses RoPE scaling, because no test shows that MindSpeed applies it.
 """
 REFUSED = ("dynamic", "longrope")

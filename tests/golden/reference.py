@@ -15,8 +15,8 @@ HEAD = """\
 `python -m tests.golden.reference` writes this page from the schema in `retool_mcore/config/`. Edit
 the schema, not this page. `retool config --explain train.mode` prints one key,
 `retool config --explain train` a section. You can set every key on the command line:
-`train.steps=100`. An unknown key is an error. Token counts end in `_tokens`, times in `_s`, sizes in
-`_mb`. The file that sets a value says where the value comes from.
+`train.steps=100`. An unknown key is an error. Keys end in their units: `_tokens`, `_s` or `_mb`. Comments in
+the shipped files name the source of each value.
 """
 
 
