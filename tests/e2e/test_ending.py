@@ -153,14 +153,14 @@ from pathlib import Path
 from rich.console import Console
 from retool_mcore.cli.common import guarded
 from retool_mcore.process import redirect_output
-from retool_mcore.run.ending import Ended, Ending
+from retool_mcore.run.signals import EndedBySignal, StopSignals
 from retool_mcore.run.status import bar_of_steps
 
 @guarded
 def run():
     with redirect_output(Path(sys.argv[1])) as terminal:
         console = Console(file=terminal)
-        with Ending(30) as ending, bar_of_steps(console) as bars:
+        with StopSignals(30) as ending, bar_of_steps(console) as bars:
             bar = bars.add_task("rl", total=9)
             Path(sys.argv[2]).touch()
             while not ending.first_signal:
@@ -168,7 +168,7 @@ def run():
                 time.sleep(0.02)
         console.print("a message that nobody reads")
         print("saved", flush=True)
-        raise Ended(ending.first_signal, "saved")
+        raise EndedBySignal(ending.first_signal, "saved")
 
 run()
 """

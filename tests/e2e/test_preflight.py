@@ -11,7 +11,13 @@ from retool_mcore.config import load_run
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs
 from tests import forked
-from tests.unit.preflight.test_preflight import RL, command, good, judged, levels, settings
+from tests.unit.preflight.test_preflight import RL, good, judged, levels, settings
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "retool_mcore", *words], capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.mark.long
