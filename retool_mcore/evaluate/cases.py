@@ -27,8 +27,8 @@ from retool_mcore.evaluate.servers import Servers, TokenSampler
 from retool_mcore.evaluate.table import markdown
 from retool_mcore.model.files import read_config
 from retool_mcore.platforms.base import detect_platform
-from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import Response
+from retool_mcore.reward.user_function import open_own_reward
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.sglang_http import SglangEngine

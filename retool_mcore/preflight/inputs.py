@@ -27,8 +27,8 @@ from retool_mcore.planner.hardware import hardware_of_run
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.preflight.findings import Finding, error, missing, note, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
-from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import Response
+from retool_mcore.reward.user_function import open_own_reward
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior

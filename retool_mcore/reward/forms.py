@@ -18,7 +18,7 @@ from retool_mcore.reward.clean import split_unit, unit_ratio
 from retool_mcore.reward.expression import MAX_LETTERS, Unreadable, value
 from retool_mcore.reward.numbers import number, same_numbers
 from retool_mcore.reward.parse import AnswerForm, parse
-from retool_mcore.reward.regions import same_regions
+from retool_mcore.reward.real_sets import same_sets
 from retool_mcore.reward.statement import choice, is_name, is_plain_name, quick_verdict, spelling, statement_of, words
 from retool_mcore.reward.values import is_constant, proportional
 from retool_mcore.reward.values import same as same_value
@@ -65,7 +65,7 @@ def _check(form: AnswerForm) -> None:
 def same(answer: AnswerForm, truth: AnswerForm) -> bool:
     if answer == truth:
         return True
-    if (equal := same_regions(answer, truth)) is not None:
+    if (equal := same_sets(answer, truth)) is not None:
         return equal
     if answer.kind == "relation" or truth.kind == "relation":
         return _same_relations(answer, truth)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from retool_mcore.reward import score
-from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import read_response
+from retool_mcore.reward.user_function import open_own_reward
 from retool_mcore.verl.keys.rollout import settings_of_run
 
 
@@ -20,7 +20,7 @@ def compute_score(
     run_config: str,
     **_: Any,
 ) -> dict[str, Any]:
-    """Score one response; see ``reward.score.compute_score`` and ``reward.own``.
+    """Score one response; see ``reward.score.compute_score`` and ``reward.user_function``.
 
     ``run_config``: path of the run's settings. Ignores the arguments that verl passes for reward
     models. Raises RewardError if the row has no ground truth.

@@ -17,8 +17,8 @@ from retool_mcore.data.files import read_rows
 from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tokenizer import load_tokenizer
-from retool_mcore.reward.own import OwnReward
 from retool_mcore.reward.response import Response
+from retool_mcore.reward.user_function import OwnReward
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import open_protocol, protocol_of

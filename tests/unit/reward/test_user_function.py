@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from retool_mcore.errors import ConfigError, RewardError
-from retool_mcore.reward.own import OwnReward
 from retool_mcore.reward.response import Response, read_response
+from retool_mcore.reward.user_function import OwnReward
 
 RIGHT = Response(data_source="math", truth="1/2", answer="0.5", text="\\boxed{0.5}")
 NONE = Response(data_source="math", truth="1/2", answer=None, text="no")

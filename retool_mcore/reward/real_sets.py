@@ -13,13 +13,13 @@ from retool_mcore.reward.parse import AnswerForm
 _ORDER = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\ne": sympy.Ne}
 
 
-def same_regions(answer: AnswerForm, truth: AnswerForm) -> bool | None:
+def same_sets(answer: AnswerForm, truth: AnswerForm) -> bool | None:
     """Whether two sets of real numbers are equal; None if neither form is such a set."""
-    if not (_is_region(answer) or _is_region(truth)):
+    if not (_is_real_set(answer) or _is_real_set(truth)):
         return None
     try:
         letters = {_letter(each) for each in (answer, truth)} - {""}
-        mine, theirs = _region(answer), _region(truth)
+        mine, theirs = _real_set(answer), _real_set(truth)
     except Unreadable:
         return None
     if mine is None or theirs is None or len(letters) > 1:
@@ -27,9 +27,9 @@ def same_regions(answer: AnswerForm, truth: AnswerForm) -> bool | None:
     return mine == theirs or sympy.SymmetricDifference(mine, theirs).simplify() == sympy.S.EmptySet
 
 
-def _is_region(form: AnswerForm) -> bool:
+def _is_real_set(form: AnswerForm) -> bool:
     if form.kind == "list":
-        return all(map(_is_region, form.parts))
+        return all(map(_is_real_set, form.parts))
     if form.kind == "relation":
         return set(form.text.split()) <= set(_ORDER)
     return form.kind in ("union", "difference") or form.text == r"\mathbb{R}"
@@ -39,12 +39,12 @@ def _letter(form: AnswerForm) -> str:
     """The variable of an inequality; "" for other forms."""
     if form.kind == "list":
         return _letter(form.parts[0])
-    if form.kind != "relation" or not _is_region(form):
+    if form.kind != "relation" or not _is_real_set(form):
         return ""
     return min((str(letter) for part in form.parts for letter in value(part.text).free_symbols), default="")
 
 
-def _region(form: AnswerForm) -> Any:
+def _real_set(form: AnswerForm) -> Any:
     """The form as a SymPy set; None if it is not a set of real numbers."""
     if form.text == r"\mathbb{R}":
         return sympy.S.Reals
@@ -54,10 +54,10 @@ def _region(form: AnswerForm) -> Any:
     if form.kind == "set":
         return sympy.FiniteSet(*(value(part.text) for part in form.parts))
     if form.kind == "relation":
-        return _region(form.parts[1]) if form.text == r"\in" else _chain(form)
+        return _real_set(form.parts[1]) if form.text == r"\in" else _chain(form)
     if form.kind not in ("list", "union", "difference"):
         return None
-    parts = [_region(part) for part in form.parts]
+    parts = [_real_set(part) for part in form.parts]
     if None in parts or (form.kind == "list" and len({_letter(part) for part in form.parts}) > 1):
         return None
     if form.kind == "difference":
