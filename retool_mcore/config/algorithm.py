@@ -148,7 +148,7 @@ class Algorithm(Section):
 
     "off": the experts that the current weights choose. "R2": the experts of the pass before the
     updates, which computes the old log-probabilities. "R3": the experts that the engine sampled
-    with, in that pass and in the updates. See docs/algorithms.md, "Experts".
+    with, in that pass and in the updates. See docs/algorithms.md, "Router replay".
     """
 
     kl_coef: NonNegative = 0.0

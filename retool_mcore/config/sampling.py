@@ -37,8 +37,8 @@ class ToolLoop(Section):
     tools: list[str] = Field(default=[INTERPRETER])
     """Tools that the model may call: the interpreter and your own, "module:Name".
 
-    Without "code_interpreter" it has only your own tools and those of mcp. [] without mcp: text
-    only, the baseline of the paper's comparison. See rollout/tools.py.
+    Without "code_interpreter", the model has only your own tools and those of mcp. [] without mcp:
+    no tools, which is the paper's baseline. See rollout/tools.py.
     """
 
     mcp: dict[str, McpServer] = Field(default={})
