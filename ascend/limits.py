@@ -91,8 +91,8 @@ TABLE: tuple[Row, ...] = (
         cuda="fused RMSNorm, SwiGLU and rotary embedding kernels",
         ascend="MindSpeed's fused RMSNorm and SwiGLU; Megatron's plain rotary embedding",
         kind="substituted",
-        reason="as in verl's Megatron scripts for NPUs; few of them also fuse the embedding: "
-        "use_fused_rotary_pos_emb with apply_rope_fusion in [verl_overrides]",
+        reason="as in verl's Megatron scripts for NPUs; a few of them also fuse the embedding, by "
+        "use_fused_rotary_pos_emb with apply_rope_fusion: set both in [verl_overrides]",
         seen_in=f"{MINDSPEED}, verl 0.9.0's run_qwen3_235b_256k_megatron.sh",
     ),
     Row(
@@ -158,7 +158,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         cuda="metrics engine/running, engine/queued and engine/restarts",
-        ascend="not available; engine/cache_hit_rate is",
+        ascend="not available; engine/cache_hit_rate is available",
         kind="no effect",
         reason="only our SGLang server provides them",
         seen_in="retool_mcore",
@@ -306,7 +306,7 @@ def _sentence(reason: str) -> str:
 
 def markdown(rows: Sequence[Row] = TABLE) -> str:
     """The table in Markdown, for README.md."""
-    lines = ["| on CUDA | on Ascend | | why | seen in |", "|---|---|---|---|---|"]
+    lines = ["| on CUDA | on Ascend | status | why | seen in |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(f"| {row.cuda} | {row.ascend or '—'} | {row.kind} | {row.reason} | {row.seen_in} |")
     return "\n".join(lines) + "\n"
