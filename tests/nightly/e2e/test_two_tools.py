@@ -1,4 +1,4 @@
-"""The example of two tools, from own conversations to RL, by the commands of its page."""
+"""The example of two tools, from your own conversations to RL, by the commands of its page."""
 
 import re
 import shlex
