@@ -54,9 +54,9 @@ _signals: list[int] = []  # the stop signals received so far
 
 
 def main(kind: str, *words: str) -> int:
-    for each in SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:  # ignored under nohup, for example
-            signal.signal(each, lambda number, _: _signals.append(number))
+    for how in SIGNALS:
+        if signal.getsignal(how) != signal.SIG_IGN:  # ignored under nohup, for example
+            signal.signal(how, lambda received, _: _signals.append(received))
     os.environ.setdefault("PYTHON", PYTHON)  # launch/sandbox.sh reads it
     arguments = [word for word in words if word != "--dry-run"]
     dry_run = "--dry-run" in words or bool(os.environ.get("DRY_RUN"))
@@ -285,7 +285,7 @@ class Group:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[each.fileno() for each in locks],
+            pass_fds=[file.fileno() for file in locks],
             start_new_session=True,
             preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509  this process has one thread
         )
@@ -353,8 +353,8 @@ class Processes:
         finally:
             if self.run is not None:
                 self._stop_run(self.run)
-            for each in SIGNALS:
-                signal.signal(each, signal.SIG_IGN)  # stopping the services takes only seconds
+            for how in SIGNALS:
+                signal.signal(how, signal.SIG_IGN)  # stopping the services takes only seconds
             end(self.services, SERVICES_END_S)
 
     def _stop_run(self, run: Group) -> None:
@@ -370,13 +370,13 @@ class Processes:
 
 
 def end(groups: Sequence[Group], seconds: float) -> None:
-    for each in groups:
-        each.signal(signal.SIGTERM)
+    for group in groups:
+        group.signal(signal.SIGTERM)
     end_s = time.monotonic() + seconds
-    while any(each.signal(0) for each in groups) and time.monotonic() < end_s:
+    while any(group.signal(0) for group in groups) and time.monotonic() < end_s:
         time.sleep(0.05)
-    for each in groups:
-        each.signal(signal.SIGKILL)
+    for group in groups:
+        group.signal(signal.SIGKILL)
 
 
 # The sandbox of this node; read its /health with `curl --unix-socket`
@@ -399,8 +399,8 @@ def sandbox_command(node: Node) -> list[Any]:
 def start_sandbox(node: Node, processes: Processes, command: Sequence[object]) -> None:
     """Start launch/sandbox.sh, which restarts its server. Raises ConfigError, PlatformError."""
     folder = sandbox_folder(node)
-    for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in (folder.parent, folder):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.environ.get("SANDBOX_DIR") and folder.parent.lstat().st_uid != os.getuid():
         raise PlatformError(
             f"{folder.parent} belongs to another user, who could impersonate the sandbox. Set SANDBOX_DIR to a folder "

@@ -87,9 +87,9 @@ def exit_on_sigterm(*, ctrl_c: bool = True) -> None:
         raise SystemExit(128 + number)
 
     _exit_signals.clear()
-    for each in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])):
-        if each == signal.SIGTERM or signal.getsignal(each) != signal.SIG_IGN:
-            signal.signal(each, handle)
+    for number in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])):
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handle)
 
 
 def exit_signal() -> int:

@@ -178,9 +178,10 @@ class Commands(TyperGroup):
             raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        found = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        shown = [(name, command) for name, command in commands if not command.hidden]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, each.get_short_help_str(limit=1000)) for name, each in found if not each.hidden])
+            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in shown])
 
 
 def unless_named(default: str) -> type[Commands]:

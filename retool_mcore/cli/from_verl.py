@@ -158,9 +158,9 @@ class Converted:
 
 def _assignment(key: str, value: Any) -> str:
     if is_table(value):
-        return f"{key} = {{ {', '.join(_assignment(name, each) for name, each in value.items())} }}"
+        return f"{key} = {{ {', '.join(_assignment(name, item) for name, item in value.items())} }}"
     if isinstance(value, list):
-        return f"{key} = [{', '.join(_assignment('', each)[3:] for each in value)}]"  # pyright: ignore[reportUnknownVariableType]
+        return f"{key} = [{', '.join(_assignment('', item)[3:] for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
     name = key or "v"
     return tomli_w.dumps({name: value}).strip() if key else f" = {tomli_w.dumps({name: value}).strip()[4:]}"
 
@@ -420,7 +420,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 def reason(key: str, ours: Mapping[str, Any] | None = None) -> tuple[str, str]:
     """The group of a key of verl without a setting, and the reason."""
-    by = decided_by(key, RL_KEYS | {each.path: str(each.decided_by) for each in SAME})
+    by = decided_by(key, RL_KEYS | {key.path: str(key.decided_by) for key in SAME})
     if by in BY_HAND:
         return "Replaced", f"set {by} yourself: see `retool config --explain {by}`"
     prefixes = [path for path in UNMAPPED if key.startswith(path)]

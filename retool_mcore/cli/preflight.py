@@ -82,7 +82,7 @@ def get(
         known = list(type(table).model_fields) if isinstance(table, BaseModel) else list(type(run).model_fields)
         if not isinstance(table, BaseModel) or name not in known:
             whole = isinstance(table, BaseModel)
-            near = nearest(key if whole else section, [f"{section}.{each}" for each in known] if whole else known)
+            near = nearest(key if whole else section, [f"{section}.{field}" for field in known] if whole else known)
             raise ConfigError(f"{config}: {key!r} is not a setting of this run, as section.key{near}")
         value = getattr(table, name)
         values.append(" ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value))

@@ -65,10 +65,10 @@ def _suggestion(path: Path) -> str:
         return f". Name one of its files, such as {inside[0]}." if inside else ". Name a TOML file."
     if "=" in str(path):
         return f". The run file comes first, then the settings: CONFIG {path}"
-    candidates = [each for folder in (path.parent, Path("configs")) for each in sorted(folder.glob("*.toml"))]
-    close = difflib.get_close_matches(path.name, [each.name for each in candidates], n=1)
+    candidates = [candidate for folder in (path.parent, Path("configs")) for candidate in sorted(folder.glob("*.toml"))]
+    close = difflib.get_close_matches(path.name, [candidate.name for candidate in candidates], n=1)
     return (
-        f"; did you mean {next(each for each in candidates if each.name == close[0])}?"
+        f"; did you mean {next(candidate for candidate in candidates if candidate.name == close[0])}?"
         if close
         else ". Name a TOML file, such as configs/rl_tiny_cpu.toml."
     )
@@ -107,8 +107,8 @@ def _expand_home(value: Any) -> Any:
     if isinstance(value, str):
         return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, list):
-        return [_expand_home(each) for each in cast("list[Any]", value)]
-    return {key: _expand_home(each) for key, each in value.items()} if is_table(value) else value
+        return [_expand_home(item) for item in cast("list[Any]", value)]
+    return {key: _expand_home(item) for key, item in value.items()} if is_table(value) else value
 
 
 def load_evaluation(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> EvaluationConfig:

@@ -100,4 +100,4 @@ def _range(field: FieldInfo) -> str:
 
 
 def _bound(field: FieldInfo, name: str) -> Any:
-    return next((found for each in field.metadata if (found := getattr(each, name, None)) is not None), None)
+    return next((found for bound in field.metadata if (found := getattr(bound, name, None)) is not None), None)

@@ -39,11 +39,13 @@ def _rank(plan: Plan) -> tuple[float, float]:
 
 def _fastest(config: Config, shape: ModelShape, hardware: Hardware, lengths: Lengths) -> Plan | None:
     """The fastest plan for one layout that fits, or None."""
-    trainings = [make_plan(each, shape, hardware, lengths=lengths) for each in _trainings(config, shape)]
+    trainings = [make_plan(training, shape, hardware, lengths=lengths) for training in _trainings(config, shape)]
     best = min((plan for plan in trainings if plan.training_fits), key=_rank, default=None)
     if best is None or not isinstance(best.config, RlConfig):
         return best
-    rollouts = [make_plan(each, shape, hardware, lengths=lengths) for each in _rollouts(best.config, shape, hardware)]
+    rollouts = [
+        make_plan(rollout, shape, hardware, lengths=lengths) for rollout in _rollouts(best.config, shape, hardware)
+    ]
     return min((plan for plan in rollouts if plan.fits), key=_rank, default=None)
 
 

@@ -46,9 +46,9 @@ def check(config: RunConfig, here: Machine, on_finding: Callable[[Finding], None
 def require(findings: Iterable[Finding]) -> list[str]:
     """Return the texts of notes and warnings. Raises ConfigError with a line for each error."""
     found = list(findings)
-    if wrong := [each.text for each in found if each.severity == "error"]:
+    if wrong := [finding.text for finding in found if finding.severity == "error"]:
         raise ConfigError("\nerror: ".join(wrong))
-    return [each.text for each in found if each.severity in ("note", "warning")]
+    return [finding.text for finding in found if finding.severity in ("note", "warning")]
 
 
 def _findings(name: str, run_check: Check, here: Machine) -> Iterator[Finding]:

@@ -199,7 +199,7 @@ def _sft_data(config: SftConfig, *, tokenized: bool, render: bool) -> Iterator[F
         return  # the run's ranks render all rows
     files = [
         ("data.train_file", config.data.train_file),
-        *(("validation.files", each) for each in config.validation.files),
+        *(("validation.files", file) for file in config.validation.files),
     ]
     for name, path in files:
         rows = load_sft(path, loaded, config.data.max_length_tokens)

@@ -51,7 +51,7 @@ def _write_markdown(report: Report, out: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     files: dict[int, str] = {}
     for section in report.sections:
-        pictures = [each for block in section.blocks if isinstance(block, Pictures) for each in block.pictures]
+        pictures = [picture for block in section.blocks if isinstance(block, Pictures) for picture in block.pictures]
         for index, picture in enumerate(pictures, 1):
             file = folder / f"{section.anchor}_{index}.svg"
             write_whole(file, picture.svg)
@@ -78,7 +78,7 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
     evaluated = [before_and_after(run, reports) for run in runs]
     shown = [
         ReportSection(
-            title="At a glance", blocks=[_tiles(*each) for each in zip(labels, runs, evaluated, strict=True)]
+            title="At a glance", blocks=[_tiles(*parts) for parts in zip(labels, runs, evaluated, strict=True)]
         ),
         sections.learning(labelled),
         _warnings(labelled),
@@ -102,7 +102,7 @@ def _warnings(runs: sections.Labelled) -> ReportSection:
     """Section with the warnings that `retool watch` would show now."""
     now_s = time.time()
     found = [(label, warnings_of(run, state_of(run), now_s)) for label, run in runs]
-    blocks = [Text(text=f"{label}: {each}") for label, warnings in found for each in warnings]
+    blocks = [Text(text=f"{label}: {warning}") for label, warnings in found for warning in warnings]
     return ReportSection(title="Warnings", blocks=blocks or [Text(text="No warnings.", quiet=True)])
 
 
@@ -116,7 +116,7 @@ def _subtitle(runs: Sequence[RunRecord]) -> str:
 def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tiles:
     state = state_of(run)
     tiles = [Tile(label="steps", value=f"{run.step} of {run.steps}", note=f"{state.name}: {state.stage}")]
-    mine = next((each for each in evaluated if each.after or each.before), None)
+    mine = next((pair for pair in evaluated if pair.after or pair.before), None)
     if mine is not None:
         tiles.append(_accuracy_tile(mine))
     elif found := validation_rows(run):
@@ -145,6 +145,6 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
 
 
 def _accuracy_tile(pair: BeforeAfter) -> Tile:
-    means = [share(one.mean[0]) for one in (pair.before, pair.after) if one]
+    means = [share(evaluation.mean[0]) for evaluation in (pair.before, pair.after) if evaluation]
     note = f"{pair.newest.report['problems']} problems, {pair.newest.tool}{'' if pair.after else ', before the run'}"
     return Tile(label="held-out accuracy", value=" → ".join(means), note=note)

@@ -186,7 +186,7 @@ def _axis(low: float, high: float) -> _Axis:
     power = 10.0 ** math.floor(math.log10(rough))
     size = next(power * step for step in (1, 2, 2.5, 5, 10) if power * step >= rough * 0.999)
     first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
-    return _Axis(low=first * size, high=last * size, ticks=[each * size for each in range(first, last + 1)])
+    return _Axis(low=first * size, high=last * size, ticks=[tick * size for tick in range(first, last + 1)])
 
 
 def _step_ticks(first: int, last: int) -> list[int]:

@@ -47,7 +47,7 @@ def before_and_after_section(runs: Labelled, evaluated: Evaluated, notes: Sequen
             text = f"{label}: found no evaluation of its export or of its initial model. `retool eval` makes one."
             missing.append(Text(text=text, quiet=True))
         for pair in pairs:
-            before, after = ("not evaluated" if one is None else _mean(one) for one in (pair.before, pair.after))
+            before, after = _mean(pair.before), _mean(pair.after)
             change = _change(pair.before, pair.after) if pair.before and pair.after else ""
             rows.append((label, pair.newest.description, before, after, change))
     blocks: list[Block] = []
@@ -63,7 +63,7 @@ def before_and_after_section(runs: Labelled, evaluated: Evaluated, notes: Sequen
 
 def models_section(runs: Labelled, evaluated: Evaluated) -> ReportSection:
     """Show the evaluations of all trained and initial models, by problem set."""
-    sets = sorted({one.key[0] for pairs in evaluated for pair in pairs for one in (pair.before, pair.after) if one})
+    sets = sorted({pair.newest.key[0] for pairs in evaluated for pair in pairs})
     blocks: list[Block] = []
     for data in sets:
         found = [model for model in _models(runs, evaluated, data) if model.evaluations]
@@ -106,10 +106,10 @@ def _table(found: Sequence[_Model]) -> Table:
     first: dict[bool, Evaluation] = {}
     rows: list[tuple[str, ...]] = []
     for model in found:
-        for tool, one in sorted(model.evaluations.items(), reverse=True):
-            base = first.setdefault(tool, one)
-            change = "" if base is one else _change(base, one)
-            rows.append((model.name, one.tool, str(one.report["problems"]), _mean(one), change))
+        for tool, evaluation in sorted(model.evaluations.items(), reverse=True):
+            base = first.setdefault(tool, evaluation)
+            change = "" if base is evaluation else _change(base, evaluation)
+            rows.append((model.name, evaluation.tool, str(evaluation.report["problems"]), _mean(evaluation), change))
     head = ("model", "tool", "problems", "accuracy", "difference to the first")
     return Table(head=head, rows=rows, numbers_from=2)
 
@@ -124,10 +124,10 @@ def _pairs(found: Sequence[_Model]) -> Iterator[tuple[str, str, str]]:
             text, tool = model.evaluations[False], model.evaluations[True]
             yield (f"{model.name}: text only, then with the tool", *_pair(text, tool))
     trained = [(model, model.run) for model in found if model.run is not None]
-    for (first, one), (second, two) in combinations(trained, 2):
-        if one.kind != two.kind:
+    for (first, first_run), (second, second_run) in combinations(trained, 2):
+        if first_run.kind != second_run.kind:
             continue  # "difference to the first" compares SFT and RL
-        as_trained = trained_with_tool(one), trained_with_tool(two)
+        as_trained = trained_with_tool(first_run), trained_with_tool(second_run)
         for a, b in dict.fromkeys([as_trained, (True, True), (False, False)]):
             if a in first.evaluations and b in second.evaluations:
                 before, after = first.evaluations[a], second.evaluations[b]
@@ -147,8 +147,10 @@ def _change(first: Evaluation, second: Evaluation) -> str:
     return f"{signed(change.difference)} ({signed(change.low)} to {signed(change.high)})"
 
 
-def _mean(one: Evaluation) -> str:
-    value, low, high = one.mean
+def _mean(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return "not evaluated"
+    value, low, high = evaluation.mean
     return f"{share(value)} ({share(low)} to {share(high)})"
 
 

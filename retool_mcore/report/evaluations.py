@@ -54,9 +54,9 @@ class BeforeAfter:
 
     @property
     def newest(self) -> Evaluation:
-        one = self.after or self.before
-        assert one is not None, "a pair has at least one evaluation"
-        return one
+        newest = self.after or self.before
+        assert newest is not None, "a pair has at least one evaluation"
+        return newest
 
 
 def all_reports(runs: Sequence[RunRecord], named: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
@@ -120,8 +120,9 @@ def trained_with_tool(run: RunRecord) -> bool:
 
 
 def _newest(reports: Sequence[Evaluation], is_it: Callable[[str], bool]) -> dict[Key, Evaluation]:
-    mine = [each for each in reports if is_it(os.path.abspath(each.report["model"]))]
-    return {each.key: each for each in sorted(mine, key=lambda each: each.path.stat().st_mtime)}
+    mine = [evaluation for evaluation in reports if is_it(os.path.abspath(evaluation.report["model"]))]
+    mine.sort(key=lambda evaluation: evaluation.path.stat().st_mtime)
+    return {evaluation.key: evaluation for evaluation in mine}
 
 
 def difference(first: Evaluation, second: Evaluation) -> Comparison | None:

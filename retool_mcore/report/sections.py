@@ -151,8 +151,8 @@ def time_spent(run: RunRecord) -> dict[str, float]:
     """Return seconds by phase: starts first, then descending; {} if nothing is recorded."""
     rows = [row for row in run.rows if row["step"] > 0]
     of_rows = [phases_of(row) for row in rows]
-    names = {name for each in of_rows for name in each}
-    sums = {name: sum(each.get(name, 0.0) for each in of_rows) for name in names}
+    names = {name for phases in of_rows for name in phases}
+    sums = {name: sum(phases.get(name, 0.0) for phases in of_rows) for name in names}
     sums = {name: value for name, value in sums.items() if isfinite(value)}
     if not sums:
         return {}
@@ -202,7 +202,7 @@ def _named(runs: Labelled, prefix: str, heading: str, leave: Sequence[str] = ())
     names = sorted({name for _, run in runs for row in run.rows for name in row if name.startswith(prefix)})
     means = {name: [fmean(row.get(name, 0.0) for row in run.rows) for _, run in runs] for name in names}
     return [
-        (f"{heading}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(each) for each in found))
+        (f"{heading}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(mean) for mean in found))
         for name, found in means.items()
         if name not in leave
     ]

@@ -160,7 +160,7 @@ def _means(values: Sequence[float], width: int) -> Iterator[float]:
 def _warnings(found: Sequence[str]) -> list[Text]:
     if not found:
         return [Text("no warnings", style="dim")]
-    return [Text(f"! {each}", style="yellow", overflow="fold") for each in found]
+    return [Text(f"! {warning}", style="yellow", overflow="fold") for warning in found]
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -195,7 +195,7 @@ def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str
         state = state_of(run)
         table.add_row(escape(label), run.kind, _coloured(state.name), escape(state.stage), *_numbers(run, state))
         commands.append((label, state.next_command))
-        warnings += [(label, each) for each in warnings_of(run, state, time.time())]
+        warnings += [(label, warning) for warning in warnings_of(run, state, time.time())]
     return table, warnings, commands
 
 

@@ -17,7 +17,7 @@ def warnings_of(run: RunRecord, state: State, now_s: float) -> list[str]:
     found = [_stalled(run, now_s) if state.name == "running" else "", *alarms(run.rows, run.settings).values()]
     if state.name == "killed":
         found.insert(0, f"the run is not running; it stopped {state.stage}")
-    return [each for each in found if each]
+    return [warning for warning in found if warning]
 
 
 def _stalled(run: RunRecord, now_s: float) -> str:

@@ -101,7 +101,7 @@ def _calls(steps: Sequence[Row], tools: Sequence[str]) -> str:
 
 def _cut(steps: Sequence[Row], limit: int | None) -> str:
     ends = [_recent(steps, f"behavior/stop/{reason}") for reason in ("length", "no_room")]
-    cut = sum(each or 0.0 for each in ends)
+    cut = sum(share or 0.0 for share in ends)
     if cut <= CUT:
         return ""
     limits = "rollout.max_response_tokens" + (f" = {limit}" if limit else "")

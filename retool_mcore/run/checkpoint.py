@@ -260,7 +260,7 @@ def read_best(run_dir: Path) -> BestStep | None:
             mode=str(found["mode"]),
             patience=int(found["patience"]),
             min_delta=float(found["min_delta"]),
-            values={int(each["step"]): float(each["value"]) for each in found["values"]},
+            values={int(entry["step"]): float(entry["value"]) for entry in found["values"]},
         )
     except FileNotFoundError:
         return None
@@ -552,8 +552,8 @@ def _same(key: str, before: Any, now: Any) -> bool:
     """Whether two values of a setting are equal; paths are compared as absolute paths."""
     if not key.endswith(("train_file", "files", "path")):
         return before == now
-    return [os.path.abspath(str(each)) for each in _listed(before)] == [
-        os.path.abspath(str(each)) for each in _listed(now)
+    return [os.path.abspath(str(path)) for path in _listed(before)] == [
+        os.path.abspath(str(path)) for path in _listed(now)
     ]
 
 
@@ -621,7 +621,7 @@ def files_of(folder: Path) -> Iterator[Path]:
         if name in (STATE_FILE, SUMS):
             continue
         path = folder / name
-        yield from (each for each in (path, *path.rglob("*")) if each.is_file())
+        yield from (file for file in (path, *path.rglob("*")) if file.is_file())
 
 
 @dataclass(frozen=True)

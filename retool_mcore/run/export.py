@@ -111,7 +111,7 @@ def _end_turns(folder: Path) -> None:
     known = [config.get("eos_token_id"), *_listed((generation or {}).get("eos_token_id"))]
     if end["id"] in known:
         return
-    ends = list(dict.fromkeys(each for each in (end["id"], *known) if each is not None))
+    ends = list(dict.fromkeys(token_id for token_id in (end["id"], *known) if token_id is not None))
     _write(folder / "config.json", {**config, "eos_token_id": end["id"]})
     _write(folder / "generation_config.json", {**(generation or {}), "eos_token_id": ends})
     if (tokenizer := _values(folder / "tokenizer_config.json")) is not None:

@@ -157,7 +157,7 @@ def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
 
 def full_folder(error: BaseException, folder: Path) -> Path:
     """Return the first full one of ``folder``, the error's file and TMPDIR; else ``folder``."""
-    named = [Path(str(each)) for each in (getattr(error, "filename", None), tempfile.gettempdir()) if each]
+    named = [Path(str(name)) for name in (getattr(error, "filename", None), tempfile.gettempdir()) if name]
     return next((place for place in (folder, *named) if _free_bytes(place) < FULL_BELOW_BYTES), folder)
 
 

@@ -23,8 +23,8 @@ STUCK_S = 10.0  # how long the main thread may take to leave before the process 
 
 def ignore_signals() -> None:
     """Ignore SIGNALS until this process exits."""
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def exit_code(number: int) -> int:

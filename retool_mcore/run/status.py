@@ -30,7 +30,7 @@ notes = logging.getLogger(__name__)  # for code that has no terminal, such as a 
 
 def printable(text: str) -> str:
     """Replace control characters by U+FFFD, except newline and tab."""
-    return "".join(each if each in "\n\t" or unicodedata.category(each)[0] != "C" else "\ufffd" for each in text)
+    return "".join(char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "\ufffd" for char in text)
 
 
 def print_text(console: Console, text: str) -> None:

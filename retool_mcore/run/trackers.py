@@ -125,7 +125,7 @@ class SwanLab(Library):
         return id_
 
     def write(self, row: Row, step: int, traces: Sequence[Trace]) -> None:
-        texts = [self._swanlab.Text(_as_markdown(each), caption=str(each["trajectory"])) for each in traces]
+        texts = [self._swanlab.Text(_as_markdown(trace), caption=str(trace["trajectory"])) for trace in traces]
         self._run.log({**row, **({TRAJECTORIES: texts} if texts else {})}, step=step)
 
 
@@ -154,7 +154,7 @@ class MLflow(Library):
 
     def write(self, row: Row, step: int, traces: Sequence[Trace]) -> None:
         now_ms = int(time.time() * 1000)
-        metrics = [self._entities.Metric(_mlflow_name(name), float(each), now_ms, step) for name, each in row.items()]
+        metrics = [self._entities.Metric(_mlflow_name(name), float(value), now_ms, step) for name, value in row.items()]
         self._client.log_batch(self._id, metrics=metrics)
         if traces:
             columns = {name: [trace[name] for trace in traces] for name in traces[0]}

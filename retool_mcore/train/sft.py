@@ -176,14 +176,14 @@ def _prepare(
     if config.cluster.nodes > 1:
         nodes: list[dict[str, str] | None] = [None] * dist.get_world_size()
         dist.all_gather_object(nodes, fingerprint(config) if os.environ["LOCAL_RANK"] == "0" else None)
-        require_equal_nodes([each for each in nodes if each is not None])
+        require_equal_nodes([node for node in nodes if node is not None])
     tokenizer = tokenizer_of(config.model, day=chosen[0])
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if rank == 0:
         record_format(config.run.dir, config.data_files[0][1], end_of_turn(tokenizer))
-        for each in (data, *held_out):
-            if note := each.dropped_note(config.data.max_length_tokens):
+        for dataset in (data, *held_out):
+            if note := dataset.dropped_note(config.data.max_length_tokens):
                 print_text(console, f"note: {note}")
         start.begin(config.run.dir, "model")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")

@@ -94,7 +94,7 @@ class Watchdog:
                     error = find_dead()
                 except Exception as failure:  # noqa: BLE001  the next check finds the reason
                     logger.warning("could not check for dead processes of the run: %s", failure)
-                self._family |= {each.pid: each for each in psutil.Process().children(recursive=True)}
+                self._family |= {process.pid: process for process in psutil.Process().children(recursive=True)}
             if error is not None:
                 self._end(error, LOST_GRACE_S)
                 return
@@ -166,9 +166,9 @@ def signs(run_dir: Path) -> dict[Path, int]:
     found: dict[Path, int] = {}
     for name in SIGNS:
         path = run_dir / name
-        for each in (path, *(path.iterdir() if path.is_dir() else ())):
+        for file in (path, *(path.iterdir() if path.is_dir() else ())):
             try:
-                found[each] = each.stat().st_mtime_ns
+                found[file] = file.stat().st_mtime_ns
             except FileNotFoundError:  # rotated away or not yet written
                 continue
     return found

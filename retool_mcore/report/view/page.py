@@ -313,7 +313,9 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
         {
             **turn,
             "unseen": turn is record["turns"][-1] and record.get("stop_reason") in UNSEEN,
-            "results": [{**each, "code": highlighted(each.get("code") or "")} for each in turn.get("results") or ()],
+            "results": [
+                {**result, "code": highlighted(result.get("code") or "")} for result in turn.get("results") or ()
+            ],
         }
         for turn in record["turns"]
     ]
@@ -355,9 +357,9 @@ def pack(value: Any) -> str:
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in cast("dict[str, Any]", value).items()}
+        return {name: _without_nan(inner) for name, inner in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in cast("Sequence[Any]", value)]
+        return [_without_nan(inner) for inner in cast("Sequence[Any]", value)]
     return _finite(value) if isinstance(value, float) else value
 
 
