@@ -83,13 +83,14 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
     It is cheap enough to compute at every start.
     """
     found = {"host": socket.gethostname(), **_versions()}
+    found |= {name: repr(value) for name, value in flat(config.model_dump()).items()}
     for name, path in config.data_files:
         found[f"{name} = {path}"] = file_hash(Path(path))
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
         found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
     if config.model.chat_template not in ("", *BUILT_IN):
         found[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
-    return found | {name: repr(value) for name, value in flat(config.model_dump()).items()}
+    return found
 
 
 def code_hash() -> str:

@@ -164,9 +164,9 @@ def _prepare(
 
     chosen: list[Any] = [None, None]
     if rank == 0:
+        day = pin_date(config.run.dir, config.model.path)
         start.begin(config.run.dir, "data")
         heartbeat.start(config.run.dir)
-        day = pin_date(config.run.dir, config.model.path)
         found, notes = checkpoint.choose_resume(config)
         for note in notes:
             print_text(console, note)
