@@ -9,13 +9,11 @@ Training moves these weights as it moves any others.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AddedToken
 
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
@@ -23,48 +21,24 @@ from retool_mcore.data.tasks import tokenizer_rows
 
 SURE = 2.0  # weight of a transition; the norm before the head gives every state the length sqrt(128) = 11.3
 PROMPTS = 64
-TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallForm:
-    """How a call is written: by tokens that the model's tokenizer then has, each of them one.
-
-    ``starts``: what a turn of the model may begin after.
-    """
-
-    call: tuple[str, ...]
-    starts: tuple[str, ...] = ("\n",)
-    end: str = "<|im_end|>"
-    template: str = ""  # of tests/templates; "" is the tokenizer's own
-    special: tuple[str, ...] = ()
-
-
-def write_coin_task(
-    folder: Path, *, calls: bool = False, form: CallForm | None = None, repeat_wrong: int = 0
-) -> tuple[str, ...]:
+def write_coin_task(folder: Path, *, calls: bool = False, repeat_wrong: int = 0) -> tuple[str, ...]:
     """Model and data in ``folder``; returns the settings that name them.
 
-    The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly
-    is a call in the paper's form first; with ``form``, always one in that form.
-    ``repeat_wrong``: a wrong answer's 2 is repeated so many times on average.
+    The model samples ``\\boxed{1}`` or ``\\boxed{2}``; with ``calls``, half of the time first
+    something that mostly is a call in the paper's form. ``repeat_wrong``: a wrong answer's 2 is
+    repeated so many
+    times on average.
     """
-    tokenizer = build_tokenizer(tokenizer_rows())
-    starts, end = (form.starts, form.end) if form else (("\n",), "<|im_end|>")
-    texts = [f"\\boxed{{1}}{end}", f"\\boxed{{2}}{end}"]
-    if form:
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in form.special])
-        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in form.call])
-        tokenizer.eos_token = end
-        texts.append("".join(form.call))
-    elif calls:
-        texts.append("<code>print(7)</code>")
+    tokenizer, end = build_tokenizer(tokenizer_rows()), "<|im_end|>"
+    texts = [f"\\boxed{{1}}{end}", f"\\boxed{{2}}{end}", *(["<code>print(7)</code>"] if calls else [])]
+    (start,) = tokenizer.encode("\n", add_special_tokens=False)
     write_model(folder / "model", tokenizer, seed=0)
     following: dict[int, dict[int, float]] = {}
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        begins = [(tokenizer.encode(start, add_special_tokens=False)[-1], ids[0]) for start in starts]
-        for token_id, then in [*begins, *pairwise(ids)]:
+        for token_id, then in pairwise([start, *ids]):
             following.setdefault(token_id, {})[then] = SURE
     if repeat_wrong:
         (two,) = tokenizer.encode("2", add_special_tokens=False)
@@ -85,8 +59,7 @@ def write_coin_task(
         ]
         write_parquet(folder / f"{split}.parquet", rows)
     files = (f"data.train_file={folder}/train.parquet", f'validation.files=["{folder}/val.parquet"]')
-    template = (f"model.chat_template={TEMPLATES / form.template}",) if form and form.template else ()
-    return (f"model.path={folder}/model", *template, *files)
+    return (f"model.path={folder}/model", *files)
 
 
 def _write_transitions(path: Path, following: Mapping[int, Mapping[int, float]], end_id: int) -> None:

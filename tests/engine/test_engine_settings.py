@@ -11,7 +11,7 @@ from tests.unit.verl.test_engine_settings import (
     worker_with,
 )
 
-pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("verl_on_cpu")]
 
 
 def test_the_engine_gets_layers_in_fp8_and_the_rest_as_it_is(adapter: Any, monkeypatch: pytest.MonkeyPatch):

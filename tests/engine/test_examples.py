@@ -1,20 +1,15 @@
 """The examples of configs/examples with a real sandbox: hidden tests, two tools, a served model."""
 
-import itertools
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.examples import chat_with_tool
 from configs.examples.two_tools.make_data import make as make_two_tools
-from configs.examples.unit_tests import Submit, score
-from configs.examples.unit_tests_data import SIZES, make, problems
+from configs.examples.unit_tests import score
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.data.files import read_rows
-from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.reward.response import Response
@@ -89,23 +84,6 @@ async def test_no_submission_passes_but_by_its_results(tokenizer: Any, session_s
     assert rewarded(trajectory)["score"] == 0.0
 
 
-async def test_the_data_pass_with_the_right_code_alone(tokenizer: Any, session_sandbox: Sandbox, tmp_path: Path):
-    for _, right, wrong, tests in itertools.islice(problems(0), 6):
-        tool = Submit()
-        state = await tool.start(ToolContext(truth=tests, sandbox=session_sandbox))
-        found = [(await tool.call({"code": code}, state)).text for code in (wrong, right)]
-        assert found == ["0 of 3 tests passed", "3 of 3 tests passed"]
-    make(tmp_path, {"sft_train": 8, "rl_train": 4})
-    for _, row in read_rows(tmp_path / "sft_train.parquet", ["messages"]):
-        _, _, submission, output, _ = row["messages"]
-        code = submission["tool_calls"][0]["function"]["arguments"]["code"]
-        assert output["content"] == f"{3 if ' + ' in code or ' - ' in code else 0} of 3 tests passed"
-    questions = [each[0] for each in itertools.islice(problems(0), sum(SIZES.values()))]
-    assert len(set(questions)) == sum(SIZES.values()), "preflight refuses problems that splits share"
-    ((_, row), *_) = read_rows(tmp_path / "rl_train.parquet", ["reward_model"])
-    assert json.loads(row["reward_model"]["ground_truth"])["function"] == "f"
-
-
 def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
     make_two_tools(tmp_path, {"conversations": 40, "problems": 20})
     output = succeed("sft", tmp_path / "conversations.jsonl", "--out", tmp_path / "sft.parquet", "--execute")
@@ -132,16 +110,3 @@ async def test_a_served_model_gets_its_code_run(server: StandIn):
     assert first["messages"][0]["content"].endswith("Put your final answer within \\boxed{}.")
     assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0_x", "content": "28153056843"}
     assert third["messages"][-1]["content"].startswith("Error: arguments must be")
-
-
-async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_refused(server: StandIn, tmp_path: Path):
-    PromptFormat(system="You may run Python.", instruction="Box it.").write(tmp_path)
-    server.script = [chat("It is \\boxed{4}.")]
-    await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
-    assert server.asked[0][1]["messages"][:2] == [
-        {"role": "system", "content": "You may run Python."},
-        {"role": "user", "content": "2 + 2?\nBox it."},
-    ]
-    PromptFormat(instruction="", protocol="retool").write(tmp_path)
-    with pytest.raises(SystemExit, match="uses protocol retool"):
-        await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")

@@ -39,10 +39,6 @@ def test_phases_add_up_to_the_step_and_waiting_for_calls_is_one_of_them():
     assert sum(parts) == pytest.approx(times["timing_s/step"])
 
 
-def test_a_wait_is_at_most_the_generation_that_it_is_part_of():
-    assert phase_times(9.0)["timing_s/tool_wait"] == 5.0, "6 s of sampling, of which the engines took 1 s to sleep"
-
-
 def test_a_workers_error_reaches_the_user_unwrapped_and_a_bug_keeps_its_traceback():
     assert raised_for(CheckpointError("no space is left")) == ["CheckpointError", "no space is left"]
     name, text = raised_for(KeyError("actor"))

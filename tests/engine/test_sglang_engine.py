@@ -116,6 +116,7 @@ class Biased(SglangEngine):
         return body
 
 
+@pytest.mark.long
 async def test_a_turn_is_one_request_and_has_the_tokens_of_many(server, tokenizer):
     """A random model that likes to begin, end and feign calls: with one request a turn, and with
     one for each token at which the engine could stop.

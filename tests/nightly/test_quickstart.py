@@ -18,15 +18,6 @@ def stages(root: Path) -> Stages:
     return Stages(root, Console(quiet=True))
 
 
-def test_a_finished_stage_is_not_run_again(tmp_path: Path):
-    touch = "import pathlib, sys; path = pathlib.Path(sys.argv[1]); path.write_text(path.read_text() + 'x')"
-    counter = tmp_path / "counter"
-    counter.write_text("")
-    for _ in range(2):
-        stages(tmp_path).run("count", "counting", "-c", touch, str(counter))
-    assert counter.read_text() == "x"
-
-
 def test_a_failed_stage_shows_the_end_of_its_log_and_is_run_again(tmp_path: Path):
     fail = "print('the reason'); raise SystemExit(3)"
     with pytest.raises(StageFailed, match=r"failing failed with exit code 3(.|\n)*the reason"):

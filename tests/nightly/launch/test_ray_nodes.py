@@ -1,6 +1,6 @@
 """Ray over nodes by the scripts: a start that fails, a node that is lost, who leaves when.
 
-`ray` is a stand-in here; `tests/nightly/launch/test_ray_real.py` starts the real one.
+`ray` is a stand-in here; `tests/nightly/e2e/test_multinode.py` starts the real one.
 """
 
 import os

@@ -110,26 +110,6 @@ def test_curves_are_drawn_with_the_value_under_the_pointer(browser: Any, page: P
     assert text.startswith("step 1")
 
 
-def test_the_table_is_filtered_and_sorted(browser: Any, page: Path):
-    show(browser, page, "step=24")
-    before = count(browser, "table.rows tbody tr")
-    search = browser.find_element("css selector", "#search")
-    search.send_keys("right:no")
-    wrong = sum(row.step == 24 and not row.right for row in open_source(RUN).rows)
-    assert 0 < wrong < before
-    wait(browser, lambda: count(browser, "table.rows tbody tr") == wrong)
-    search.clear()
-    search.send_keys("code_interpreter zebra")
-    wait(browser, lambda: count(browser, ".empty"))
-    search.clear()
-    search.send_keys("code_interpreter print")  # of the texts, which lie in the chunks
-    wait(browser, lambda: count(browser, "table.rows tbody tr") == before)
-    browser.find_element("xpath", "//th/button[.='reward']").click()
-    wait(browser, lambda: count(browser, "th[aria-sort=descending]"))
-    rewards = [cell.text for cell in browser.find_elements("css selector", "table.rows tbody td:nth-child(6)")]
-    assert [float(each) for each in rewards] == sorted(map(float, rewards), reverse=True)
-
-
 def test_the_keyboard_goes_everywhere(browser: Any, page: Path):
     show(browser, page, "step=1")
     press(browser, "j")
@@ -176,17 +156,6 @@ def test_a_page_that_loads_itself_anew_keeps_what_the_reader_has_set(browser: An
         assert count(browser, "th[aria-sort=descending]") == 1
         server.should_exit = True
         thread.join(timeout=10)
-
-
-def test_a_browser_that_is_too_old_gets_a_message(browser: Any, page: Path, tmp_path: Path):
-    text = page.read_text(encoding="utf-8")
-    old = tmp_path / "old.html"
-    old.write_text(
-        text.replace("<style>", "<script>delete window.DecompressionStream</script><style>", 1), encoding="utf-8"
-    )
-    browser.get(f"file://{old}")
-    text = wait(browser, lambda: browser.find_element("css selector", "main").text)
-    assert text.startswith("This browser cannot open the page (DecompressionStream is not defined).")
 
 
 def test_a_deep_link_opens_a_trajectory_and_its_tokens(browser: Any, page: Path):
@@ -279,21 +248,3 @@ def test_cut_output_and_a_repair_are_marked(browser: Any, many: Path):
     before, after = browser.find_elements("css selector", ".repair .two > div")
     assert "<tool_call>" in before.text or "<code>" in before.text or "```" in before.text
     assert RECORD["turns"][0]["results"][0]["code"] in after.text
-
-
-def test_the_theme_is_turned_and_paper_shows_the_text_alone(browser: Any, page: Path):
-    show(browser, page, f"step=1&id={RECORD['key']}")
-    back = "return getComputedStyle(document.body).backgroundColor"
-    before = browser.execute_script(back)
-    browser.find_element("css selector", "#theme").click()
-    wait(browser, lambda: browser.execute_script(back) != before)
-    browser.find_element("css selector", "#theme").click()
-    wait(browser, lambda: browser.execute_script(back) == before)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    try:
-        visible = (
-            "return [...document.querySelectorAll('body > header, footer, .card.model')].map(n => n.offsetHeight > 0)"
-        )
-        assert browser.execute_script(visible) == [False] + [True] * len(RECORD["turns"]) + [False]
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
