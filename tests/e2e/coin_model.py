@@ -28,8 +28,7 @@ def write_coin_task(folder: Path, *, calls: bool = False, repeat_wrong: int = 0)
 
     The model samples ``\\boxed{1}`` or ``\\boxed{2}``; with ``calls``, half of the time first
     something that mostly is a call in the paper's form. ``repeat_wrong``: a wrong answer's 2 is
-    repeated so many
-    times on average.
+    repeated so many times on average.
     """
     tokenizer, end = build_tokenizer(tokenizer_rows()), "<|im_end|>"
     texts = [f"\\boxed{{1}}{end}", f"\\boxed{{2}}{end}", *(["<code>print(7)</code>"] if calls else [])]

@@ -167,7 +167,7 @@ class Engine:
 
         self.platform = get_platform(job.get("platform", "cpu"))
         if job.get("fused") and self.platform.name == "cpu":
-            from tests.nightly.numerics import cuda_twin
+            from tests.parity import cuda_twin
 
             cuda_twin.install()
         self.job = job

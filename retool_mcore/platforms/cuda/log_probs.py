@@ -1,7 +1,7 @@
 """``memory.fused_cross_entropy``: log-probs and entropies without float32 logits.
 
 This module never converts all logits to float32. It combines two kernels, cuBLAS's GEMM and
-Transformer Engine's cross-entropy; tests/nightly/numerics/cuda_twin.py has CPU versions of both.
+Transformer Engine's cross-entropy; tests/parity/cuda_twin.py has CPU versions of both.
 
 Shapes: T tokens, V this rank's part of the vocabulary, H hidden size, R a block of rows (tokens).
 """

@@ -309,3 +309,37 @@ def test_a_run_that_fails_is_not_queued_again(tmp_path: Path):
     script.write_text("exit 3\n")
     done = submit(slurm(tmp_path, SCRIPT=str(script)))
     assert done.returncode == 3 and "requeue" not in (tmp_path / "calls").read_text()
+
+
+def test_what_the_image_copies_and_calls_is_there():
+    for copied in of("COPY"):
+        *words, _ = copied.split()
+        flags = [word for word in words if word.startswith("--")]
+        if "--from=build" in flags:
+            assert words[-1] == image_home() == of("WORKDIR")[0]  # an environment cannot be moved
+        else:
+            assert all((ROOT / word).exists() for word in words if word not in flags), copied
+    commands = " ".join(line for line in of("RUN") if "apt-get" not in line)
+    targets = set(re.findall(r"\bmake ([a-z-]+)", commands))
+    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert targets == {"install-cuda"} <= rules
+    assert "LD_LIBRARY_PATH" not in " ".join(of("ENV"))  # the driver's stub must not reach a run
+    for line in of("RUN"):
+        if "apt-get install" in line:
+            assert "--no-install-recommends" in line and "rm -rf /var/lib/apt/lists/*" in line
+    installed = next(line for line in reversed(of("RUN")) if "apt-get install" in line)
+    assert {"libseccomp2", "wget"} <= set(installed.split())
+
+
+def test_apptainer_starts_from_the_image_that_docker_built():
+    text = read("retool.def")
+    header = dict(re.findall(r"^(\w+): (\S+)$", text, re.M))
+    tag = str(re.search(r"docker build -f launch/Dockerfile -t (\S+)", read("Dockerfile"))[1])  # type: ignore[index]
+    assert header == {"Bootstrap": "docker-daemon", "From": tag}
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert tag == f"retool_mcore:{version}" and tag in read("README.md")
+    assert {container["image"] for pod in pods() for container in pod["spec"]["containers"]} == {tag}
+    for section in re.findall(r"^%(\w+)", text, re.M):
+        assert section in {"post", "environment", "runscript", "test", "labels", "files", "help"}
+    for path in of("ENV")[0].split():
+        assert path.partition("=")[0] in ("\\",) or f"export {path}" in text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.nightly.numerics import cuda_twin
+from tests.parity import cuda_twin
 
 pytest.importorskip("megatron.core", reason="Megatron-core is not installed")
 from retool_mcore.platforms.cuda import log_probs
