@@ -7,9 +7,9 @@ tokens: nothing is decoded and tokenized again. Only routes need NumPy; the rest
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -49,25 +49,12 @@ class StopReason(StrEnum):
     DROPPED = "dropped"
 
 
-@dataclass(frozen=True)
-class Span:
-    """Response tokens [start, end) that belong to one turn."""
-
-    role: Literal["model", "tool"]
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
-
-
 class Ledger:
     """Prompt and response tokens of one trajectory. Append-only; each append asserts invariants.
 
     ``response_ids``, ``loss_mask``, ``logprobs`` (nats) and ``versions`` have one entry per
     response token. Sampled tokens have loss mask 1. Tool tokens have loss mask 0, logprob 0.0 and
-    version ``NO_VERSION``. ``spans`` lists the turns in order. A text conversation (a model behind
-    a chat API) leaves the ledger empty.
+    version ``NO_VERSION``. A text conversation (a model behind a chat API) leaves the ledger empty.
     """
 
     def __init__(self, prompt_ids: Sequence[int], max_response_tokens: int) -> None:
@@ -78,7 +65,6 @@ class Ledger:
         self.loss_mask: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
-        self.spans: list[Span] = []
         self._routes: list[Any] = []  # chunks [t, L, K]; concatenated, they cover a prefix of the context
         self.stop_reason: StopReason | None = None
 
@@ -93,12 +79,9 @@ class Ledger:
         return self.max_response_tokens - len(self.response_ids)
 
     @property
-    def model_turns(self) -> int:
-        return sum(span.role == "model" for span in self.spans)
-
-    @property
-    def tool_turns(self) -> int:
-        return sum(span.role == "tool" for span in self.spans)
+    def turns(self) -> int:
+        """Number of model turns and tool turns, which alternate."""
+        return sum(1 for _ in groupby(self.loss_mask))
 
     @property
     def model_tokens(self) -> int:
@@ -114,7 +97,7 @@ class Ledger:
     ) -> None:
         """Append sampled tokens with their log-probs (nats) and weight version.
 
-        Consecutive calls extend the same span, as when a turn resumes after an abort.
+        Consecutive calls extend the same turn, as after an abort.
         ``context_tokens``: the context length that the engine reports, or None. It must equal the
         ledger's.
         """
@@ -124,7 +107,7 @@ class Ledger:
             f"{len(self.prompt_ids)} + {len(self.response_ids)}"
         )
         assert version >= 0, f"version {version} of sampled tokens is negative"
-        self._append("model", token_ids, logprobs, loss=1, version=version)
+        self._append(token_ids, logprobs, loss=1, version=version)
 
     def append_tool(self, token_ids: Sequence[int]) -> None:
         """Append the tokens between two model turns, with loss mask 0.
@@ -132,8 +115,8 @@ class Ledger:
         With chat-template protocols, these are the end-of-turn token if the model did not sample
         it, the tool results, and the header of the next model turn.
         """
-        assert self.spans and self.spans[-1].role == "model", "a tool turn follows a model turn"
-        self._append("tool", token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)
+        assert self.loss_mask and self.loss_mask[-1] == 1, "a tool turn follows a model turn"
+        self._append(token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)
 
     def append_routes(self, routes: Any) -> None:
         """Append the MoE routes of new tokens from ``routes`` [T - 1, L, K], int16 expert indices.
@@ -156,27 +139,14 @@ class Ledger:
         assert self.stop_reason is None, f"already closed: {self.stop_reason}"
         self.stop_reason = reason
 
-    def _append(
-        self,
-        role: Literal["model", "tool"],
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        loss: int,
-        version: int,
-    ) -> None:
+    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], loss: int, version: int) -> None:
         assert self.stop_reason is None, f"append to a trajectory closed by {self.stop_reason}"
-        assert token_ids, f"an empty {role} turn"
+        assert token_ids, "an empty turn"
         assert len(token_ids) <= self.budget_tokens, (
-            f"{len(token_ids)} {role} tokens exceed the budget: {len(self.response_ids)} of "
-            f"{self.max_response_tokens} response tokens are used"
+            f"{len(token_ids)} tokens exceed the budget: {len(self.response_ids)} of {self.max_response_tokens} "
+            "response tokens are used"
         )
-        start = len(self.response_ids)
-        if role == "model" and self.spans and self.spans[-1].role == "model":
-            start = self.spans.pop().start
         self.response_ids.extend(token_ids)
         self.loss_mask.extend([loss] * len(token_ids))
         self.logprobs.extend(logprobs)
         self.versions.extend([version] * len(token_ids))
-        self.spans.append(Span(role, start, len(self.response_ids)))
-        size = len(self.response_ids)
-        assert size == len(self.loss_mask) == len(self.logprobs) == len(self.versions), "columns of unequal length"

@@ -308,7 +308,7 @@ def _output(trajectory: Trajectory, recorded: dict[str, Any] | None, *, masked: 
         response_ids=ledger.response_ids,
         response_mask=[0] * len(ledger.loss_mask) if masked else ledger.loss_mask,
         response_logprobs=ledger.logprobs,
-        num_turns=ledger.model_turns + ledger.tool_turns + 1,  # verl also counts the prompt
+        num_turns=ledger.turns + 1,  # verl also counts the prompt
         metrics=AgentLoopMetrics(generate_sequences=trajectory.engine_s, tool_calls=trajectory.tool_s),
         extra_fields={
             "min_global_steps": min(versions),

@@ -138,7 +138,7 @@ async def test_a_turn_is_one_request_and_has_the_tokens_of_many(server, tokenize
     one, many = await sampled(asks=True), await sampled(asks=False)
     assert [each.ledger.response_ids for each in one] == [each.ledger.response_ids for each in many]
     for here, there in zip(one, many, strict=True):
-        assert here.ledger.spans == there.ledger.spans and here.stop_reason == there.stop_reason
+        assert here.ledger.loss_mask == there.ledger.loss_mask and here.stop_reason == there.stop_reason
         assert here.ledger.logprobs == pytest.approx(there.ledger.logprobs, abs=1e-4)
     turns = sum(len(each.turns) for each in one)
     assert sum(each.requests for each in one) == turns

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retool_mcore.data.prompt_format import RETOOL_INSTRUCTION
 from retool_mcore.platforms.call_end import TABLE, CallEnd
 from retool_mcore.platforms.patches_sglang import continue_without_a_tag
 from retool_mcore.rollout.engine import EngineTurn, TurnRequest
 from retool_mcore.rollout.protocol import Retool
-from tests.unit.rollout.budgets import limits
+from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ABORT, Prints, ScriptedEngine, roll_out
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
@@ -60,13 +59,6 @@ def test_a_request_names_itself_only_to_processors_of_logits(processor: str | No
     assert ("__req__" in custom) == kept
 
 
-def test_the_prompt_explains_the_format_unless_the_row_does(tokenizer):
-    retool = Retool(tokenizer)
-    assert RETOOL_INSTRUCTION in tokenizer.decode(retool.prompt_ids(QUESTION))
-    own = [{"role": "user", "content": "Use code.\n*user question:*\nWhat is 1 + 1?"}]
-    assert RETOOL_INSTRUCTION not in tokenizer.decode(retool.prompt_ids(own))
-
-
 async def test_a_request_has_the_number_of_tokens_of_its_turn(tokenizer):
     """The engine looks for the tag's beginning in these, after an abort, and in no earlier ones."""
 
@@ -80,9 +72,9 @@ async def test_a_request_has_the_number_of_tokens_of_its_turn(tokenizer):
     prompt = retool.prompt_ids(QUESTION)
     called = "<code>\n```python\nprint(1)\n```\n</code>"
     engine = Recording(tokenizer, [called, "It is " + ABORT + "\\boxed{1}.<|im_end|>"])
-    trajectory = await roll_out(prompt, engine, Prints(["1"]), retool, limits(max_response_tokens=2000))
+    trajectory = await roll_out(prompt, engine, Prints(["1"]), retool, limits_for(max_response_tokens=2000))
     assert trajectory.answer == "1" and ABORT not in trajectory.turns[1].text
-    starts = [span.start for span in trajectory.ledger.spans if span.role == "model"]
+    starts = [turn.start for turn in trajectory.turns]
     offsets = [len(request.token_ids) - len(prompt) for request in requests]
     assert [request.turn_tokens for request in requests] == [
         offset - max(start for start in starts if start <= offset) for offset in offsets

@@ -80,7 +80,7 @@ def test_verl_gets_the_versions_of_what_was_sampled_and_the_times_of_engine_and_
     monkeypatch.setattr(agent_loop.Behavior, "of", staticmethod(lambda trajectory: behavior))
     ledger = SimpleNamespace(
         prompt_ids=[1], response_ids=[2, 3, 4, 5, 6], loss_mask=[1, 1, 0, 1, 1], logprobs=[-0.1, -0.2, 0.0, -0.3, -0.4],
-        versions=[3, 4, -1, 6, 6], model_turns=2, tool_turns=1,
+        versions=[3, 4, -1, 6, 6], turns=3,
     )  # fmt: skip
     trajectory: Any = SimpleNamespace(ledger=ledger, engine_s=2.5, tool_s=0.5, answer="1379")
     output = agent_loop._output(trajectory, None, masked=False, row=8)
