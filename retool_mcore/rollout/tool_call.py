@@ -112,10 +112,10 @@ def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     the text only mentions are not calls; see ``data.tool``. ``tools``: callable tools in addition
     to the interpreter.
     """
-    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _JSON_START)]
-    if not found:
+    called = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _JSON_START)]
+    if not called:
         return without_call(without_mentions(text, CALL_START, CALL_END))
-    return with_calls(lambda repairs: [_read_block(block, repairs, tools) for block in found], tools)
+    return with_calls(lambda repairs: [_read_block(block, repairs, tools) for block in called], tools)
 
 
 def with_calls(read: Callable[[list[str]], Sequence[Call]], tools: Sequence[Tool]) -> Parsed:
@@ -272,6 +272,13 @@ def _without_fence(code: str, repairs: list[str]) -> str:
 
 # --- JSON with repairs: an invalid object is repaired if it has exactly one interpretation -------
 
+_Reading = tuple[Any, list[str]]  # a value and the kinds of repairs
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')  # an escape of JSON, or a backslash that starts none
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+_CODE = re.compile(r'"code"\s*:\s*"')
+# SystemError: Python 3.11.7, if a garbage collection runs code that parses (CPython issue 106905)
+_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
+
 
 def _read_object(body: str, repairs: list[str]) -> Any:
     """Decode ``body`` as JSON, with repairs.
@@ -286,80 +293,71 @@ def _read_object(body: str, repairs: list[str]) -> Any:
         raise Malformed(
             "json", f"the call has too large a number or is nested too deeply. Write {_CALL_SHAPE}"
         ) from None
-    for repair in (_repair_unescaped_code, _relaxed, _python_literal):
-        value, kinds = repair(body)
-        if kinds:
-            repairs.extend(kinds)
-            return value
-    raise Malformed(
-        "json",
-        f"the call is not valid JSON: {complaint}. Write {_CALL_SHAPE}, with quotes, backslashes and line breaks of "
-        "the code escaped",
-    )
+    reading = _repaired_object(body)
+    if reading is None:
+        raise Malformed(
+            "json",
+            f"the call is not valid JSON: {complaint}. Write {_CALL_SHAPE}, with quotes, backslashes and line breaks "
+            "of the code escaped",
+        )
+    value, kinds = reading
+    repairs.extend(kinds)
+    return value
 
 
-_Reading = tuple[Any, list[str]]  # a value and the kinds of repairs; no repairs means unreadable
-_UNREADABLE: _Reading = (None, [])
+def _repaired_object(body: str) -> _Reading | None:
+    """Decode an object with single quotes, raw quotes or the faults that ``_lenient`` accepts.
 
-_SHAPE = re.compile(
-    r'\{\s*"name"\s*:\s*"(?P<name>\w+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{\s*"code"\s*:\s*"'
-    r'(?P<code>.*)"(?P<braces>[\s}]*+)(?P<rest>[^{"]*)',
-    re.DOTALL,
-)
-_CONTROL = re.compile(r"[\x00-\x1f]")
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')  # what JSON allows after a backslash
-# SystemError: Python 3.11.7, if a garbage collection runs code that parses (CPython issue 106905)
-_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
-_BRACES = 2  # closing braces of a call: one for its arguments, one for itself
-
-
-def _repair_unescaped_code(body: str) -> _Reading:
-    """Repair a call of the expected shape whose code lacks the escaping that JSON requires.
-
-    Such code has two interpretations: with its escapes decoded, or verbatim. A "\\n" between two
-    statements is a line break in the former; a "\\n" in a string literal belongs to the latter. Use
-    the one that is valid Python. If both are valid and differ, the call is ambiguous and rejected.
+    Code without JSON's escaping has two interpretations: with its escapes decoded, or verbatim. A
+    "\\n" between two statements is a line break in the former; a "\\n" in a string literal belongs
+    to the latter. Use the one that is valid Python. If both are valid and differ, the call is
+    ambiguous and rejected.
     """
-    match = _SHAPE.fullmatch(body)
-    if match is None:
-        return _UNREADABLE
-    raw = match["code"]
-    kinds: list[str] = []
-    if _CONTROL.search(raw):
-        kinds.append("control_characters")
-    unescaped = _ESCAPE.sub("", raw)
-    if "\\" in unescaped:
-        kinds.append("backslashes")
-    if '"' in unescaped:
-        kinds.append("raw_quotes")
-    decoded = _decode(raw)
-    if not kinds:
-        code: str | None = decoded
-    else:
-        readings = {text for text in (decoded, raw) if _is_python(text)}
-        code = readings.pop() if len(readings) == 1 else None
-        if code is None and not readings and "raw_quotes" not in kinds:
-            code = decoded  # invalid Python either way: decode as JSON does, and let the interpreter report it
-        if code == raw != decoded and "backslashes" not in kinds:
-            kinds.append("backslashes")
-    braces = match["braces"].count("}")
-    if braces < _BRACES:
-        kinds.append("missing_brace")
-    if braces > _BRACES or match["rest"].strip():
-        kinds.append("trailing_data")
-    if code is None or (braces < _BRACES and match["rest"].strip()):
-        return _UNREADABLE
-    return {"name": match["name"], "arguments": {"code": code}}, kinds
+    reading = _lenient(body)
+    opening, end = _CODE.search(body), body.rfind('"')
+    if opening is None or end < opening.end():
+        return reading or _python_literal(body)
+    before, raw, after = body[: opening.end()], body[opening.end() : end], body[end:]
+    escaped = raw
+    if reading is None:
+        escaped = _QUOTE.sub(lambda match: '\\"' if match[0] == '"' else match[0], raw)
+        reading = _lenient(before + escaped + after)
+        if reading is None:
+            return None
+        reading[1].insert(0, "raw_quotes")
+    value, kinds = reading
+    decoded = _lenient(f'"{escaped}"')
+    unescaped = {"control_characters", "backslashes", "raw_quotes"}.intersection(kinds)
+    if decoded is None or "trailing_data" in decoded[1] or not unescaped:
+        return reading
+    readings = {text for text in (decoded[0], raw) if _is_python(text)}
+    if len(readings) > 1 or (not readings and "raw_quotes" in kinds):
+        return None
+    # Code that is invalid either way is decoded as JSON does, and the interpreter reports it.
+    if readings == {raw} != {decoded[0]}:
+        reading = _lenient(before + json.dumps(raw)[1:-1] + after)
+        return reading and (reading[0], list(dict.fromkeys([*kinds, "backslashes"])))
+    return value, kinds
 
 
-def _decode(raw: str) -> str:
-    """Decode JSON escapes. Keep backslashes that do not start a valid escape."""
-
-    def escaped(match: re.Match[str]) -> str:
-        return str(json.loads(f'"{match[0]}"'))
-
-    # Decode runs of escapes together: two \\u escapes may form a surrogate pair.
-    return re.sub(f"(?:{_ESCAPE.pattern})+", escaped, raw)
+def _lenient(body: str) -> _Reading | None:
+    """Decode JSON that has control characters, invalid escapes, missing braces or trailing text."""
+    escaped = _ESCAPE.sub(lambda match: "\\\\" if match[0] == "\\" else match[0], body)
+    for braces in ("", "}", "}}"):
+        for strict in (True, False):
+            try:
+                value, end = json.JSONDecoder(strict=strict).raw_decode(escaped + braces)
+            except (ValueError, RecursionError):
+                continue
+            rest = (escaped + braces)[end:].strip()
+            kinds = {
+                "control_characters": not strict,
+                "backslashes": escaped != body,
+                "missing_brace": bool(braces),
+                "trailing_data": bool(rest),
+            }
+            return None if "{" in rest else (value, [kind for kind, present in kinds.items() if present])
+    return None
 
 
 def _quietly(parse: Callable[[str], Any], text: str) -> Any:
@@ -376,33 +374,12 @@ def _is_python(code: str) -> bool:
     return True
 
 
-def _relaxed(body: str) -> _Reading:
-    """Repair any other JSON object.
-
-    Accepts control characters in strings, up to two missing closing braces, and trailing text.
-    """
-    decoder = json.JSONDecoder(strict=False)
-    kinds = ["control_characters"] if re.search(r"[\x00-\x1f]", body.strip()) else []
-    for braces in ("", "}", "}}"):
-        try:
-            value, end = decoder.raw_decode(body + braces)
-        except (ValueError, RecursionError):
-            continue
-        rest = (body + braces)[end:].strip()
-        if "{" in rest:
-            return _UNREADABLE
-        kinds += ["missing_brace"] if braces else []
-        kinds += ["trailing_data"] if rest else []
-        return value, kinds
-    return _UNREADABLE
-
-
-def _python_literal(body: str) -> _Reading:
+def _python_literal(body: str) -> _Reading | None:
     try:
         value = _quietly(ast.literal_eval, body)
     except _UNPARSABLE:
-        return _UNREADABLE
-    return (cast(Any, value), ["single_quotes"]) if isinstance(value, dict) else _UNREADABLE
+        return None
+    return (cast(Any, value), ["single_quotes"]) if isinstance(value, dict) else None
 
 
 # --- the formats of Llama 3, Mistral and Qwen3-Coder ---------------------------------------------
@@ -416,7 +393,7 @@ _ID = re.compile(r"\w{9}")
 
 
 def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
-    """Parse a Llama 3 turn. A call is either the whole turn or everything after <|python_tag|>."""
+    """Parse a Llama 3 turn. Its one call is the whole turn or everything after <|python_tag|>."""
     _, tagged, body = text.partition(PYTHON_TAG)
     if not tagged:
         if not _LLAMA_CALL.match(text):
@@ -424,7 +401,7 @@ def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
         body = text
     elif not _LLAMA_CALL.match(body) and body.strip():
         return Parsed(kind="tool_call", calls=code_calls(body.strip()))  # the format of Llama's built-in interpreter
-    parsed = with_calls(lambda repairs: [read_call(each, repairs, tools) for each in _objects(body)], tools)
+    parsed = with_calls(lambda repairs: [read_call(body.strip(), repairs, tools)], tools)
     return replace(parsed, repairs=tuple(kind for kind in parsed.repairs if kind != "parameters_key"))
 
 
@@ -440,41 +417,22 @@ def parse_mistral(text: str, tools: Sequence[Tool] = ()) -> Parsed:
 
 def mistral_ids(text: str) -> list[str]:
     """The call ids in a Mistral turn; [] unless every call has a valid one."""
-    found: list[str | None] = []
+    all_ids: list[str | None] = []
     for body in text.split(TOOL_CALLS)[1:]:
         if name := _MISTRAL_NAME.match(body):
-            found.append(name[2])
+            all_ids.append(name[2])
         else:
-            found += [cast("str | None", call.get("id")) for call in _list_of(body) or ()]
-    ids = [call_id for call_id in found if isinstance(call_id, str) and _ID.fullmatch(call_id)]
-    return ids if len(ids) == len(found) else []
+            all_ids += [cast("str | None", call.get("id")) for call in _list_of(body) or ()]
+    ids = [call_id for call_id in all_ids if isinstance(call_id, str) and _ID.fullmatch(call_id)]
+    return ids if len(ids) == len(all_ids) else []
 
 
 def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """Parse a Qwen3-Coder turn. Each value is unescaped text in a tag named after its parameter."""
-    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _FUNCTION)]
-    if not found:
+    called = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _FUNCTION)]
+    if not called:
         return without_call(without_mentions(text, CALL_START, CALL_END))
-    return with_calls(lambda repairs: [_xml_call(block, repairs, tools) for block in found], tools)
-
-
-def _objects(body: str) -> list[str]:
-    """Split JSON objects separated by ";". Any other text is returned as a single item."""
-    decoder = json.JSONDecoder()
-    found: list[str] = []
-    at = len(body) - len(body.lstrip())
-    while at < len(body):
-        try:
-            _, end = decoder.raw_decode(body, at)
-        except (ValueError, RecursionError):
-            return [body.strip()]
-        found.append(body[at:end])
-        rest = body[end:].lstrip()
-        if rest and not rest.startswith(";"):
-            return [body.strip()]
-        rest = rest.removeprefix(";").lstrip()
-        at = len(body) - len(rest)
-    return found or [body.strip()]
+    return with_calls(lambda repairs: [_xml_call(block, repairs, tools) for block in called], tools)
 
 
 def _mistral_calls(body: str, repairs: list[str], tools: Sequence[Tool]) -> list[Call]:
