@@ -23,7 +23,7 @@ from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult
 from retool_mcore.sandbox.base import ExecResult
 
 GRACE_S = 1.0  # how long to wait for a cancelled hook to finish
-FoundT = TypeVar("FoundT")
+ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ class CallResult:
 
     code: str
     ok: bool
-    status: str  # finished, time_limit, memory_limit
+    status: str = "finished"  # or time_limit, memory_limit
     shown: str
     cut_tokens: int
-    run_s: float
-    queue_s: float
+    run_s: float = 0.0
+    queue_s: float = 0.0
     wall_s: float = 0.0
     tool: str = TOOL_NAME
 
@@ -111,9 +111,9 @@ class Calls:
         if not started.done() or started.cancelled() or started.exception() is not None:
             return
         try:
-            found = await _bounded(what, tool.end(started.result()), tool.hook_timeout_s)
-            if found is not None:
-                self.found[name] = _numbers(found)
+            numbers = await _bounded(what, tool.end(started.result()), tool.hook_timeout_s)
+            if numbers is not None:
+                self.found[name] = _checked(numbers)
         except Exception as error:  # noqa: BLE001  user code may raise anything
             self._count_fault(what, error)
 
@@ -125,7 +125,7 @@ class Calls:
         sandbox = self._context.sandbox
         assert sandbox is not None, f"protocol {self._protocol.name} calls a tool, but there is no sandbox"
         started = time.perf_counter()
-        found: ExecResult = await self._retrying()(
+        output: ExecResult = await self._retrying()(
             sandbox.execute,
             call.code,
             run_timeout_s=self._limits.run_timeout_s,
@@ -134,11 +134,11 @@ class Calls:
         )
         return self._result(
             call,
-            found.text,
-            ok=found.ok,
-            status=found.status,
-            run_s=found.run_s,
-            queue_s=found.queue_s,
+            output.text,
+            ok=output.ok,
+            status=output.status,
+            run_s=output.run_s,
+            queue_s=output.queue_s,
             wall_s=time.perf_counter() - started,
         )
 
@@ -194,39 +194,19 @@ class Calls:
             reraise=True,
         )
 
-    def _result(
-        self,
-        call: Call,
-        text: str,
-        *,
-        ok: bool,
-        status: str = "finished",
-        run_s: float = 0.0,
-        queue_s: float = 0.0,
-        wall_s: float = 0.0,
-    ) -> CallResult:
+    def _result(self, call: Call, text: str, **fields: Any) -> CallResult:
         shown, cut_tokens = self._protocol.shown(text, self._limits.max_tool_output_tokens)
-        return CallResult(
-            tool=call.tool,
-            code=call.code,
-            ok=ok,
-            status=status,
-            shown=shown,
-            cut_tokens=cut_tokens,
-            run_s=run_s,
-            queue_s=queue_s,
-            wall_s=wall_s,
-        )
+        return CallResult(tool=call.tool, code=call.code, shown=shown, cut_tokens=cut_tokens, **fields)
 
 
-def _numbers(found: Mapping[str, float]) -> dict[str, float]:
-    numbers = {str(name): float(value) for name, value in found.items()}
-    if not all(map(math.isfinite, numbers.values())):
-        raise ValueError(f"end returned {numbers}, but all numbers must be finite")
-    return numbers
+def _checked(numbers: Mapping[str, float]) -> dict[str, float]:
+    checked = {str(name): float(value) for name, value in numbers.items()}
+    if not all(map(math.isfinite, checked.values())):
+        raise ValueError(f"end returned {checked}, but all numbers must be finite")
+    return checked
 
 
-async def _bounded(what: str, work: Coroutine[Any, Any, FoundT], limit_s: float | None) -> FoundT:
+async def _bounded(what: str, work: Coroutine[Any, Any, ResultT], limit_s: float | None) -> ResultT:
     """Await ``work``; raise TimeoutError after ``limit_s`` seconds (None: no limit).
 
     It returns in time even if ``work`` suppresses its cancellation. The task is then abandoned.

@@ -59,7 +59,8 @@ class Trajectory:
     ``drop_error``: the outage that dropped the trajectory. Training skips dropped trajectories.
     ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
     ``faults``: the number of exceptions in tool hooks, by "TOOL.HOOK/EXCEPTION".
-    ``requests``: requests to the engine.
+    ``requests``: requests to the engine; more than turns only after aborts or after stop tokens
+    that completed no call.
     ``context_tokens``: context tokens sent to the engine, summed over requests.
     ``cached_tokens``: those that hit the engine's prefix cache. Neither sum includes requests whose
     response lacks a cache count.
@@ -191,7 +192,7 @@ async def _alternate(trajectory: Trajectory, model: Conversation, calls: Calls, 
         if len(trajectory.turns) >= limits.max_turns:
             return StopReason.TURNS
         results = await _results(turn, turn.parsed, calls)
-        if sum(result.run_s for each in trajectory.turns for result in each.results) >= limits.max_tool_s:
+        if sum(result.run_s for turn in trajectory.turns for result in turn.results) >= limits.max_tool_s:
             return StopReason.TOOL_TIME
         model.write(results)
 
@@ -279,9 +280,9 @@ class _TokenConversation:
         the step that reaches max_new_tokens, so that step may contain tokens after a stop token.
         """
         stops = self._stops
-        found = [at for at, token_id in enumerate(sampled.token_ids[:-1], len(before) + 1) if token_id in stops]
-        turn_ids = [*before, *sampled.token_ids] if found else []
-        for position in found:
+        ends = [at for at, token_id in enumerate(sampled.token_ids[:-1], len(before) + 1) if token_id in stops]
+        turn_ids = [*before, *sampled.token_ids] if ends else []
+        for position in ends:
             if self._ended(turn_ids, position):
                 assert sampled.stop == "length", "the engine sampled past a stop token"
                 kept, past = position - len(before), len(turn_ids) - position

@@ -32,58 +32,31 @@ PER_TRAJECTORY = (  # fields reported as their mean over trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Behavior:
-    """Counts of one trajectory.
-
-    calls               executed calls
-    calls_ok            executed calls that finished successfully (exit status 0)
-    calls_at_limit      executed calls that hit the time or memory limit
-    last_call_ok        whether the last executed call succeeded; False without calls
-    code_lines          non-blank lines of executed code
-    first_call_tokens   response tokens up to the end of the first executed call, or None
-    response_tokens     all response tokens
-    model_tokens        response tokens that the model sampled
-    self_corrections    failed calls whose next executed call has different code and succeeds
-    cut_outputs         results over the token budget, shown with their middle cut
-    cut_tokens          tokens cut from these results
-    malformed           malformed calls, by kind of problem
-    repairs             repairs made while parsing calls, by kind
-    call_s              seconds of each executed call from request to result
-    call_queue_s        of these, seconds waiting for a free sandbox slot
-    requests            requests to the engine; more than turns only after aborts or after stop
-                        tokens that completed no call
-    context_tokens      context tokens sent to the engine, summed over requests; 0 if the engine
-                        does not report cache hits
-    cached_tokens       of these, tokens that hit the engine's prefix cache
-    tool_calls          executed calls of each tool other than the interpreter
-    tool_faults         exceptions in these tools' hooks that did not drop the trajectory, by
-                        "TOOL.HOOK/ERROR": "lookup.end/KeyError"
-    found               numbers that these tools' ``end`` hooks returned, by tool, for the reward
-                        function
-    """
+    """Counts of one trajectory. For the last five fields see ``Trajectory``."""
 
     stop_reason: str
     turns: int
-    calls: int
-    calls_ok: int
-    calls_at_limit: int
-    last_call_ok: bool
-    code_lines: int
-    first_call_tokens: int | None
+    calls: int  # executed
+    calls_ok: int  # executed calls that finished successfully (exit status 0)
+    calls_at_limit: int  # executed calls that hit the time or memory limit
+    last_call_ok: bool  # False without calls
+    code_lines: int  # non-blank lines of executed code
+    first_call_tokens: int | None  # response tokens up to the end of the first executed call
     response_tokens: int
-    model_tokens: int
-    self_corrections: int
-    cut_outputs: int
-    cut_tokens: int
+    model_tokens: int  # response tokens that the model sampled
+    self_corrections: int  # failed calls whose next executed call has different code and succeeds
+    cut_outputs: int  # results over the token budget, shown with their middle cut
+    cut_tokens: int  # tokens cut from these results
     engine_s: float
     tool_s: float
-    malformed: Mapping[str, int] = field(default_factory=dict[str, int])
-    repairs: Mapping[str, int] = field(default_factory=dict[str, int])
-    call_s: list[float] = field(default_factory=list[float])
-    call_queue_s: list[float] = field(default_factory=list[float])
+    malformed: Mapping[str, int] = field(default_factory=dict[str, int])  # by kind of problem
+    repairs: Mapping[str, int] = field(default_factory=dict[str, int])  # by kind
+    call_s: list[float] = field(default_factory=list[float])  # of each executed call, from request to result
+    call_queue_s: list[float] = field(default_factory=list[float])  # of these, waiting for a sandbox slot
+    tool_calls: Mapping[str, int] = field(default_factory=dict[str, int])  # of tools other than the interpreter
     requests: int = 0
     context_tokens: int = 0
     cached_tokens: int = 0
-    tool_calls: Mapping[str, int] = field(default_factory=dict[str, int])
     tool_faults: Mapping[str, int] = field(default_factory=dict[str, int])
     found: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
@@ -113,8 +86,8 @@ class Behavior:
             engine_s=trajectory.engine_s,
             tool_s=trajectory.tool_s,
             # dict, because dataclasses.asdict rebuilds a Counter from its items and counts those
-            malformed=dict(Counter(each.problem for each in parsed if each.problem)),
-            repairs=dict(Counter(kind for each in parsed for kind in each.repairs)),
+            malformed=dict(Counter(turn.problem for turn in parsed if turn.problem)),
+            repairs=dict(Counter(kind for turn in parsed for kind in turn.repairs)),
             call_s=[result.wall_s for result in results],
             call_queue_s=[result.queue_s for result in results],
             requests=trajectory.requests,
@@ -194,8 +167,8 @@ def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
         "tool/queue_s": ([seconds for row in rows for seconds in row.call_queue_s], (99,)),
     }
     out: dict[str, float] = {}
-    for name, (found, percents) in values.items():
-        if ordered := sorted(found):
+    for name, (numbers, percents) in values.items():
+        if ordered := sorted(numbers):
             out |= {f"{name}/p{percent}": percentile(ordered, percent) for percent in percents}
     if sent := sum(row.context_tokens for row in rows):
         out["engine/cache_hit_rate"] = sum(row.cached_tokens for row in rows) / sent
@@ -231,9 +204,11 @@ def group_shares(
     count = len(groups) + sum(removed.values()) + discarded
     if not count:
         return {}
-    right = sum(all(each) for each in groups.values()) + sum(removed[score] for score in removed if score > 0)
-    wrong = sum(not any(each) for each in groups.values()) + sum(removed[score] for score in removed if score <= 0)
+    right = sum(map(all, groups.values())) + sum(removed[score] for score in removed if score > 0)
+    wrong = sum(not any(verdicts) for verdicts in groups.values()) + sum(
+        removed[score] for score in removed if score <= 0
+    )
     shares = {"groups/all_right": right / count, "groups/all_wrong": wrong / count}
     if groups:
-        shares["groups/same_reward"] = sum(len(each) == 1 for each in scores.values()) / len(groups)
+        shares["groups/same_reward"] = sum(len(distinct) == 1 for distinct in scores.values()) / len(groups)
     return shares

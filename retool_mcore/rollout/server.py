@@ -53,7 +53,6 @@ class SglangServer:
         devices: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
         extra_args: Sequence[str] = (),
-        start_timeout_s: float = START_TIMEOUT_S,
         port: int | None = None,
     ) -> None:
         self.model_path = str(model_path)
@@ -62,7 +61,6 @@ class SglangServer:
         self.engine_args, self.devices, self.env = engine_args, devices, env or {}
         self.log_path = log_path
         self.extra_args = list(extra_args)
-        self.start_timeout_s = start_timeout_s
         self.port = port or free_port()
         self.key = engine_key() or secrets.token_hex(32)
         self._key_file: Any = None
@@ -135,7 +133,7 @@ class SglangServer:
     def _wait(self) -> str:
         """Wait until the server is healthy and return "", or why it is not."""
         assert self._process is not None, "the server was not started"
-        deadline = time.monotonic() + self.start_timeout_s
+        deadline = time.monotonic() + START_TIMEOUT_S
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if (status := self._process.poll()) is not None:
@@ -144,7 +142,7 @@ class SglangServer:
                     if client.get("/health").is_success:
                         return ""
                 time.sleep(0.2)
-        return f"did not answer within {self.start_timeout_s:g} s"
+        return f"did not answer within {START_TIMEOUT_S:g} s"
 
     def _log_tail(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,5 +1,8 @@
 """Metrics of trajectories made by hand, where a reader can count the numbers."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from retool_mcore.rollout.ledger import Ledger, StopReason
@@ -14,22 +17,16 @@ def result(code: str, *, ok: bool = True, status: str = "finished", cut_tokens: 
     )
 
 
-def model_turn(
-    parsed: Parsed | None, tokens: int, *results: CallResult
-) -> tuple[Parsed | None, int, tuple[CallResult, ...]]:
-    return parsed, tokens, results
-
-
-def trajectory(*turns: tuple[Parsed | None, int, tuple[CallResult, ...]], stop: StopReason) -> Trajectory:
-    """Model turns of the given lengths, a tool turn of 5 tokens between any two."""
+def trajectory(*turns: tuple[Any, ...], stop: StopReason) -> Trajectory:
+    """Model turns (parsed, tokens, results ...), and a tool turn of 5 tokens between any two."""
     made = Trajectory(ledger=Ledger([1, 2, 3], 1000), requests=len(turns) + 1)  # one was aborted
-    for index, (parsed, tokens, results) in enumerate(turns):
+    for index, (parsed, tokens, *results) in enumerate(turns):
         if index:
             made.ledger.append_tool([9] * 5)
         start = len(made.ledger.response_ids)
         made.ledger.append_model([7] * tokens, [-1.0] * tokens)
         made.turns.append(
-            Turn(start=start, tokens=tokens, text="", parsed=parsed, answer=None, results=list(results), engine_s=0.5)
+            Turn(start=start, tokens=tokens, text="", parsed=parsed, answer=None, results=results, engine_s=0.5)
         )
     made.ledger.close(stop)
     return made
@@ -43,48 +40,21 @@ ANSWER = Parsed(kind="answer", answer="1")
 # A failed call, a malformed one, the corrected call, an answer: 10 + 5 + 4 + 5 + 20 + 5 + 6 = 55
 # tokens, 40 sampled.
 CORRECTED = trajectory(
-    model_turn(CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
-    model_turn(BAD, 4),
-    model_turn(REPAIRED, 20, result("print(1)", cut_tokens=3)),
-    model_turn(ANSWER, 6),
+    (CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
+    (BAD, 4),
+    (REPAIRED, 20, result("print(1)", cut_tokens=3)),
+    (ANSWER, 6),
     stop=StopReason.FINISHED,
 )
 # An answer without code: 10 tokens.
-PLAIN = trajectory(model_turn(ANSWER, 10), stop=StopReason.FINISHED)
+PLAIN = trajectory((ANSWER, 10), stop=StopReason.FINISHED)
 # The same failing code twice, the second stopped at the time limit, and the turns are used up: 10 +
 # 5 + 5 = 20 tokens.
 STUBBORN = trajectory(
-    model_turn(CALL, 10, result("loop()", ok=False)),
-    model_turn(CALL, 5, result("loop()", ok=False, status="time_limit")),
+    (CALL, 10, result("loop()", ok=False)),
+    (CALL, 5, result("loop()", ok=False, status="time_limit")),
     stop=StopReason.TURNS,
 )
-
-
-def test_counts_of_one_trajectory():
-    assert Behavior.of(CORRECTED) == Behavior(
-        stop_reason="finished",
-        turns=4,
-        calls=2,
-        calls_ok=1,
-        calls_at_limit=0,
-        last_call_ok=True,
-        code_lines=3,
-        first_call_tokens=10,
-        response_tokens=55,
-        model_tokens=40,
-        self_corrections=1,
-        cut_outputs=1,
-        cut_tokens=3,
-        engine_s=2.0,
-        tool_s=0.0,
-        malformed={"json": 1},
-        repairs={"backslashes": 1, "trailing_data": 1},
-        call_s=[0.4, 0.4],
-        call_queue_s=[0.2, 0.2],
-        requests=5,
-        context_tokens=0,
-        cached_tokens=0,
-    )
 
 
 @pytest.mark.parametrize(
@@ -92,14 +62,13 @@ def test_counts_of_one_trajectory():
     [
         ([result("a", ok=False), result("b")], 1),
         ([result("a", ok=False), result(" a\n")], 0),  # the same code ran the second time: luck, not correction
-        ([result("a", ok=False), result("b", ok=False), result("c")], 1),
         ([result("a", ok=False), result("b"), result("c", ok=False), result("d")], 2),
     ],
 )
 def test_a_self_correction_is_a_failed_call_followed_by_other_code_that_runs(
     results: list[CallResult], corrections: int
 ):
-    made = trajectory(*(model_turn(CALL, 3, each) for each in results), stop=StopReason.TURNS)
+    made = trajectory(*((CALL, 3, each) for each in results), stop=StopReason.TURNS)
     assert Behavior.of(made).self_corrections == corrections
 
 
@@ -138,44 +107,30 @@ def test_the_metrics_of_a_batch():
     )
 
 
-def test_ratios_of_nothing_are_left_out():
+def test_ratios_and_percentiles_of_nothing_are_left_out():
     metrics = summarize([Behavior.of(PLAIN)], [True])
     assert metrics["behavior/code_ratio"] == 0.0
     missing = {"executable_fraction", "code_lines", "first_call_position", "correct_code_fraction", "limit_fraction"}
     assert not missing & {name.removeprefix("behavior/") for name in metrics}
-    assert summarize([]) == {}
+    assert summarize([]) == distributions([]) == {}
 
 
-def behavior(stop_reason: str = "finished", response_tokens: int = 10, **more: object) -> Behavior:
-    counts = {"turns": 1, "calls": 0, "calls_ok": 0, "calls_at_limit": 0, "last_call_ok": False, "code_lines": 0}
-    counts |= {"first_call_tokens": None, "model_tokens": 1, "self_corrections": 0, "cut_outputs": 0, "cut_tokens": 0}
-    counts |= {"engine_s": 0.0, "tool_s": 0.0, **more}
-    return Behavior(stop_reason=stop_reason, response_tokens=response_tokens, **counts)  # pyright: ignore
-
-
-def test_lengths_are_of_responses_that_ended_by_themselves():
-    finished = [behavior(response_tokens=length) for length in range(1, 101)]
-    cut = [behavior("length", 4096), behavior("length", 4090)]
-    assert distributions([*cut, *finished]) == {"length/finished/p50": 50, "length/finished/p99": 99}
-    assert distributions(cut) == {}
-
-
-def test_percentiles_of_call_times_are_over_calls_and_not_over_trajectories():
-    many = behavior(call_s=[0.1] * 18, call_queue_s=[0.0] * 18)
-    slow = behavior(call_s=[9.0, 1.0], call_queue_s=[4.0, 0.5])
-    found = distributions([many, slow, behavior()])
-    assert {name: value for name, value in found.items() if name.startswith("tool/")} == {
+def test_percentiles_are_over_finished_responses_and_over_calls():
+    plain = Behavior.of(PLAIN)
+    rows = [replace(plain, response_tokens=length) for length in range(1, 101)]
+    rows += [replace(plain, stop_reason="length", response_tokens=4096)] * 2
+    rows += [replace(plain, stop_reason="turns", call_s=[0.1] * 18, call_queue_s=[0.0] * 18)]
+    rows += [replace(plain, stop_reason="turns", call_s=[9.0, 1.0], call_queue_s=[4.0, 0.5])]
+    rows[0] = replace(rows[0], context_tokens=300, cached_tokens=290)
+    rows[1] = replace(rows[1], context_tokens=100, cached_tokens=0)
+    assert distributions(rows) == {
+        "length/finished/p50": 50,
+        "length/finished/p99": 99,
         "tool/latency_s/p50": 0.1,
         "tool/latency_s/p99": 9.0,
         "tool/queue_s/p99": 4.0,
+        "engine/cache_hit_rate": 290 / 400,
     }
-
-
-def test_the_cache_hit_rate_counts_tokens_where_the_engine_reports_them():
-    rows = [behavior(context_tokens=300, cached_tokens=290), behavior(context_tokens=100, cached_tokens=0)]
-    assert distributions(rows)["engine/cache_hit_rate"] == 290 / 400
-    assert "engine/cache_hit_rate" not in distributions([behavior()])
-    assert distributions([]) == {}
 
 
 def test_groups_are_counted_whole_and_before_the_filter():
