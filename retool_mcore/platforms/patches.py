@@ -5,10 +5,10 @@ patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py 
 the most important first. cpu/patches.py and cuda/patches.py contain those of one platform.
 """
 
-import importlib
 import importlib.metadata
 import inspect
 import logging
+import pydoc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -80,7 +80,7 @@ class Record:
     def locate(self, target: str) -> tuple[Any, str]:
         """The target's owner and attribute name. Raises PlatformError if it does not exist."""
         path, _, name = target.rpartition(".")
-        owner = _resolve(path)
+        owner: Any = pydoc.locate(path)  # imports the module
         if owner is None or not hasattr(owner, name):
             raise PlatformError(
                 f"the {self.kind} of {target} does not fit the installed {Requirement(self.applies_to).name}, which no "
@@ -97,11 +97,11 @@ class Record:
         owner, name = self.locate(target)
         if parameters is None:
             return
-        found = tuple(inspect.signature(getattr(owner, name)).parameters)
-        if found != parameters:
+        installed = tuple(inspect.signature(getattr(owner, name)).parameters)
+        if installed != parameters:
             raise PlatformError(
                 f"the {self.kind} of {target} was written for the parameters {', '.join(parameters)}, but the "
-                f"installed ones are {', '.join(found)}. The {self.kind} exists because {self.reason}. Adapt it to "
+                f"installed ones are {', '.join(installed)}. The {self.kind} exists because {self.reason}. Adapt it to "
                 "the change."
             )
 
@@ -200,23 +200,6 @@ class Seam(Record):
 def _title(targets: Sequence[str]) -> str:
     first, *more = targets
     return f"{first} and {len(more)} more" if more else first
-
-
-def _resolve(path: str) -> Any | None:
-    parts = path.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            owner: Any = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError as error:
-            if not path.startswith(str(error.name)):
-                raise  # the module exists, but one of its imports does not
-            continue
-        for part in parts[count:]:
-            owner = getattr(owner, part, None)
-            if owner is None:
-                return None
-        return owner
-    return None
 
 
 def apply_all(patches: Iterable[Patch]) -> None:

@@ -1,8 +1,7 @@
 """verl's platform `cpu`, which VERL_PLATFORM selects, and its device module."""
 
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +16,11 @@ CPU = torch.device("cpu")
 
 def _do_nothing(*_: object, **__: object) -> None:
     """Replaces functions that a CPU does not need, such as for streams, caches and profilers."""
+
+
+def _always(value: Any) -> Any:
+    """A method or a function that returns ``value``."""
+    return lambda *_, **__: value
 
 
 def _resident_bytes(device: object = None) -> int:
@@ -39,7 +43,7 @@ def _manual_seed(seed: int) -> None:
 # torch.cpu with the names of torch.cuda that verl uses
 DEVICE = ModuleView(
     torch.cpu,
-    current_device=lambda: CPU,
+    current_device=_always(CPU),
     set_device=_do_nothing,
     empty_cache=_do_nothing,
     ipc_collect=_do_nothing,
@@ -50,8 +54,8 @@ DEVICE = ModuleView(
     max_memory_allocated=_peak_resident_bytes,
     max_memory_reserved=_peak_resident_bytes,
     mem_get_info=_free_and_total_bytes,
-    get_device_name=lambda device=None: "cpu",
-    is_bf16_supported=lambda: True,
+    get_device_name=_always("cpu"),
+    is_bf16_supported=_always(True),
     manual_seed=_manual_seed,
     manual_seed_all=_manual_seed,
     get_rng_state=lambda device=None: torch.get_rng_state(),
@@ -66,51 +70,23 @@ class PlatformCPU(PlatformBase):
     The run starts Ray with that many logical GPUs.
     """
 
+    device_name = vendor_name = "cpu"
     device_module: ModuleType = DEVICE
     set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
     profiler_start = profiler_stop = cudart = _do_nothing
-
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    def is_available(self) -> bool:
-        return True
+    nvtx_range = _always(nullcontext())
+    manual_seed = manual_seed_all = staticmethod(_manual_seed)
+    is_available = _always(True)
+    current_device = _always(CPU)  # verl passes it to Tensor.to()
+    device_count = _always(1)
+    get_device_capability = _always((None, None))
+    communication_backend_name = _always("gloo")
+    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")
+    ray_resource_name = _always("GPU")
+    is_ipc_supported = _always(False)
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         return not torch.cuda.is_available()
-
-    def current_device(self) -> torch.device:  # type: ignore[override]  # verl passes it on to Tensor.to()
-        return CPU
-
-    def device_count(self) -> int:
-        return 1
-
-    def manual_seed(self, seed: int) -> None:
-        _manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        _manual_seed(seed)
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def ray_resource_name(self) -> str:
-        return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -119,6 +95,3 @@ class PlatformCPU(PlatformBase):
         from retool_mcore.platforms.base import get_platform
 
         return get_platform("cpu").process_env()
-
-    def is_ipc_supported(self) -> bool:
-        return False
