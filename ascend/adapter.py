@@ -235,7 +235,7 @@ def _cann_home() -> Path:
     """The folder of CANN: ASCEND_HOME_PATH, or the first existing default folder."""
     if home := os.environ.get("ASCEND_HOME_PATH"):
         return Path(home)
-    return next((Path(each) for each in CANN_HOMES if Path(each).is_dir()), Path(CANN_HOMES[0]))
+    return next((Path(home) for home in CANN_HOMES if Path(home).is_dir()), Path(CANN_HOMES[0]))
 
 
 def driver_version() -> str:

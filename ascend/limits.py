@@ -279,18 +279,18 @@ TABLE: tuple[Row, ...] = (
 
 def check(config: RunConfig) -> None:
     """Raise one ConfigError that lists all refused settings of the run."""
-    found: list[str] = []
+    refusals: list[str] = []
     for row in (row for row in TABLE if row.kind == "refused"):
         if row.is_used is not None and row.is_used(config):
-            found.append(f"{row.cuda}: {row.reason}")
+            refusals.append(f"{row.cuda}: {row.reason}")
         for key, value in config.verl_overrides.items():
             # Some patterns need the value, such as global_profiler.tool = "nsys", so match
             # "key=value", too.
             if any(fnmatchcase(key, pattern) or fnmatchcase(f"{key}={value}", pattern) for pattern in row.overrides):
-                found.append(f"[verl_overrides] {key}: {row.reason}")
-    if found:
+                refusals.append(f"[verl_overrides] {key}: {row.reason}")
+    if refusals:
         raise ConfigError(
-            f'{config.source}: not supported on run.platform = "ascend": {"; ".join(dict.fromkeys(found))}.'
+            f'{config.source}: not supported on run.platform = "ascend": {"; ".join(dict.fromkeys(refusals))}.'
         )
 
 

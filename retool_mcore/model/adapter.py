@@ -61,10 +61,10 @@ def base_hashes(model: str) -> dict[str, str]:
 
     {} for a hub name that is not in the cache.
     """
-    found = tensor_files(model)
-    if found is None:
+    located = tensor_files(model)
+    if located is None:
         return {}
-    folder, files = found
+    folder, files = located
     return {name: file_hash(folder / name) for name in ("config.json", *sorted(set(files.values())))}
 
 
@@ -110,8 +110,8 @@ def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, An
     hashes: dict[str, str] = json.loads((folder / BASE).read_text(encoding="utf-8"))
     hashes.pop(_PRECISION, None)
     named = str(config["base_model_name_or_path"])
-    found = base_hashes(model or named)
-    if differing := sorted(name for name in {**hashes, **found} if hashes.get(name) != found.get(name)):
+    present = base_hashes(model or named)
+    if differing := sorted(name for name in {**hashes, **present} if hashes.get(name) != present.get(name)):
         raise CheckpointError(
             f"the adapters in {folder} were trained on {named}, but {model or named} is a different or incomplete "
             f"model: {', '.join(differing[:3])} {'differs' if len(differing) == 1 else 'differ'}. Restore the original "
@@ -149,7 +149,7 @@ def merge(adapter: Path, to: Path) -> None:
                 weight = rounded(weight) if in_fp8 and _MATRIX.fullmatch(name) else weight
                 pair = pairs.get(name.removesuffix(".weight"))
                 tensors[name] = weight if pair is None else merged(weight, *pair, scale)
-        size += sum(each.numel() * each.element_size() for each in tensors.values())
+        size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         _save(tensors, to / shard)
     if (base / INDEX).is_file():
         (to / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}), encoding="utf-8")

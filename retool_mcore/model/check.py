@@ -84,10 +84,10 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
 
     Loading checks the weights of a hub name that is not in the cache.
     """
-    found = tensor_files(config.model.path)
-    if found is None:
+    located = tensor_files(config.model.path)
+    if located is None:
         return
-    folder, files = found
+    folder, files = located
     check_files(folder)
     check_tensors(files, values, config.model.path)
     check_headers(folder, files, trained_tensors(values), config.model.path)

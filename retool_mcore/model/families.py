@@ -121,7 +121,7 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
     kind = values.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        known = "; ".join(f"{name} ({each.models})" for name, each in FAMILIES.items())
+        known = "; ".join(f"{name} ({supported.models})" for name, supported in FAMILIES.items())
         raise ConfigError(f"model_type of {model} is {kind!r}. Use a model of a supported type: {known}.")
     if values.get("architectures") != [family.architecture]:
         raise ConfigError(
@@ -152,7 +152,7 @@ def _check_field(name: str, value: Any, family: Family, model: str) -> None:
         if value:  # a field that is off has no effect
             raise ConfigError(f"{name} of {model} is {value!r}, but training does not know this field. {WAYS_OUT}.")
     elif value not in only.values:
-        accepted = " or ".join(repr(each) for each in only.values) or "no value"
+        accepted = " or ".join(repr(accepted_value) for accepted_value in only.values) or "no value"
         raise ConfigError(f"{name} of {model} is {value!r}, but training accepts {accepted}: {only.why}. {WAYS_OUT}.")
 
 

@@ -113,10 +113,10 @@ def _cached(name: str, file: str) -> Path | None:
     except ImportError:  # `retool plan` works without huggingface_hub
         return None
     try:
-        found = try_to_load_from_cache(name, file)
+        cached = try_to_load_from_cache(name, file)
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _config_json(folder: Path) -> dict[str, Any]:
@@ -139,11 +139,11 @@ def _table_of(file: Path, what: str) -> dict[str, Any]:
 
 def dtype_of_weights(folder: Path) -> str:
     """The most common tensor dtype in a complete model directory, as a torch name ("bfloat16")."""
-    found: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
     for name in _shards(folder):
         with safe_open()(folder / name, framework="np") as shard:
-            found.update(shard.get_slice(key).get_dtype() for key in shard.keys())  # noqa: SIM118  not a mapping
-    [(common, _)] = found.most_common(1)
+            dtypes.update(shard.get_slice(key).get_dtype() for key in shard.keys())  # noqa: SIM118  not a mapping
+    [(common, _)] = dtypes.most_common(1)
     return {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(common, common)
 
 
@@ -185,15 +185,13 @@ def safe_open() -> Any:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        if not is_table(found):
-            raise ValueError("weight_map is not a JSON object")
-        return found
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    files = _table_of(folder / INDEX, "an index of weights").get("weight_map")
+    if not is_table(files):
         raise CheckpointError(
-            f"{folder / INDEX} cannot be read as an index of weights: {error}. Copy or fetch it again."
-        ) from error
+            f"{folder / INDEX} cannot be read as an index of weights: weight_map is not a JSON object. Copy or fetch "
+            "it again."
+        )
+    return files
 
 
 def _shards(folder: Path) -> list[str]:

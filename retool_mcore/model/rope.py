@@ -52,50 +52,50 @@ def rope_of_config(values: Mapping[str, Any]) -> Rope:
     transformers.
     """
     key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
-    found: dict[str, Any] = values.get(key) or {}
-    if any(isinstance(each, dict) for each in found.values()):
+    settings: dict[str, Any] = values.get(key) or {}
+    if any(isinstance(setting, dict) for setting in settings.values()):
         raise ConfigError(f"{key} has settings for each type of layer, but training uses the same for all layers")
-    kind = found.get("rope_type", found.get("type", "default"))
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in NEEDED:
         raise ConfigError(f'{key} has type "{kind}", but training supports only {", ".join(NEEDED)}')
-    _check_keys(key, kind, found)
+    _check_keys(key, kind, settings)
     if kind != "yarn":
         return Rope(kind=kind)
-    original = found.get("original_max_position_embeddings") or values.get("max_position_embeddings")
+    original = settings.get("original_max_position_embeddings") or values.get("max_position_embeddings")
     if not original:
         raise ConfigError(f"{key} of type yarn lacks original_max_position_embeddings")
-    return Rope(kind=kind, factor=found["factor"], original_positions=original)
+    return Rope(kind=kind, factor=settings["factor"], original_positions=original)
 
 
-def _check_keys(key: str, kind: str, found: Mapping[str, Any]) -> None:
-    missing = [name for name in NEEDED[kind] if found.get(name) is None]
+def _check_keys(key: str, kind: str, settings: Mapping[str, Any]) -> None:
+    missing = [name for name in NEEDED[kind] if settings.get(name) is None]
     if missing:
         raise ConfigError(f"{key} of type {kind} lacks {', '.join(missing)}")
     numbers = (*NEEDED[kind], *(YARN if kind == "yarn" else ()))
-    for name, value in found.items():
+    for name, value in settings.items():
         if name in MARKS or value is None or name in UNREAD.get(kind, ()) or NEUTRAL.get(name) == value:
             continue
         if name not in numbers:
             raise ConfigError(f"{key} of type {kind} has {name} = {value!r}, which training does not support")
         if not isinstance(value, int | float):
             raise ConfigError(f"{key} has {name} = {value!r}, but it must be a number")
-    if kind == "llama3" and not found["high_freq_factor"] > found["low_freq_factor"]:
+    if kind == "llama3" and not settings["high_freq_factor"] > settings["low_freq_factor"]:
         raise ConfigError(
-            f"{key} has high_freq_factor = {found['high_freq_factor']}, but it must be above low_freq_factor = "
-            f"{found['low_freq_factor']}"
+            f"{key} has high_freq_factor = {settings['high_freq_factor']}, but it must be above low_freq_factor = "
+            f"{settings['low_freq_factor']}"
         )
-    if found.get("factor") is not None and found["factor"] < 1:
-        raise ConfigError(f"{key} has factor = {found['factor']}, but it must be at least 1")
+    if settings.get("factor") is not None and settings["factor"] < 1:
+        raise ConfigError(f"{key} has factor = {settings['factor']}, but it must be at least 1")
 
 
 def check_engine_rope(values: Mapping[str, Any]) -> None:
     """Raise ConfigError for settings that training supports but SGLang computes differently."""
     rope = rope_of_config(values)
-    found: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    settings: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
     usual = 0.1 * log(rope.factor) + 1  # scales cosines and sines, so attention scores scale by its square
-    factor, mscale, of_all = (found.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
-    if factor is None and mscale and of_all:
-        factor = (0.1 * mscale * log(rope.factor) + 1) / (0.1 * of_all * log(rope.factor) + 1)
+    factor, mscale, mscale_of_all = (settings.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if factor is None and mscale and mscale_of_all:
+        factor = (0.1 * mscale * log(rope.factor) + 1) / (0.1 * mscale_of_all * log(rope.factor) + 1)
     if rope.kind == "yarn" and factor is not None and abs(factor - usual) > 1e-6:
         raise ConfigError(
             f"yarn has attention factor {factor:.6g} (attention_factor, or mscale and mscale_all_dim), but SGLang "

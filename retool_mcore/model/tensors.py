@@ -22,12 +22,12 @@ MANY = 100  # an untrained row is similar to more rows than this
 def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that training reads, for a supported config.json."""
     shape, kind = shape_of_config(values), values["model_type"]
-    found = {EMBEDDING: (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
+    tensors = {EMBEDDING: (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
     if not shape.tied:
-        found[HEAD] = (shape.vocab, shape.hidden)
+        tensors[HEAD] = (shape.vocab, shape.hidden)
     for layer in range(shape.layers):
-        found |= {f"model.layers.{layer}.{name}": size for name, size in _layer(kind, shape)}
-    return found
+        tensors |= {f"model.layers.{layer}.{name}": size for name, size in _layer(kind, shape)}
+    return tensors
 
 
 def _layer(kind: str, shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -53,12 +53,12 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
 
     Accepts two extras: the output matrix of a tied model, and RoPE frequencies in old files.
     """
-    wanted, found = trained_tensors(values).keys(), set(names)
+    wanted, present = trained_tensors(values).keys(), set(names)
     tied = {HEAD} if HEAD not in wanted else set[str]()
-    unknown = sorted(name for name in found - wanted - tied if not UNREAD.fullmatch(name))
+    unknown = sorted(name for name in present - wanted - tied if not UNREAD.fullmatch(name))
     for different, verb, why in (
         (unknown, "has", "which training would ignore"),
-        (sorted(wanted - found), "lacks", "which training needs"),
+        (sorted(wanted - present), "lacks", "which training needs"),
     ):
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
@@ -114,13 +114,13 @@ def untrained_copies(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple
                 yield name, file.get_tensor(name)
 
 
-def same_tensor(folder: Path, files: Mapping[str, str], one: str, other: str) -> bool:
+def same_tensor(folder: Path, files: Mapping[str, str], name: str, other: str) -> bool:
     """Whether two tensors of a checkpoint are equal. ``files``: tensor name -> file."""
     import torch
 
     opened = safe_open()
-    with opened(folder / files[one], "pt") as first, opened(folder / files[other], "pt") as second:
-        return torch.equal(first.get_tensor(one), second.get_tensor(other))
+    with opened(folder / files[name], "pt") as first, opened(folder / files[other], "pt") as second:
+        return torch.equal(first.get_tensor(name), second.get_tensor(other))
 
 
 def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
@@ -135,10 +135,10 @@ def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
     from safetensors import SafetensorError
 
     try:
-        found = tensor_files(model)
-        if found is None:
+        located = tensor_files(model)
+        if located is None:
             return None
-        folder, files = found
+        folder, files = located
         name = HEAD if HEAD in files else EMBEDDING
         with safe_open()(folder / files[name], "pt") as file:
             rows_VH: torch.Tensor = torch.nn.functional.normalize(file.get_tensor(name).float(), dim=-1)
@@ -146,4 +146,4 @@ def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
         return None
     except (OSError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {model} cannot be read: {error}") from error
-    return [each for each in token_ids if int((rows_VH @ rows_VH[each] > ALIKE).sum()) > MANY]
+    return [token_id for token_id in token_ids if int((rows_VH @ rows_VH[token_id] > ALIKE).sum()) > MANY]

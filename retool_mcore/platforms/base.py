@@ -339,11 +339,11 @@ def detect_platform() -> Platform:
     """The platform of this machine's devices; `cpu` if it has none."""
     for name in reversed(PLATFORMS):
         try:
-            found = get_platform(name)
-            found.check_machine()
+            platform = get_platform(name)
+            platform.check_machine()
         except PlatformError:
             continue
-        return found
+        return platform
     return get_platform(WITHOUT_DEVICES)
 
 

@@ -23,7 +23,7 @@ class CallEnd:
     """
 
     def __init__(self, left: Sequence[Mapping[int, int]]) -> None:
-        self.left = tuple(dict(each) for each in left)
+        self.left = tuple(dict(level) for level in left)
         self.completing = frozenset(self.left[-1])
         self.text = json.dumps(self.left)  # 5 kB for the 464 tokens of Qwen2.5
 
@@ -55,7 +55,7 @@ class CallEnd:
     @classmethod
     def read(cls, text: str) -> Self:
         """Decode the ``text`` of a CallEnd in another process."""
-        return cls([{int(token_id): start for token_id, start in each.items()} for each in json.loads(text)])
+        return cls([{int(token_id): start for token_id, start in level.items()} for level in json.loads(text)])
 
     @property
     def max_tokens(self) -> int:
@@ -66,10 +66,10 @@ class CallEnd:
         """Whether the last token of ``token_ids`` [T] completes the tag."""
         needed = self.max_tokens
         for token_id in reversed(token_ids[-needed:]):
-            found = self.left[needed].get(token_id)
-            if found is None:
+            before = self.left[needed].get(token_id)
+            if before is None:
                 return False
-            needed = found
+            needed = before
             if needed == 0:
                 return True
         return False

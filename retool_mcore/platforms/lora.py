@@ -140,10 +140,9 @@ class Adapter(torch.nn.Module):
             h = gather_from_sequence_parallel_region(h)
         elif self.ranks > 1:
             h = copy_to_tensor_model_parallel_region(h)
-        products = dict(
-            zip(self.factors, (linear(each, part.B) for each, part in zip(h.chunk(len(parts), -1), parts, strict=True)),
-                strict=True)
-        )  # fmt: skip
+        products: dict[str, torch.Tensor] = {}
+        for name, part, piece in zip(self.factors, parts, h.chunk(len(parts), -1), strict=True):
+            products[name] = linear(piece, part.B)
         return self._join(products, h)
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +161,7 @@ class Adapter(torch.nn.Module):
         ]
         if self.groups == 1:
             return torch.cat(whole, -1) if len(whole) > 1 else whole[0]
-        return torch.cat([each.unflatten(-1, (self.groups, -1)) for each in whole], -1).flatten(-2)
+        return torch.cat([product.unflatten(-1, (self.groups, -1)) for product in whole], -1).flatten(-2)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -215,20 +214,20 @@ def _start_gradients(module: Any, args: Any, output: torch.Tensor) -> None:
 
 
 def _adapt_linear(layer: Any, path: str, fused: Sequence[str], adapters: Adapters) -> None:
-    one, name = dict(linears_of(layer))[path], path.rpartition(".")[2]
+    linear_layer, name = dict(linears_of(layer))[path], path.rpartition(".")[2]
     config, ranks = layer.config, parallel_state.get_tensor_model_parallel_world_size()
     groups = 1
     if name == "linear_qkv":
         groups = config.num_query_groups // ranks
         widths = [config.num_attention_heads * config.kv_channels // ranks, *[groups * config.kv_channels] * 2]
     else:
-        widths = [one.weight.shape[0] // len(fused)] * len(fused)
-    one.lora_layer = layer.layer_number - 1
-    adapter = Adapter(fused, one, adapters, widths, row_parallel=path in ROW_PARALLEL, groups=groups)
-    one.add_module(MODULE, adapter)
-    one.__class__ = type(f"Adapted{type(one).__name__}", (_Adapted, type(one)), {})
-    if hasattr(one, "return_layernorm_output"):
-        one.return_layernorm_output = True
+        widths = [linear_layer.weight.shape[0] // len(fused)] * len(fused)
+    linear_layer.lora_layer = layer.layer_number - 1
+    adapter = Adapter(fused, linear_layer, adapters, widths, row_parallel=path in ROW_PARALLEL, groups=groups)
+    linear_layer.add_module(MODULE, adapter)
+    linear_layer.__class__ = type(f"Adapted{type(linear_layer).__name__}", (_Adapted, type(linear_layer)), {})
+    if hasattr(linear_layer, "return_layernorm_output"):
+        linear_layer.return_layernorm_output = True
 
 
 def linears_of(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -251,13 +250,13 @@ def factors_of(chunks: Iterable[Any]) -> list[Factor]:
 @contextmanager
 def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
     """Disable the adapters within this context, so that the model computes its base."""
-    found = list(_adapters_of(chunks))
-    for adapter in found:
+    all_adapters = list(_adapters_of(chunks))
+    for adapter in all_adapters:
         adapter.on = False
     try:
         yield
     finally:
-        for adapter in found:
+        for adapter in all_adapters:
             adapter.on = True
 
 
@@ -325,14 +324,14 @@ def quantize_base(chunk: Any) -> None:
     """
     cut = parallel_state.get_tensor_model_parallel_world_size() > 1
     for layer in chunk.decoder.layers:
-        for path, one in linears_of(layer):
-            largest = one.weight.abs().amax(1)
+        for path, linear_layer in linears_of(layer):
+            largest = linear_layer.weight.abs().amax(1)
             if cut and path in ROW_PARALLEL:
                 group = parallel_state.get_tensor_model_parallel_group()
                 dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-            one.scales, one.made = row_scales(largest, one.weight.dtype), _dead_reference
-            one.weight.data = to_fp8(one.weight.data, one.scales)
-            one.__class__ = type(f"Fp8{type(one).__name__}", (_Fp8Linear, type(one)), {})
+            linear_layer.scales, linear_layer.made = row_scales(largest, linear_layer.weight.dtype), _dead_reference
+            linear_layer.weight.data = to_fp8(linear_layer.weight.data, linear_layer.scales)
+            linear_layer.__class__ = type(f"Fp8{type(linear_layer).__name__}", (_Fp8Linear, type(linear_layer)), {})
 
 
 def _dead_reference() -> None:
@@ -405,7 +404,7 @@ class _WithoutAdapters:
         return getattr(self._chunk, name)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, each) for name, each in whole_parameters(self._chunk) if not _is_adapter(name))
+        return ((name, weight) for name, weight in whole_parameters(self._chunk) if not _is_adapter(name))
 
     def state_dict(self) -> dict[str, Any]:
         return {name: each for name, each in self._chunk.state_dict().items() if not _is_adapter(name)}

@@ -122,8 +122,8 @@ class _WithoutExperts:
 
 
 def _prefix(name: str) -> str | None:
-    found = _EXPERT.fullmatch(name)
-    return found and found[1]
+    match = _EXPERT.fullmatch(name)
+    return match and match[1]
 
 
 def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., Weights]:
@@ -143,9 +143,9 @@ def _gather_experts_by_layer(original: Callable[..., Weights]) -> Callable[..., 
         experts = ((name, weight) for name, weight in chunk.named_parameters() if _prefix(name) is not None)
         for name, weight in original(bridge, [_WithoutExperts(chunk)]):
             yield name, weight
-            for each in after.pop(name, ()):
-                mine = [expert.detach() for _, expert in islice(experts, each.count)]
-                yield from _gathered(bridge, each, mine)
+            for matrices in after.pop(name, ()):
+                mine = [expert.detach() for _, expert in islice(experts, matrices.count)]
+                yield from _gathered(bridge, matrices, mine)
         assert not after, f"experts were not exported, because these weights were not: {sorted(after)}"
 
     return export_weights

@@ -51,14 +51,14 @@ def _in_threads(original: Any) -> Any:
         from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
         del rank
-        found: dict[int, Any] = {}
-        reports = SimpleNamespace(put=lambda report: found.update([report]))
+        results: dict[int, Any] = {}
+        reports = SimpleNamespace(put=lambda report: results.update([report]))
         nobody = SimpleNamespace(get=lambda: None, task_done=lambda: None)
         write = partial(FileSystemWriterAsync.write_preloaded_data, transform_list, use_msc=use_msc)
         with ThreadPoolExecutor(max(1, len(write_buckets))) as pool:
-            list(pool.map(lambda each: write(*each, reports, nobody, True), enumerate(write_buckets)))
-        failed = [result for result in found.values() if isinstance(result, Exception)]
-        global_results_queue.put(failed[0] if failed else found)
+            list(pool.map(lambda bucket: write(*bucket, reports, nobody, True), enumerate(write_buckets)))
+        failed = [result for result in results.values() if isinstance(result, Exception)]
+        global_results_queue.put(failed[0] if failed else results)
 
     return staticmethod(wraps(original)(write_preloaded_data_multiproc))
 

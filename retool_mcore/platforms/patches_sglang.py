@@ -14,8 +14,8 @@ from retool_mcore.platforms.patches import Change, Patch, requirement
 from retool_mcore.platforms.weight_sums import with_sums
 
 FEW = 4  # requests are few if they are less than a quarter of the decoding requests
-MOST_STEPS = 16  # maximum number of decode steps that the first request waits; a turn takes far more
-WAITED = "_retool_steps_waited"
+MAX_DELAYED_STEPS = 16  # decode steps that the first request waits; a turn takes far more
+DELAYED_STEPS = "_retool_delayed_steps"
 
 
 def _without_host_copy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,11 +54,11 @@ def prefill_together(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @wraps(original)
     def get_new_batch_prefill(self: Any) -> Any:
-        waited = getattr(self, WAITED, 0)
-        if waited < MOST_STEPS and prefill_can_wait(self):
-            setattr(self, WAITED, waited + 1)
+        delayed_steps = getattr(self, DELAYED_STEPS, 0)
+        if delayed_steps < MAX_DELAYED_STEPS and prefill_can_wait(self):
+            setattr(self, DELAYED_STEPS, delayed_steps + 1)
             return None
-        setattr(self, WAITED, 0)
+        setattr(self, DELAYED_STEPS, 0)
         return original(self)
 
     return get_new_batch_prefill

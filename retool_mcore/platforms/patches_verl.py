@@ -98,9 +98,9 @@ class Layout:
 
     @property
     def padded(self) -> list[int]:
-        found = [-(-length // self.multiple) * self.multiple for length in self.lengths]
-        found[-1] += -sum(found) % self.total_multiple
-        return found
+        lengths = [-(-length // self.multiple) * self.multiple for length in self.lengths]
+        lengths[-1] += -sum(lengths) % self.total_multiple
+        return lengths
 
     def rows(self, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """For each row, the index of its token among N, or PADDING, and its position; int64 [R].
@@ -480,12 +480,12 @@ def send_as_one_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
         bucket = flattened(params_batch)  # must live until the engine has answered
         mine: Any = MultiprocessingSerializer.serialize(bucket)
         mesh = device_mesh[device_mesh_key]
-        of_ranks: list[Any] | None = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
-        dist.gather_object(mine, of_ranks, dst=mesh.mesh.flatten().tolist()[0], group=mesh.get_group())
-        if of_ranks is None:
+        payloads: list[Any] | None = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
+        dist.gather_object(mine, payloads, dst=mesh.mesh.flatten().tolist()[0], group=mesh.get_group())
+        if payloads is None:
             return None
         return await engine.update_weights_from_tensor(
-            UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, load_format=FORMAT, flush_cache=False)
+            UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, load_format=FORMAT, flush_cache=False)
         )
 
     return update_weights

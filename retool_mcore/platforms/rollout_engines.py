@@ -60,9 +60,9 @@ class RolloutEngine:
         classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
         return {
             line.target.id
-            for each in classes
-            if each.name == class_name
-            for line in each.body
+            for node in classes
+            if node.name == class_name
+            for line in node.body
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
         }
 

@@ -23,9 +23,9 @@ def bits_of(weight: torch.Tensor) -> torch.Tensor:
 
 def described(weights: Iterable[tuple[str, str, int, torch.Tensor]]) -> Sums:
     """Build ``Sums`` from (name, dtype, elements, ``bits_of``); synchronizes the device once."""
-    found = list(weights)
-    sums = torch.stack([bits for *_, bits in found]).tolist() if found else []
-    return {name: (dtype, size, bits) for (name, dtype, size, _), bits in zip(found, sums, strict=True)}
+    entries = list(weights)
+    sums = torch.stack([bits for *_, bits in entries]).tolist() if entries else []
+    return {name: (dtype, size, bits) for (name, dtype, size, _), bits in zip(entries, sums, strict=True)}
 
 
 def with_sums(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

@@ -76,19 +76,19 @@ def mcp_tools(servers: Mapping[str, McpServer]) -> tuple[Tool, ...]:
 
 @lru_cache(maxsize=4)
 def _tools(servers: str) -> tuple[Tool, ...]:
-    found: list[Tool] = []
+    tools: list[Tool] = []
     for name, fields in json.loads(servers).items():
         server = McpServer(**fields)
         _check_requirements(name, server)
         session = McpSession(name, server)
-        listed = {each.name: each for each in session.list_tools()}
+        listed = {tool.name: tool for tool in session.list_tools()}
         if missing := sorted({*server.tools} - {*listed}):
             raise ConfigError(
                 f'rollout.mcp.{name}.tools has "{missing[0]}", but the server offers {", ".join(sorted(listed))}.'
             )
         wanted: Sequence[str] = server.tools or list(listed)
-        found += [check_tool(f"rollout.mcp.{name}", McpTool(session, listed[each], server)) for each in wanted]
-    return tuple(found)
+        tools += [check_tool(f"rollout.mcp.{name}", McpTool(session, listed[tool], server)) for tool in wanted]
+    return tuple(tools)
 
 
 def _check_requirements(name: str, server: McpServer) -> None:
@@ -98,8 +98,8 @@ def _check_requirements(name: str, server: McpServer) -> None:
             f"rollout.mcp.{name} needs the MCP SDK, which is not installed in {sys.executable}. Install it: pip "
             "install 'retool_mcore[mcp]', on every node."
         )
-    named = [("inherit", each) for each in server.inherit]
-    named += [(f'headers_env."{header}"', each) for header, each in server.headers_env.items()]
+    named = [("inherit", variable) for variable in server.inherit]
+    named += [(f'headers_env."{header}"', variable) for header, variable in server.headers_env.items()]
     named += [("token_env", server.token_env)] if server.token_env else []
     for key, variable in named:
         if not os.environ.get(variable):

@@ -383,10 +383,10 @@ def open_protocol(
     concurrently. Raises ConfigError for an unknown name, CheckpointError for an incompatible
     tokenizer, and any exception of a user-defined class.
     """
-    found = protocol_class(name)
+    chosen = protocol_class(name)
     if not tool:
         return TextOnly(tokenizer)
-    protocol = found(tokenizer)
+    protocol = chosen(tokenizer)
     if calls == "all":
         protocol.allow_parallel_calls()
     return protocol
@@ -401,12 +401,12 @@ def protocol_class(name: str) -> type[ToolProtocol]:
             f"Unknown rollout.protocol = {name!r}. Choose one of: {', '.join(PROTOCOLS)}, or name a subclass of "
             'ToolProtocol as "module:Name".'
         )
-    found = load_named("rollout.protocol", name)
-    if not (isinstance(found, type) and issubclass(found, ToolProtocol)):
+    named = load_named("rollout.protocol", name)
+    if not (isinstance(named, type) and issubclass(named, ToolProtocol)):
         raise ConfigError(
-            f'rollout.protocol = "{name}" is not a subclass of retool_mcore.rollout.protocol.ToolProtocol: {found!r}.'
+            f'rollout.protocol = "{name}" is not a subclass of retool_mcore.rollout.protocol.ToolProtocol: {named!r}.'
         )
-    return found
+    return named
 
 
 def protocol_of(rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase) -> ToolProtocol:

@@ -131,7 +131,7 @@ class RecordWriter:
         with open(self.path, "a", encoding="ascii") as file:
             file.write(line)
 
-    def keep_up_to(self, step: int) -> None:
+    def drop_rows_after(self, step: int) -> None:
         """Drop rows after ``step``, which a resumed run repeats, and a partial last line."""
         for index in range(self.keep + 1):  # newest first
             path = self.folder / f"{self.name}.{index}.jsonl" if index else self.path
@@ -160,10 +160,10 @@ class RecordWriter:
 
 def traces(records: Sequence[Mapping[str, Any]], most: int) -> list[Trace]:
     """At most ``most`` records as table rows, alternating wrong and correct ones if possible."""
-    right = [each for each in records if _right(each)]
-    wrong = [each for each in records if not _right(each)]
-    in_turns = [each for pair in zip_longest(wrong, right) for each in pair if each is not None]
-    return [trace(each) for each in in_turns[:most]]
+    right = [row for row in records if _right(row)]
+    wrong = [row for row in records if not _right(row)]
+    in_turns = [row for pair in zip_longest(wrong, right) for row in pair if row is not None]
+    return [trace(row) for row in in_turns[:most]]
 
 
 def trace(record: Mapping[str, Any]) -> Trace:
@@ -190,7 +190,7 @@ def _right(record: Mapping[str, Any]) -> bool:
 
 def _texts(turn: Mapping[str, Any]) -> list[str]:
     """The model's text, then each call's result as the model saw it."""
-    return [turn["text"], *(f"[result: {each['status']}]\n{each['shown']}" for each in turn["results"])]
+    return [turn["text"], *(f"[result: {result['status']}]\n{result['shown']}" for result in turn["results"])]
 
 
 def _cut(text: str) -> str:

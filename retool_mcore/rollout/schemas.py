@@ -89,12 +89,12 @@ def _references(schema: Any) -> Iterator[tuple[str, str]]:
     """
     waiting = [schema]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield from ((key, each[key]) for key in _REFERENCES if isinstance(each.get(key), str))
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield from ((key, part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
 
 
 _Errors = Generator[Any, None, None]

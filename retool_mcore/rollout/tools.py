@@ -149,11 +149,11 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
     for path in names:
         if path == TOOL_NAME:
             continue
-        found, where = load_named("rollout.tools", path), f'rollout.tools = ["{path}"]'
+        named, where = load_named("rollout.tools", path), f'rollout.tools = ["{path}"]'
         try:
-            tools.append(check_tool(where, found() if isinstance(found, type) else found))
+            tools.append(check_tool(where, named() if isinstance(named, type) else named))
         except TypeError as error:  # an abstract class, or one that requires arguments
-            raise ConfigError(f"{where}: {found!r} cannot be created without arguments: {error}") from error
+            raise ConfigError(f"{where}: {named!r} cannot be created without arguments: {error}") from error
     return tuple(tools)
 
 

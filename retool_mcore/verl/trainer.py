@@ -129,7 +129,7 @@ class RlRun(EngineRestarts):
         if self.validated and self.global_steps == 1:
             self._writer.write(0, row_of(self.validated), self.replay_buffer.traces)
         self.replay_buffer.traces = []
-        self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
+        self.replay_buffer.writer.drop_rows_after(self.global_steps - 1)
         self._row_written_s = time.perf_counter()
 
     def on_step_begin(self) -> None:
@@ -309,7 +309,7 @@ class RlRun(EngineRestarts):
         self.keep_engine_load()
         if self._writer is None:
             start.begin(self._run.run.dir, "validation")
-            self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
+            self.replay_buffer.writer.drop_rows_after(self.global_steps - 1)
         super().on_validate_begin()
 
     def _validate(self) -> dict[str, float]:

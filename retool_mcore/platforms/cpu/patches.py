@@ -129,9 +129,12 @@ class _NullStream:
 
 
 def _one_stream(module: Any) -> ModuleView:
-    one = _NullStream()
+    one_stream = _NullStream()
     cuda = ModuleView(
-        module.cuda, Stream=lambda: one, current_stream=lambda: one, stream=lambda stream: contextlib.nullcontext()
+        module.cuda,
+        Stream=lambda: one_stream,
+        current_stream=lambda: one_stream,
+        stream=lambda stream: contextlib.nullcontext(),
     )
     return ModuleView(module, cuda=cuda)
 
@@ -143,8 +146,8 @@ def _all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: Any) -
     padded[: len(tensor)] = tensor
     gathered = [torch.empty_like(padded) for _ in outputs]
     torch.distributed.all_gather(gathered, padded, group=group)
-    for output, found in zip(outputs, gathered, strict=True):
-        output.copy_(found[: len(output)])
+    for output, whole in zip(outputs, gathered, strict=True):
+        output.copy_(whole[: len(output)])
 
 
 def _reduce_scatter(output: torch.Tensor, inputs: list[torch.Tensor], group: Any) -> None:

@@ -104,9 +104,9 @@ class Cpu(Platform):
         from retool_mcore.platforms.patches_torch import STORE_PATCH
         from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 
-        everywhere = (STORE_PATCH, *PROCESS_PATCHES)
-        of_runs = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH, MASTER_PORT_PATCH)
-        return listed((*everywhere, *of_runs))
+        process_patches = (STORE_PATCH, *PROCESS_PATCHES)
+        run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH, MASTER_PORT_PATCH)
+        return listed((*process_patches, *run_patches))
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cpu.patches import SEAMS
@@ -161,11 +161,11 @@ class Cpu(Platform):
     def check_settings(self, config: RunConfig) -> None:
         super().check_settings(config)
         memory = config.memory
-        of_engines = []
+        engine_settings = []
         if isinstance(config, RlConfig):
-            of_engines = [(f"rollout.{name}", getattr(config.rollout, name), "model") for name in IN_FP8]
+            engine_settings = [(f"rollout.{name}", getattr(config.rollout, name), "model") for name in IN_FP8]
         for name, value, plain in (
-            *of_engines,
+            *engine_settings,
             ("model.fp8", config.model.fp8, "off"),
             ("memory.fused_cross_entropy", memory.fused_cross_entropy, False),
             ("memory.adam_states", memory.adam_states, "float32"),

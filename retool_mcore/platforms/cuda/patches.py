@@ -49,7 +49,7 @@ def parts(params: Sequence[Any], max_elements: int) -> Iterator[list[Any]]:
     """Split ``params`` in order into lists of at most ``max_elements`` elements, or 1 parameter."""
     part: list[Any] = []
     for param in params:
-        if part and sum(each.numel() for each in part) + param.numel() > max_elements:
+        if part and sum(earlier.numel() for earlier in part) + param.numel() > max_elements:
             yield part
             part = []
         part.append(param)

@@ -74,8 +74,8 @@ class Cuda(Platform):
     def facts(self) -> Mapping[str, str]:
         import torch
 
-        found = {"NCCL": ".".join(map(str, torch.cuda.nccl.version())), "CUDA": str(torch.version.cuda)}
-        return found | {"driver": _driver()}
+        versions = {"NCCL": ".".join(map(str, torch.cuda.nccl.version())), "CUDA": str(torch.version.cuda)}
+        return versions | {"driver": _driver()}
 
     def environment(self) -> Sequence[EnvVar]:
         return (
@@ -110,8 +110,8 @@ class Cuda(Platform):
         from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
 
         keys = (KEY_PATCH,) if self.sglang_patches() else ()
-        of_runs = (*self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
-        return listed((STORE_PATCH, *of_runs, *keys, MASTER_PORT_PATCH))
+        run_patches = (*self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
+        return listed((STORE_PATCH, *run_patches, *keys, MASTER_PORT_PATCH))
 
     def training_patches(self) -> Sequence[Patch]:
         if importlib.util.find_spec(TRANSFORMER_ENGINE) is None:

@@ -9,7 +9,6 @@ import pytest
 from retool_mcore.platforms.network import INTERFACES, LATER_PORTS, RAY_SECRETS, use_loopback
 from retool_mcore.platforms.patches_torch import STORE_PATCH
 from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
-from tests.sockets import listening, reachable_from_elsewhere
 from tests.unit.platforms.doors import ports_of_workers, where_the_store_listens
 
 PATCH = STORE_PATCH
@@ -61,24 +60,6 @@ def test_a_store_listens_on_its_host(patched, host: str, address: list[str]):
     if host == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     assert where_the_store_listens(None, host) in address
-
-
-def test_torchruns_stores_of_one_node_listen_on_loopback(patched):
-    """As `retool sft` starts it: --standalone --local-addr 127.0.0.1."""
-    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    before = set(listening([os.getpid()]))
-    place = RendezvousParameters("c10d", "localhost:0", "a run", 1, 1, local_addr="127.0.0.1")
-    handler = get_rendezvous_handler(place)
-    try:
-        store = handler.next_rendezvous().bootstrap_store_info
-        found = set(listening([os.getpid()])) - before
-    finally:
-        handler.shutdown()
-    assert len(found) == 2, "one for the agents, one for the ranks"
-    assert not reachable_from_elsewhere(found)
-    assert store is not None and f"{store.master_addr}:{store.master_port}" in found
 
 
 def test_a_worker_groups_store_gets_a_port_that_no_client_is_given(monkeypatch: pytest.MonkeyPatch):

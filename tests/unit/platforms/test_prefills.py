@@ -9,7 +9,7 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import engine_environment
-from retool_mcore.platforms.patches_sglang import MOST_STEPS, PREFILL_PATCH, prefill_together
+from retool_mcore.platforms.patches_sglang import MAX_DELAYED_STEPS, PREFILL_PATCH, prefill_together
 
 
 class Scheduling:
@@ -20,8 +20,10 @@ class Scheduling:
     ``slots``: the most that decode. ``own``: attributes of SGLang's scheduler that differ.
     """
 
-    def __init__(self, decoding: int, waiting: int = 0, *, slots: int = 512, **own: Any) -> None:
-        self.running_batch = SimpleNamespace(reqs=[Request() for _ in range(decoding)], is_prefill_only=False)
+    def __init__(
+        self, decoding: int, waiting: int = 0, *, slots: int = 512, finished: bool = False, **own: Any
+    ) -> None:
+        self.running_batch = SimpleNamespace(reqs=[Request(finished) for _ in range(decoding)], is_prefill_only=False)
         self.waiting_queue = [Request() for _ in range(waiting)]
         self.slots = slots
         self.chunked_req = self.prefill_delayer = None
@@ -68,7 +70,7 @@ def test_a_quarter_of_those_that_decode_is_worth_a_prefill():
 
 
 def test_the_first_to_wait_waits_for_so_many_steps():
-    made = list(Scheduling(400).prefills(choose, 3 * (MOST_STEPS + 1), every=5))
+    made = list(Scheduling(400).prefills(choose, 3 * (MAX_DELAYED_STEPS + 1), every=5))
     assert made == [(16, 4), (36, 4)]
 
 
@@ -80,23 +82,12 @@ def test_the_first_to_wait_waits_for_so_many_steps():
         Scheduling(400, 112),
         Scheduling(400, 3, chunked_req=object()),
         Scheduling(400, 3, prefill_delayer=object()),
+        Scheduling(400, 3, finished=True),
     ],
-    ids=["nothing decodes", "few decode", "many wait", "half a prompt is in the cache", "SGLang's own delayer"],
+    ids=["nothing decodes", "few decode", "many wait", "a chunked prefill", "SGLang's own delayer", "all finished"],
 )
 def test_it_does_not_wait_where(scheduler: Scheduling):
     assert choose(scheduler)
-
-
-def test_it_does_not_wait_for_a_step_that_will_not_be():
-    scheduler = Scheduling(40, 3)
-    scheduler.running_batch.is_prefill_only = True
-    assert choose(scheduler)
-    scheduler = Scheduling(40, 3)
-    scheduler.running_batch.reqs = [Request(over=True) for _ in range(40)]
-    assert choose(scheduler)
-    scheduler = Scheduling(40, 3)
-    scheduler.running_batch.reqs = [Request(over=number > 0) for number in range(40)]
-    assert choose(scheduler) is None
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -112,7 +103,7 @@ def test_the_setting_leaves_prefills_to_sglang(platform: str, monkeypatch: pytes
 def test_in_a_full_engine_those_count_that_find_room():
     """300 wait, and 3 have ended."""
     full = Scheduling(253, 300, slots=256)
-    assert [choose(full) for _ in range(MOST_STEPS)] == [None] * MOST_STEPS
+    assert [choose(full) for _ in range(MAX_DELAYED_STEPS)] == [None] * MAX_DELAYED_STEPS
     assert len(choose(full)) == 3
     assert choose(full) is None, "nobody finds room, as SGLang sees for itself"
     full.running_batch.reqs = full.running_batch.reqs[:190]

@@ -64,7 +64,7 @@ def test_a_resumed_run_drops_the_rows_that_it_will_write_again(tmp_path: Path):
     with writer.path.open("a") as file:
         file.write('{"step": 5, "part')  # the kill
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    RecordWriter(tmp_path, rotate_bytes=60, keep=4).keep_up_to(5)
+    RecordWriter(tmp_path, rotate_bytes=60, keep=4).drop_rows_after(5)
     names = [f"trajectories.{index}.jsonl" for index in (4, 3, 2, 1)] + ["trajectories.jsonl"]
     rows = [json.loads(line) for name in names for line in (tmp_path / name).read_text().splitlines()]
     assert [(row["step"], row["partition"]) for row in rows] == [
@@ -72,7 +72,7 @@ def test_a_resumed_run_drops_the_rows_that_it_will_write_again(tmp_path: Path):
     ]
     assert (tmp_path / names[0]).read_text() == before[names[0]]
     assert not list(tmp_path.glob(".*")), "a draft is left"
-    RecordWriter(tmp_path / "new").keep_up_to(0)  # a run that has written nothing yet
+    RecordWriter(tmp_path / "new").drop_rows_after(0)  # a run that has written nothing yet
 
 
 def record(key: str, acc: float, **more: Any) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def test_a_run_that_resumes_with_its_patience_spent_makes_no_step_more(
     trainer._run.run.dir.mkdir(parents=True)
     trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=stopped_early), 24
     trainer.global_steps, trainer.validated = 7, {}  # the first that would come
-    trainer.replay_buffer = SimpleNamespace(val_metrics={}, writer=SimpleNamespace(keep_up_to=lambda step: None))
+    trainer.replay_buffer = SimpleNamespace(val_metrics={}, writer=SimpleNamespace(drop_rows_after=lambda step: None))
     trainer.on_train_begin()
     trainer._writer.close()
     assert trainer.total_training_steps == steps
@@ -365,7 +365,7 @@ def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
     trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=False), 24
     trainer.global_steps, trainer.validated = step, {"val/accuracy": 0.25, "val/words": "none"}
     trainer.replay_buffer = SimpleNamespace(
-        val_metrics={"val/accuracy": 0.25}, traces=[], writer=SimpleNamespace(keep_up_to=kept.append)
+        val_metrics={"val/accuracy": 0.25}, traces=[], writer=SimpleNamespace(drop_rows_after=kept.append)
     )
     trainer.on_train_begin()
     trainer._writer.close()
