@@ -79,7 +79,6 @@ def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatc
     [
         ("auto", "a_package_that_is_not_there", "no DeepGEMM installed"),
         ("auto", "json", None),
-        ("cutlass", "json", "CUTLASS GEMMs"),
     ],
 )
 def test_preflight_warns_of_fp8_engines_that_are_no_faster(
@@ -94,7 +93,7 @@ def test_preflight_warns_of_fp8_engines_that_are_no_faster(
     assert len(remarks) == (warning is not None) and all(str(warning) in str(remark) for remark in remarks)
 
 
-@pytest.mark.parametrize(("fp8", "ep", "warns"), [("tensorwise", 8, True), ("tensorwise", 1, False), ("off", 8, False)])
+@pytest.mark.parametrize(("fp8", "ep", "warns"), [("tensorwise", 8, True), ("tensorwise", 1, False)])
 def test_fp8_of_experts_which_is_slower_is_warned_of(fp8: str, ep: int, warns: bool):
     settings = (f"model.fp8={fp8}", f"parallel.ep={ep}")
     config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", settings)
@@ -199,9 +198,7 @@ class TestOnGpu:
         torch.testing.assert_close(data.main, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("visible", "busy"), [("", "1"), ("1", "1"), ("0,1", "1"), ("0", ""), ("GPU-0", ""), ("MIG-0", "1")]
-)
+@pytest.mark.parametrize(("visible", "busy"), [("", "1"), ("0", ""), ("GPU-0", ""), ("MIG-0", "1")])
 def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: pytest.MonkeyPatch):
     rows = ["0, GPU-0a, NVIDIA H200, 580.159.04, 500, 143771", "1, GPU-1b, NVIDIA H200, 580.159.04, 94606, 143771"]
     listed = SimpleNamespace(returncode=0, stdout="\n".join(rows), stderr="")

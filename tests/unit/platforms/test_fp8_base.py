@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from retool_mcore.model.adapter import from_fp8, rounded, row_scales, to_fp8
-from tests.unit.platforms.test_lora_layers import FFN, HIDDEN, Chunk, Fused, Plain, adapted, alone
+from tests.unit.platforms.test_lora_layers import FFN, HIDDEN, Fused, Plain, adapted, alone
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -169,20 +169,3 @@ def test_ranks_that_have_parts_of_a_row_agree_on_its_scale(alone: None, monkeypa
         float(one.scales[0] / other.scales[0]) for one, other in zip(linears(stored(chunk)), linears(twin), strict=True)
     ]
     assert times == [1.0, 1024.0, 1.0, 1024.0]
-
-
-def test_the_bridge_reads_whole_weights_with_the_marks_of_their_cut(alone: None):
-    from retool_mcore.platforms.lora import whole_parameters
-
-    chunk = adapted(Plain, "q_proj")
-    proj = chunk.decoder.layers[0].self_attention.linear_proj
-    proj.weight.tensor_model_parallel, proj.weight.partition_dim = True, 1
-    want = {name: each.detach().clone() for name, each in chunk.named_parameters()}
-    of_linears = {f"decoder.layers.0.{path}.weight" for path in PATHS}
-    found = dict(whole_parameters(stored(chunk)))
-    assert list(found) == list(want)
-    for name, weight in found.items():
-        assert torch.equal(weight, rounded(want[name]) if name in of_linears else want[name]), name
-    marked: Any = found["decoder.layers.0.self_attention.linear_proj.weight"]
-    assert marked.tensor_model_parallel and marked.partition_dim == 1
-    assert isinstance(chunk, Chunk)

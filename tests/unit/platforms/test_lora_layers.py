@@ -90,24 +90,6 @@ def test_queries_keys_and_values_stand_group_by_group(alone: None, kind: type[Pl
     torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(taken, layer.weight), rtol=0, atol=0)
 
 
-def test_gate_and_up_stand_one_below_the_other(alone: None):
-    layer = adapted(Plain, "gate_proj", "up_proj").decoder.layers[0].mlp.linear_fc1
-    delta = torch.cat([product(layer, "gate_proj"), product(layer, "up_proj")])
-    x = torch.randn(4, 2, HIDDEN)
-    torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(x, layer.weight + delta))
-
-
-def test_what_is_not_named_keeps_its_class_and_all_but_adapters_is_frozen(alone: None):
-    chunk = adapted(Plain, "o_proj")
-    layer: Any = chunk.decoder.layers[0]
-    assert type(layer.mlp.linear_fc1) is Plain and isinstance(layer.self_attention.linear_proj, Plain)
-    proj: Any = layer.self_attention.linear_proj
-    trained = {name for name, each in chunk.named_parameters() if each.requires_grad}
-    below = "decoder.layers.0.self_attention.linear_proj.lora.factors.o_proj"
-    assert trained == {f"{below}.A", f"{below}.B"}
-    assert proj.lora.factors["o_proj"].name == "model.layers.2.self_attn.o_proj"
-
-
 def test_dropout_is_of_training_alone(alone: None):
     layer = adapted(Plain, "gate_proj", dropout=0.5).decoder.layers[0].mlp.linear_fc1
     x = torch.randn(4, 2, HIDDEN)

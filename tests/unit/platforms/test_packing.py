@@ -43,7 +43,7 @@ def nested(lengths, *, width=()):
 
 @pytest.fixture
 def parallel(monkeypatch):
-    """Set what Megatron says of this rank: parallel(tp=, cp=)."""
+    """Set Megatron's parallel sizes: parallel(tp=, cp=)."""
 
     def set_to(*, tp=1, cp=1):
         for name, value in {
@@ -57,14 +57,9 @@ def parallel(monkeypatch):
     return set_to
 
 
-def each_layout(test):
-    """Run ``test(lengths, fp8, tp)`` on many of them."""
-    drawn = given(some_lengths, st.booleans(), st.sampled_from([1, 2]))
-    return settings(max_examples=60)(drawn(test))
-
-
-def test_rows_lengths_and_positions_are_verls(parallel):
-    @each_layout
+def test_packed_rows_labels_and_positions_are_verls_and_come_back_with_their_gradient(parallel):
+    @settings(max_examples=60)
+    @given(some_lengths, st.booleans(), st.sampled_from([1, 2]))
     def compare(lengths, fp8, tp):
         ids = nested(lengths)
         parallel(tp=tp)
@@ -77,54 +72,49 @@ def test_rows_lengths_and_positions_are_verls(parallel):
             got, want = getattr(params, name), getattr(want_params, name)
             assert (got.tolist(), got.dtype) == (want.tolist(), want.dtype)
         assert (params.max_seqlen_q, params.max_seqlen_kv) == (want_params.max_seqlen_q, want_params.max_seqlen_kv)
-        assert params.qkv_format == want_params.qkv_format
 
-    compare()
+        labels = pack(ids, use_fp8_padding=fp8, need_roll=True)[0]
+        want_labels = util.preprocess_thd_engine(ids, use_fp8_padding=fp8, need_roll=True)[0]
+        last = torch.isin(rows, torch.tensor(lengths).cumsum(0))  # tokens are numbered from 1 on
+        labelled = (rows != 0) & ~last
+        assert torch.equal(labels[labelled], want_labels[labelled]) and torch.equal(
+            labels[labelled], rows[labelled] + 1
+        )
+        assert not labels[~labelled].any()
 
-
-def test_a_label_is_the_next_token_and_verls_wherever_there_is_one(parallel):
-    @each_layout
-    def compare(lengths, fp8, tp):
-        ids = nested(lengths)
-        last = set(torch.tensor(lengths).cumsum(0).tolist())  # tokens are numbered from 1 on
-        parallel(tp=tp)
-        tokens = pack(ids, use_fp8_padding=fp8)[0][0].tolist()
-        labels, _, positions = pack(ids, use_fp8_padding=fp8, need_roll=True)
-        verls, _, verls_positions = util.preprocess_thd_engine(ids, use_fp8_padding=fp8, need_roll=True)
-        assert positions is not None and verls_positions is not None
-        found = zip(labels[0].tolist(), positions[0].tolist(), strict=True)
-        want = zip(verls[0].tolist(), verls_positions[0].tolist(), strict=True)
-        for token, label, verls_label in zip(tokens, found, want, strict=True):
-            if token and token not in last:
-                assert label == verls_label and label[0] == token + 1
-            else:
-                assert label == (0, 0)
-
-    compare()
-
-
-def test_what_is_packed_comes_back_in_order_with_its_gradient(parallel):
-    @each_layout
-    def there_and_back(lengths, fp8, tp):
-        ids = nested(lengths)
-        parallel(tp=tp)
-        packed, params, _ = pack(ids, use_fp8_padding=fp8)
-        rows = packed.float().requires_grad_()
-        tokens = unpack(rows, params, ids, len(lengths))
+        leaf = rows.float().requires_grad_()
+        tokens = unpack(leaf, params, ids, len(lengths))
         assert [row.tolist() for row in tokens.unbind()] == [row.tolist() for row in ids.unbind()]
         (tokens.values() * ids.values()).sum().backward()
-        assert rows.grad is not None
-        assert rows.grad[0].tolist() == rows[0].tolist()  # d(token * number)/d(token): its number; 0 at padding
+        assert leaf.grad is not None
+        assert leaf.grad.tolist() == leaf.tolist()  # d(token * number)/d(token): its number; 0 at padding
 
-    there_and_back()
+    compare()
 
 
-def test_ranks_of_context_parallelism_are_left_to_verl(parallel):
+def test_unusual_batches_are_left_to_verl(parallel):
     parallel(cp=2)
     ids = nested([8, 4])
     rows, params, _ = pack(ids)
-    want, _, _ = util.preprocess_thd_engine(ids)
-    assert rows.tolist() == want.tolist() and not hasattr(params, packing.LAYOUT)
+    assert rows.tolist() == util.preprocess_thd_engine(ids)[0].tolist() and not hasattr(params, packing.LAYOUT)
+    parallel()
+    rows, params, _ = pack(nested([3, 2]), pad_to_length_bucket=8)
+    assert rows.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    assert [row.tolist() for row in unpack(rows, params, nested([3, 2]), 2).unbind()] == [[1, 2, 3], [4, 5]]
+    images = torch.nested.as_nested_tensor([torch.zeros(3, 5), torch.zeros(3, 2)], layout=torch.jagged)
+    window = torch.nested.narrow(
+        torch.arange(8).view(2, 4), 1, torch.tensor([0, 1]), torch.tensor([3, 2]), layout=torch.jagged
+    )
+    assert packing.is_jagged(ids)
+    assert not packing.is_jagged(images), "its ragged dimension is the second of a sequence"
+    assert not packing.is_jagged(window), "its sequences are not contiguous"
+    columns = {"prompts": torch.ones(2, 2), "responses": torch.ones(2, 3)}
+    batch = TensorDict({**columns, "attention_mask": torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 0, 0]])}, batch_size=2)
+    assert pad(torch.arange(6.0), batch).tolist() == [[0, 1, 0], [4, 0, 0]]
+    batch = tu.get_tensordict({"input_ids": nested([2, 1])}, {"use_dynamic_bsz": False})
+    outputs = [{"model_output": {"log_probs": nested([length])}, "loss": 0.5, "metrics": {}} for length in (2, 1)]
+    joined = join(output_lst=outputs, indices=None, data=batch)
+    assert [row.tolist() for row in joined["model_output"]["log_probs"].unbind()] == [[1, 2], [1]]
 
 
 def test_a_stage_without_the_embedding_keeps_the_tokens(parallel):
@@ -135,13 +125,6 @@ def test_a_stage_without_the_embedding_keeps_the_tokens(parallel):
     assert positions is None
     assert unpack(kept, params, ids, 2, post_process=False) is kept, "nor does one before the last unpack"
     assert params.cu_seqlens_q.tolist() == [0, 3, 5]
-
-
-def test_an_unusual_layout_is_left_to_verl(parallel):
-    parallel()
-    rows, params, _ = pack(nested([3, 2]), pad_to_length_bucket=8)
-    assert rows.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
-    assert [row.tolist() for row in unpack(rows, params, nested([3, 2]), 2).unbind()] == [[1, 2, 3], [4, 5]]
 
 
 def batch_of(lengths):
@@ -195,30 +178,6 @@ def test_rows_are_selected_as_verl_selects_them(lengths, data):
             assert got[name].dtype == want[name].dtype
 
 
-def test_a_selection_of_nothing_and_a_batch_without_sequences_are_verls():
-    dense = TensorDict({"advantages": torch.arange(3.0)}, batch_size=[3])
-    assert select_rows(dense, [2, 0])["advantages"].tolist() == [2, 0]
-    assert select_rows(None, [0]) == tu.index_select_tensor_dict(None, [0])
-
-
-def test_images_positions_are_left_to_verl():
-    """Their ragged dimension is not the first."""
-    positions = torch.nested.as_nested_tensor([torch.zeros(3, 5), torch.zeros(3, 2)], layout=torch.jagged)
-    assert positions._ragged_idx == 2
-    assert not packing.is_jagged(positions)
-    batch = TensorDict({"position_ids": positions}, batch_size=[2])
-    sent = packing.send_batch(batch, torch.device("meta"))
-    assert sent["position_ids"].device.type == "cpu"
-
-
-def test_a_window_of_a_nested_tensor_is_left_to_verl():
-    """Its sequences do not lie one after another."""
-    whole = torch.arange(8).view(2, 4)
-    window = torch.nested.narrow(whole, 1, torch.tensor([0, 1]), torch.tensor([3, 2]), layout=torch.jagged)
-    assert not packing.is_jagged(window)
-    assert packing.is_jagged(nested([3, 2]))
-
-
 def responses_of(rows, **more):
     """A micro-batch of (prompt, response) lengths."""
     prompts, responses = zip(*rows, strict=True)
@@ -266,12 +225,6 @@ def test_padding_an_output_reads_nothing_from_the_device(monkeypatch):
         verls.no_padding_2_padding(torch.empty(7, device="meta"), on_device)
 
 
-def test_a_padded_batch_is_left_to_verl():
-    columns = {"prompts": torch.ones(2, 2), "responses": torch.ones(2, 3)}
-    batch = TensorDict({**columns, "attention_mask": torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 0, 0]])}, batch_size=2)
-    assert pad(torch.arange(6.0), batch).tolist() == [[0, 1, 0], [4, 0, 0]]
-
-
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
 def test_outputs_of_micro_batches_come_back_in_order_as_verls_do(lengths, data):
@@ -296,11 +249,3 @@ def test_outputs_of_micro_batches_come_back_in_order_as_verls_do(lengths, data):
         assert torch.equal(found.values(), expected.values())
         assert torch.equal(found.offsets(), expected.offsets())
         assert packing.lengths_of(found) == tuple(lengths)
-
-
-def test_a_batch_in_equal_parts_and_a_stage_without_output_are_verls():
-    batch = tu.get_tensordict({"input_ids": nested([2, 1])}, {"use_dynamic_bsz": False})
-    outputs = [{"model_output": {"log_probs": nested([length])}, "loss": 0.5, "metrics": {}} for length in (2, 1)]
-    joined = join(output_lst=outputs, indices=None, data=batch)
-    assert [row.tolist() for row in joined["model_output"]["log_probs"].unbind()] == [[1, 2], [1]]
-    assert join(output_lst=[], indices=[], data=batch)["model_output"] == {}

@@ -25,12 +25,6 @@ def test_tokens_are_drawn_from_their_distribution_over_seeds_and_over_positions(
         assert counts[2] == 0, "what has no probability is never drawn"
 
 
-def test_a_draw_hangs_on_its_own_row_only():
-    alone = [draws([seed], [position])[0] for seed, position in ((5, 1), (6, 1), (5, 2))]
-    assert draws([5, 6, 5], [1, 1, 2]) == alone
-    assert draws([5, 5, 6], [2, 1, 1]) == [alone[2], alone[0], alone[1]]
-
-
 def test_unnormalised_weights_and_the_ends_of_the_range():
     weights_NV = torch.tensor([[0.0, 2.0, 2.0, 0.0]]).log()
     taken = {int(multinomial_with_seed(weights_NV, torch.tensor([s]), torch.tensor([0]))) for s in range(200)}

@@ -1,7 +1,6 @@
-"""Weights reach engines bit for bit: in flat buckets on CUDA, over TCP on the CPU."""
+"""Weights reach engines bit for bit in flat buckets; a TCP transport without a peer ends."""
 
 import asyncio
-import threading
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -94,61 +93,13 @@ def test_sglang_loads_the_sent_weights_from_one_handle_per_bucket(send, monkeypa
     assert len(packed) == len(buckets) < len(sent)
 
 
-@pytest.fixture(scope="module")
-def engine_class():
+def test_a_sender_or_a_receiver_without_a_peer_ends_after_its_timeout():
     get_platform("cpu").activate()
-    from verl.checkpoint_engine.base import CheckpointEngineRegistry
+    from retool_mcore.platforms.cpu.weights import TcpCheckpointEngine
 
-    from retool_mcore.platforms.cpu import weights  # noqa: F401  registers it
-
-    return CheckpointEngineRegistry.get("tcp")
-
-
-def connected(engine_class, actors: int, workers: int, timeout_s: float = 10.0):
-    """The actor's and the workers' engines, created and connected as verl's manager does."""
-    ends = [engine_class(1 << 20, is_master=rank == 0, timeout_s=timeout_s) for rank in range(actors)]
-    ends += [engine_class(1 << 20, timeout_s=timeout_s) for _ in range(workers)]
-    for_actors, for_workers = engine_class.build_topology(actors, workers, [end.prepare() for end in ends])
-    for end, receivers in zip(ends, for_actors["receivers"] + for_workers["receivers"], strict=True):
-        end.init_process_group(receivers=receivers)
-    return ends[:actors], ends[actors:]
-
-
-def test_every_worker_gets_every_weight_bit_for_bit_update_after_update(engine_class):
-    buffer = torch.randn(4096)
-    sent = {
-        "view": buffer[7:31].view(4, 6),
-        "transposed": buffer[:12].view(3, 4).t(),
-        "bfloat16": torch.randn(5, 3).bfloat16(),
-        "scalar": torch.tensor(2.5),
-        **{f"layer.{number}": torch.randn(64, 64) for number in range(32)},
-    }
-    for _ in range(2):
-        actors, workers = connected(engine_class, actors=2, workers=2)
-        got: list[dict[str, torch.Tensor]] = [{}, {}]
-        threads = [
-            threading.Thread(target=lambda end=end, into=into: into.update(end.receive_weights()))
-            for end, into in zip(workers, got, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        walked = []
-        for actor in actors:
-            asyncio.run(actor.send_weights((walked.append(name) or (name, sent[name])) for name in sent))
-        for thread in threads:
-            thread.join(timeout=300)
-        for end in actors + workers:
-            end.finalize()
-        assert walked == [*sent, *sent], "every rank of the actor takes part in the export"
-        for weights in got:
-            assert list(weights) == list(sent)
-            for name, weight in weights.items():
-                assert weight.dtype == sent[name].dtype and torch.equal(weight, sent[name])
-        buffer.add_(1.0)  # views of it are sent next
-
-
-def test_an_end_without_a_peer_fails_after_its_timeout(engine_class):
-    [sender], [worker] = connected(engine_class, actors=1, workers=1, timeout_s=0.3)
+    sender = TcpCheckpointEngine(1 << 20, is_master=True, timeout_s=0.3)
+    worker = TcpCheckpointEngine(1 << 20, timeout_s=0.3)
+    sender.init_process_group(receivers=[worker.prepare()])
     with pytest.raises(PlatformError, match="the actor sent no weights"):
         next(worker.receive_weights())
     worker.finalize()

@@ -9,5 +9,5 @@ from retool_mcore.rollout.limits import Limits
 
 def limits(*, max_response_tokens: int, **budgets: Any) -> Limits:
     """A run's limits, with these ``budgets`` in place of the configuration's defaults."""
-    of_a_run = Limits.of(ToolLoop(max_response_tokens=max_response_tokens), SandboxSettings())
-    return replace(of_a_run, **budgets)
+    defaults = Limits.of(ToolLoop(max_response_tokens=max_response_tokens), SandboxSettings())
+    return replace(defaults, **budgets)

@@ -76,11 +76,13 @@ class Prints:
 
 
 async def roll_out(
-    prompt_ids: list[int], engine: Any, sandbox: Any, protocol: ToolProtocol, limits: Limits, **given: Any
+    prompt_ids: list[int], engine: Any, sandbox: Any, protocol: ToolProtocol, limits: Limits, **options: Any
 ) -> Trajectory:
     """One trajectory, sampled as a run does by default."""
-    among = {"sampling": Sampling(), "trajectory_id": "t", **given}
-    return await run_trajectory(prompt_ids, engine=engine, sandbox=sandbox, protocol=protocol, limits=limits, **among)
+    defaults = {"sampling": Sampling(), "trajectory_id": "t"}
+    return await run_trajectory(
+        prompt_ids, engine=engine, sandbox=sandbox, protocol=protocol, limits=limits, **defaults | options
+    )
 
 
 def shown(trajectory: Trajectory) -> list[str]:

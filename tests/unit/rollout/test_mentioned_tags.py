@@ -23,7 +23,6 @@ REAL = {"hermes": call("print(4)"), "retool": "<code>\n```python\nprint(4)\n```\
 MENTIONS = [
     "Calls begin with {start}\nand are not needed here.",
     "A call stands between `{start}` and `{end}`.",
-    "A call stands between {start} and {end}.",
     'A call stands between "{start}" and "{end}".',
     "A call is `{start}...{end}`.",
     "Nothing follows the closing {end} then.",

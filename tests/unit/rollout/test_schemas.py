@@ -1,9 +1,7 @@
 """A schema that attacks the trainer is refused at start; every other one is checked in bounds."""
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -28,9 +26,7 @@ def complaint(made: Counter, arguments: Any) -> str | None:
     ("schema", "told"),
     [
         ({"$ref": "http://127.0.0.1:1/x"}, "points outside the schema, and nothing is fetched"),
-        ({"properties": {"n": {"$ref": "other.json#/x"}}}, "points outside the schema"),
         ({"$ref": "#/$defs/none"}, "cannot be checked: PointerToNowhere"),
-        ({"$ref": "#"}, "refers to itself"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself"),
         ({"properties": {"n": {"$dynamicRef": "#x"}}}, "points outside the schema"),
         ({"description": "x" * (300 << 10)}, "characters. The limit is"),
@@ -40,30 +36,6 @@ def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_start(schema: d
     with pytest.raises(ConfigError) as error:
         check_tool("rollout.mcp.x", tool(**schema))
     assert told in str(error.value) and "leave this tool out" in str(error.value)
-
-
-def test_no_schema_makes_the_trainer_fetch():
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        bad = tool(**{"$ref": f"http://127.0.0.1:{server.server_port}/x"})
-        complaint(bad, {})  # past the check: the validator itself has no way out
-        with pytest.raises(ConfigError):
-            check_tool("rollout.mcp.x", bad)
-    finally:
-        server.shutdown()
-    assert asked == []
 
 
 def test_ordinary_schemas_are_taken_and_told_as_before():
@@ -89,7 +61,6 @@ def test_ordinary_schemas_are_taken_and_told_as_before():
     ("schema", "arguments"),
     [
         ({"properties": {"n": {"pattern": "^(a+)+$"}}}, {"n": "a" * 10_000 + "b"}),
-        ({"properties": {"n": {"pattern": "a*a*a*a*b"}}}, {"n": "a" * 16_000}),
         ({"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}, {"a" * 10_000 + "b": 1}),
         ({"properties": {"n": {"uniqueItems": True}}}, {"n": [{"a": n} for n in range(15_000)]}),
         (
@@ -118,10 +89,3 @@ def test_patterns_are_shown_to_the_model_and_not_checked():
     assert named.schema["function"]["parameters"]["patternProperties"] == patterns["patternProperties"]
     assert complaint(named, {"n": "no match", "other": "no integer"}) is None
     assert complaint(named, {"n": 3}) == "arguments['n'] of count: 3 is not of type 'string'"
-
-
-def test_the_steps_of_a_check_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(schemas, "MAX_STEPS", 50)
-    wide = tool(properties={"n": {"items": {"type": "integer"}}})
-    assert complaint(wide, {"n": [1] * 10}) is None
-    assert "take too long to check" in str(complaint(wide, {"n": [1] * 100}))

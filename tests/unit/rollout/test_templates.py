@@ -126,18 +126,6 @@ async def test_native_calls_are_rendered_as_they_are_sampled(style: Style, thoug
         assert trajectory.turns[0].text.count(thought) == 1
 
 
-@named(WITH_TOOLS)
-async def test_a_malformed_call_is_answered_by_its_error(style: Style):
-    tokenizer = tokenizer_in(style.name)
-    protocol = PROTOCOLS[style.tools](tokenizer)
-    good = turns_of(tokenizer, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)")]}],
-                    [CODE_INTERPRETER])[0]  # fmt: skip
-    trajectory = await play(tokenizer, protocol, good.replace("code_interpreter", "other"), f"\\boxed{{4}}{style.eos}")
-    assert trajectory.turns[0].parsed is not None and trajectory.turns[0].parsed.problem == "name"
-    assert "there is no tool named 'other'" in tokenizer.decode(trajectory.ledger.response_ids)
-    assert trajectory.answer == "4"
-
-
 @named(TAKEN)
 def test_only_the_protocol_of_a_templates_own_form_is_served(style: Style):
     tokenizer = tokenizer_in(style.name)

@@ -55,8 +55,6 @@ class Counter(Tool):
             raise self.fails.pop()
         if arguments["n"] == 13:
             raise ToolError("13 is not counted")
-        if arguments["n"] == 99:
-            await asyncio.sleep(60)
         state["total"] += arguments["n"]
         return ToolResult(text=f"total {state['total']}", ok=arguments["n"] >= 0)
 
@@ -101,14 +99,6 @@ async def test_the_model_reads_its_mistakes_which_count_as_failed(tokenizer):
     assert parsed is not None and parsed.problem == "arguments" and trajectory.answer == "1379"
 
 
-async def test_a_tool_that_takes_too_long_is_stopped(tokenizer):
-    tool = Counter()
-    tool.timeout_s = 0.2
-    trajectory = await play(tokenizer, tool, ask("count", n=99), ask("count", n=1), ANSWER)
-    assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.") and shown(trajectory)[1] == "total 1"
-    assert trajectory.turns[0].results[0].status == "time_limit"
-
-
 async def test_calls_beyond_a_tools_own_budget_are_not_run(tokenizer):
     tool = Counter()
     tool.max_calls = 2
@@ -125,14 +115,6 @@ async def test_an_outage_is_retried_and_then_drops_the_trajectory(tokenizer):
     lost = await play(tokenizer, tool, ask("count", n=1), ANSWER)
     assert lost.stop_reason == StopReason.DROPPED and "gone" in str(lost.drop_error)
     assert len(tool.ended) == 2, "its state is given up"
-
-
-async def test_a_fault_of_the_tool_is_raised(tokenizer):
-    tool = Counter()
-    tool.fails = [KeyError("mine")]
-    with pytest.raises(KeyError, match="mine"):
-        await play(tokenizer, tool, ask("count", n=1), ANSWER)
-    assert len(tool.ended) == 1
 
 
 class Ends(Counter):
@@ -180,16 +162,16 @@ async def test_a_tool_that_swallows_cancellation_is_abandoned(tokenizer: Any):
     deaf.stop.set()
     assert trajectory.answer == "1379"
     assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.")
+    assert trajectory.turns[0].results[0].status == "time_limit"
 
 
-@pytest.mark.parametrize("answer", [ToolResult(text=cast("Any", None)), None, b"bytes"])
-async def test_an_answer_that_is_no_text_is_one_failed_call(tokenizer: Any, answer: Any):
+async def test_a_result_other_than_text_is_one_failed_call(tokenizer: Any):
     class Wrong(Tool):
         name, description = "count", "x"
         parameters: ClassVar[dict[str, Any]] = {"type": "object"}
 
         async def call(self, arguments: Mapping[str, Any], state: Any) -> Any:
-            return answer
+            return ToolResult(text=cast("Any", None))
 
     trajectory = await play(tokenizer, Wrong(), ask("count", n=1), ANSWER)
     assert shown(trajectory) == ["Error: count returned no text."] and trajectory.answer == "1379"
@@ -255,10 +237,6 @@ class NoObject(Counter):
     name, parameters = "no_object", {"type": "string"}
 
 
-class Interpreter(Counter):
-    name = "code_interpreter"
-
-
 class NeedsArguments(Counter):
     def __init__(self, corpus: str) -> None:
         super().__init__()
@@ -269,7 +247,6 @@ class NeedsArguments(Counter):
     [
         ("NoSchema", "parameters of no_schema are not a usable JSON schema"),
         ("NoObject", "parameters of no_object must describe an object"),
-        ("Interpreter", "a tool cannot be named 'code_interpreter'"),
         ("NeedsArguments", "cannot be created without arguments"),
         ("NUMBER", "is neither a retool_mcore.rollout.tools.Tool nor"),
     ],
