@@ -10,15 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from packaging.version import Version
 
 from ascend import limits
 from retool_mcore.config import RlConfig, RunConfig
@@ -42,7 +38,6 @@ VERSIONS = (
     "vllm-ascend>=0.23.0,<0.24",
     "triton-ascend>=3.2.1,<3.3",
 )
-DRIVER = "25.3.rc1"  # minimum version: with older ones verl's engines cannot read another process's memory
 
 
 class Ascend(Platform):
@@ -97,27 +92,32 @@ class Ascend(Platform):
                 "ASCEND_RT_VISIBLE_DEVICES, and /dev/davinci* in the container."
             )
 
-    def cann_version(self) -> str | None:
-        """The version of the installed toolkit, or None."""
-        home = _cann_home()
-        for info in sorted(home.glob("*-linux/ascend_toolkit_install.info")):
-            for line in info.read_text(encoding="utf-8").splitlines():
-                name, _, value = line.partition("=")
-                if name == "version":
-                    return value.strip()
-        return None
-
     def device_count(self) -> int:
         return _npu().device_count()
 
     def facts(self) -> Mapping[str, str]:
-        version = self.cann_version()
-        if version is None or not version.startswith(CANN):
+        try:
+            from verl.utils.device import check_ipc_version_support, get_npu_versions
+
+            _, driver, cann = get_npu_versions()
+            sends_weights = check_ipc_version_support(driver, cann)
+        except (ImportError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            output = getattr(error, "stdout", None) or getattr(error, "stderr", None) or ""
             raise PlatformError(
-                f"CANN {version or '(no version found)'} is installed in {_cann_home()}, but {' or '.join(CANN)} is "
-                "needed. See ascend/README.md."
+                f"verl cannot read the versions of CANN and its driver: {error} {output.strip()[-300:]}. It reads them "
+                "again before the engines start. Check ASCEND_HOME_PATH and `npu-smi info -t board -i 1`. If the "
+                "container has no card 1, export ASCEND_VISIBLE_DEVICES with the numbers of its cards."
+            ) from error
+        if not cann.startswith(CANN):
+            raise PlatformError(
+                f"CANN {cann} is installed in {_cann_home()}, but {' or '.join(CANN)} is needed. See ascend/README.md."
             )
-        return {"CANN": version, "driver": driver_version()}
+        if not sends_weights:
+            raise PlatformError(
+                f"verl cannot send weights to the engines with version {driver} of the driver. Install the driver for "
+                "the CANN version in ascend/README.md."
+            )
+        return {"CANN": cann, "driver": driver}
 
     def environment(self) -> Sequence[EnvVar]:
         return (
@@ -236,59 +236,6 @@ def _cann_home() -> Path:
     if home := os.environ.get("ASCEND_HOME_PATH"):
         return Path(home)
     return next((Path(home) for home in CANN_HOMES if Path(home).is_dir()), Path(CANN_HOMES[0]))
-
-
-def driver_version() -> str:
-    """The driver's version, from npu-smi.
-
-    Raises PlatformError if verl would later fail when its engines start: npu-smi is missing, fails
-    for the cards that verl queries, or reports a driver older than DRIVER.
-    """
-    if shutil.which("npu-smi") is None:
-        raise PlatformError(
-            "npu-smi is not on the PATH, but verl reads the driver's version with it before the engines start. Add its "
-            "folder to PATH. The driver's installer puts it in /usr/local/bin or /usr/local/sbin."
-        )
-    output = _board()
-    for line in output.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "Software Version":
-            return _require_driver(value.strip())
-    raise PlatformError(
-        f"`npu-smi info -t board` prints no Software Version, which verl needs: {output.strip()[-300:]!r}. Check the "
-        "driver."
-    )
-
-
-def _board() -> str:
-    """npu-smi's description of card 1, as in verl, or of a visible card if there is no card 1."""
-    visible = os.environ.get("ASCEND_VISIBLE_DEVICES", "").split(",")[0]
-    others = (visible, str(int(visible) // 2)) if visible.isdecimal() else ()  # a card may have two dies
-    error = ""
-    for card in ("1", *others):
-        command = ["npu-smi", "info", "-t", "board", "-i", card]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        if done.returncode == 0:
-            return done.stdout
-        error = (
-            error
-            or f"`{' '.join(command)}` failed with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
-        )
-    raise PlatformError(
-        f"{error}. verl runs the same command before the engines start. If the container has no card 1, export "
-        "ASCEND_VISIBLE_DEVICES with the numbers of its cards."
-    )
-
-
-def _require_driver(version: str) -> str:
-    """Return the version that npu-smi printed. Raises PlatformError if it is older than DRIVER."""
-    found = re.match(r"\d+\.\d+(\.rc\d+|\.\d+)?", version.lower())
-    if found is None or Version(found[0]) < Version(DRIVER):
-        raise PlatformError(
-            f"the driver's version is {version}, but verl needs at least {DRIVER} to send weights to the engines. "
-            "Install the driver for the CANN version in ascend/README.md."
-        )
-    return version
 
 
 def _npu() -> Any:

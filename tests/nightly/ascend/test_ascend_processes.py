@@ -1,8 +1,8 @@
 """The Ascend platform with stand-ins for torch_npu, MindSpeed and npu-smi."""
 
-import contextlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ascend.adapter import driver_version
+from ascend.adapter import Ascend
 from retool_mcore.errors import PlatformError
 from tests.unit.ascend.test_ascend_adapter import (
     HERE,
@@ -81,36 +81,30 @@ def test_the_dry_run_on_a_device_reports_no_missing_device():
     assert found["device"] == "npu"
 
 
-def npu_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One on the path, and no other."""
-    (folder / "npu-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "npu-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-
-BOARD = 'echo "\tNPU ID                         : $5"; echo "\tSoftware Version               : {}"'
-
-
+@verl_here
+@pytest.mark.usefixtures("verl_on_cpu")
 @pytest.mark.parametrize(
-    ("script", "message"),
+    ("npu_smi", "cann", "facts"),
     [
-        (BOARD.format("25.2.3"), "the driver's version is 25.2.3, but verl needs at least 25.3.rc1"),
-        (BOARD.format("unknown"), "the driver's version is unknown, but verl needs"),
-        ("echo 'DrvMngGetConsoleLogLevel failed'; exit 255", r"-i 1` failed with 255: DrvMng.*\. verl runs the same"),
-        ("echo nothing", "prints no Software Version"),
+        ("echo 'Software Version : 26.0.rc1'", "9.0.0", {"CANN": "9.0.0", "driver": "26.0.rc1"}),
+        ("echo 'Software Version : 26.0.rc1'", "8.5.0", r"CANN 8\.5\.0 is installed in .*, but 9\.1 or 9\.0 is needed"),
+        ("echo 'Software Version : 25.2.3'", "9.0.0", r"cannot send weights to the engines with version 25\.2\.3"),
+        ("echo 'DrvMng failed'; exit 255", "9.0.0", "non-zero exit status 255. DrvMng failed. It reads them again"),
+        ("echo nothing", "9.0.0", "Could not find Software Version in npu-smi output"),
     ],
 )
-def test_an_unusable_answer_of_npu_smi_is_an_error(script: str, message: str, monkeypatch, tmp_path: Path):
-    """verl runs it when the engines start, and raises "Error checking IPC support"."""
-    npu_smi(tmp_path, script, monkeypatch)
-    with pytest.raises(PlatformError, match=message):
-        driver_version()
-
-
-@pytest.mark.parametrize(("visible", "answers"), [("4,5", True), ("9", True), ("", False)])
-def test_a_container_without_card_1_uses_another(visible: str, answers: bool, monkeypatch, tmp_path: Path):
-    """Only card 4 answers: 4 by its own number, 9 as the second die of it."""
-    npu_smi(tmp_path, f'[ "$5" = 4 ] || exit 1; {BOARD.format("25.5.0")}', monkeypatch)
-    monkeypatch.setenv("ASCEND_VISIBLE_DEVICES", visible)
-    with contextlib.nullcontext() if answers else pytest.raises(PlatformError, match="ASCEND_VISIBLE_DEVICES"):
-        assert driver_version() == "25.5.0"
+def test_the_versions_of_cann_and_its_driver_are_read_as_verl_reads_them(
+    npu_smi: str, cann: str, facts: dict[str, str] | str, monkeypatch, tmp_path: Path
+):
+    (tmp_path / "npu-smi").write_text(f"#!/bin/sh\n{npu_smi}\n")
+    (tmp_path / "npu-smi").chmod(0o755)
+    info = tmp_path / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
+    info.parent.mkdir()
+    info.write_text(f"package_name=Ascend-cann-toolkit\nversion={cann}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    if isinstance(facts, dict):
+        assert Ascend().facts() == facts
+        return
+    with pytest.raises(PlatformError, match=facts):
+        Ascend().facts()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend.adapter import Ascend, driver_version
+from ascend.adapter import Ascend
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
@@ -30,21 +30,6 @@ def test_a_machine_without_an_npu_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "absent"))
     with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed \(CANN is not at .*absent"):
         get_platform("ascend").check_machine()
-
-
-def test_the_version_of_cann_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert Ascend().cann_version() is None
-    info = tmp_path / "aarch64-linux" / "ascend_toolkit_install.info"
-    info.parent.mkdir()
-    info.write_text("package_name=Ascend-cann-toolkit\nversion=9.0.0\n")
-    assert Ascend().cann_version() == "9.0.0"
-
-
-def test_a_machine_without_npu_smi_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PlatformError, match="npu-smi is not on the PATH"):
-        driver_version()
 
 
 def _verl_sources() -> str:
