@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from configs.examples import chat_with_tool
 from configs.examples.two_tools.make_data import make as make_two_tools
 from configs.examples.unit_tests import score
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.reward.response import Response
@@ -110,3 +112,16 @@ async def test_a_served_model_gets_its_code_run(server: StandIn):
     assert first["messages"][0]["content"].endswith("Put your final answer within \\boxed{}.")
     assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0_x", "content": "28153056843"}
     assert third["messages"][-1]["content"].startswith("Error: arguments must be")
+
+
+async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_refused(server: StandIn, tmp_path: Path):
+    PromptFormat(system="You may run Python.", instruction="Box it.").write(tmp_path)
+    server.script = [chat("It is \\boxed{4}.")]
+    await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
+    assert server.asked[0][1]["messages"][:2] == [
+        {"role": "system", "content": "You may run Python."},
+        {"role": "user", "content": "2 + 2?\nBox it."},
+    ]
+    PromptFormat(instruction="", protocol="retool").write(tmp_path)
+    with pytest.raises(SystemExit, match="uses protocol retool"):
+        await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
