@@ -310,8 +310,8 @@ def _repaired_object(body: str) -> _Reading | None:
 
     Code without JSON's escaping has two interpretations: with its escapes decoded, or verbatim. A
     "\\n" between two statements is a line break in the former; a "\\n" in a string literal belongs
-    to the latter. Use the one that is valid Python. If both are valid and differ, the call is
-    ambiguous and rejected.
+    to the latter. Use the one that is valid Python. If both are valid and differ, decode code whose
+    only fault is raw line breaks, and reject any other call as ambiguous.
     """
     reading = _lenient(body)
     opening, end = _CODE.search(body), body.rfind('"')
@@ -331,7 +331,9 @@ def _repaired_object(body: str) -> _Reading | None:
     if decoded is None or "trailing_data" in decoded[1] or not unescaped:
         return reading
     readings = {text for text in (decoded[0], raw) if _is_python(text)}
-    if len(readings) > 1 or (not readings and "raw_quotes" in kinds):
+    if len(readings) > 1:  # with all escapes valid, the code lacks escaped line breaks only
+        return reading if unescaped == {"control_characters"} else None
+    if not readings and "raw_quotes" in kinds:
         return None
     # Code that is invalid either way is decoded as JSON does, and the interpreter reports it.
     if readings == {raw} != {decoded[0]}:
