@@ -124,7 +124,7 @@ class Stages:
 
 
 def run(root: Path, seed: int) -> None:
-    """Run all stages under ``root``, then write ``summary.json``, ``summary.md`` and a report.
+    """Run all stages under ``root``, then write ``summary.json`` and a report.
 
     Raises StageFailed with the end of the stage's log.
     """
@@ -234,9 +234,6 @@ def _summarize(stages: Stages, seed: int, reports: dict[str, dict[str, Any]]) ->
     seconds = stages.seconds
     return {
         "seed": seed,
-        "accuracy_sft": reports["sft"]["accuracy"],
-        "accuracy_tool_rl": reports["tool_rl"]["accuracy"],
-        "accuracy_text_rl": reports["text_rl_text"]["accuracy"],
         "accuracy": {case: report["accuracy"] for case, report in reports.items()},
         "eval_problems": EVAL_PROBLEMS,
         "samples_per_problem": SAMPLES_PER_PROBLEM,
@@ -247,24 +244,17 @@ def _summarize(stages: Stages, seed: int, reports: dict[str, dict[str, Any]]) ->
 
 
 def _show_results(console: Console, root: Path, summary: dict[str, Any]) -> None:
-    """Print the results and the next commands, and write the table to ``summary.md``."""
+    """Print the results and the next commands."""
     accuracy = summary["accuracy"]
     names = {"sft": "after SFT", "tool_rl": "after RL with the tool", "text_rl": "after text-only RL"}
     rows = [(label, accuracy[name], accuracy[f"{name}_text"]) for name, label in names.items()]
     title = f"accuracy, mean@{summary['samples_per_problem']} on {summary['eval_problems']} held-out problems"
     table = Table("model", "with the tool", "text only", title=title)
-    lines = [f"# Quickstart, seed {summary['seed']}", "", f"{title}.", "", "| model | with the tool | text only |"]
-    lines.append("|---|---|---|")
     for label, with_tool, text_only in rows:
         table.add_row(label, f"{with_tool:.3f}", f"{text_only:.3f}")
-        lines.append(f"| {label} | {with_tool:.3f} | {text_only:.3f} |")
-    lines += ["", f"{summary['seconds_total']} s in total:", ""]
-    lines += [f"- {name}: {seconds} s" for name, seconds in summary["seconds"].items()]
-    lines += ["", "Versions: " + ", ".join(f"{name} {number}" for name, number in summary["versions"].items()) + "."]
-    write_whole(root / "summary.md", "\n".join(lines) + "\n")
     console.print(table)
     console.print(f"report       {root / REPORT}")
-    console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
+    console.print(f"summary      {root / 'summary.json'}")
     if shutil.which("retool") is None:  # such as after `make quickstart`, in a shell without the environment
         console.print(f"first        source {Path(sys.executable).parent / 'activate'}", soft_wrap=True)
     console.print(f"curves       tensorboard --logdir {root}")
