@@ -92,7 +92,7 @@ class Subject:
     expected: str
     num_errors: int = 0
 
-    async def one(self) -> float:
+    async def execute(self) -> float:
         """Execute once; returns milliseconds."""
         started = time.perf_counter()
         result = await self.sandbox.execute(self.code, run_timeout_s=60, memory_limit_mb=MEMORY_LIMIT_MB)
@@ -102,15 +102,15 @@ class Subject:
     async def latencies_ms(self, count: int) -> list[float]:
         """Execute ``count`` times in sequence; returns the milliseconds in ascending order."""
         for _ in range(5):
-            await self.one()
-        return sorted([await self.one() for _ in range(count)])
+            await self.execute()
+        return sorted([await self.execute() for _ in range(count)])
 
     async def per_s(self, count: int, concurrency: int) -> float:
         slots = asyncio.Semaphore(concurrency)
 
         async def bounded() -> None:
             async with slots:
-                await self.one()
+                await self.execute()
 
         started = time.perf_counter()
         await asyncio.gather(*(bounded() for _ in range(count)))
@@ -138,8 +138,8 @@ async def measure(
         cpu_before_s = tree_cpu_s(pid) if pid else 0.0
         at_32, at_128 = await subject.per_s(burst, 32), await subject.per_s(burst, 128)
         cpu_ms = (tree_cpu_s(pid) - cpu_before_s) * 1e3 / (2 * burst) if pid else None
-        found = latencies_ms[case]
-        p50_ms, p95_ms = statistics.median(found), found[int(len(found) * 0.95)]
+        times_ms = latencies_ms[case]
+        p50_ms, p95_ms = statistics.median(times_ms), times_ms[int(len(times_ms) * 0.95)]
         rows.append(Row(name, case, cpu_ms, p50_ms, p95_ms, at_32, at_128, subject.num_errors))
         print(table(rows[-1:]).splitlines()[1], flush=True)
     return rows

@@ -125,9 +125,9 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
     rng = random.Random(0)
     outcomes: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
-    async with LocalSandbox(min_level=level, max_level=level, workers=workers, attempts=1) as sandbox:
+    async with LocalSandbox(min_level=level, max_level=level, workers=workers) as sandbox:
 
-        async def one(number: int) -> None:
+        async def run_program(number: int) -> None:
             hostile = rng.random() < hostile_share
             code = rng.choice(list(HOSTILE if hostile else ORDINARY))
             ends_by_itself = not hostile or (HOSTILE[code] or ("", 0))[0] == "finished"
@@ -143,7 +143,7 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
 
             async def caller() -> None:
                 for number in remaining:
-                    await one(number)
+                    await run_program(number)
 
             await asyncio.gather(*(caller() for _ in range(4 * workers)))
 

@@ -170,7 +170,7 @@ class Sandbox(ABC):
         sessions.
 
         Raises ConfigError for an invalid request, and SandboxUnavailable when the sandbox itself
-        still fails after retries. Never raises for anything the code does.
+        fails (a client of servers retries first). Never raises for anything the code does.
         """
         request = ExecRequest(
             code=code,

@@ -169,12 +169,12 @@ class RemoteSandbox(Sandbox):
         if session is not None and not self._sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
         # json.dumps writes ASCII, so a lone surrogate in the code becomes an escape.
-        body = json.dumps(RunCodeRequest.of(request).model_dump(mode="json")).encode()
+        body = json.dumps(RunCodeRequest.from_request(request).model_dump(mode="json")).encode()
         await self.open()
         async with self._places:
             if session is None:
                 return await self._call(body, request.run_timeout_s)
-            result = await self._try(self._server_of(session), body, request.run_timeout_s)
+            result = await self._try(self._session_server(session), body, request.run_timeout_s)
         # A restarted server does not know which sessions it lost.
         lost = result.session_started and session in self._answered
         self._answered.add(session)
@@ -227,13 +227,13 @@ class RemoteSandbox(Sandbox):
                 return answer, took_s
             await asyncio.sleep(random.uniform(*_BUSY_PAUSE_S))
 
-    def _server_of(self, session: str) -> RemoteServer:
+    def _session_server(self, session: str) -> RemoteServer:
         """Return the server that hosts a session, chosen by a hash of its name."""
         return self._servers[zlib.crc32(session.encode("utf-8", "replace")) % len(self._servers)]
 
     async def end_session(self, session: str) -> None:
         """See ``base.Sandbox.end_session``."""
-        server = self._server_of(session)
+        server = self._session_server(session)
         self._answered.discard(session)
         try:
             answer = await server.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
@@ -267,4 +267,4 @@ def _read(server: RemoteServer, answer: httpx.Response, round_trip_s: float) -> 
     response = RunCodeResponse.model_validate_json(answer.content)
     if response.status == "SandboxError":
         raise SandboxUnavailable(f"the sandbox at {server.url} failed: {response.message[:2000]}")
-    return response.result(round_trip_s=round_trip_s)
+    return response.to_result(round_trip_s=round_trip_s)

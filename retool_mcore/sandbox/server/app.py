@@ -29,7 +29,6 @@ from retool_mcore.sandbox.server.wire import (
     LEVEL_HEADER,
     SESSIONS_HEADER,
     TOKEN_VARIABLE,
-    WORKERS_HEADER,
     RunCodeRequest,
     RunCodeResponse,
     is_loopback,
@@ -80,15 +79,15 @@ def create_app(
             failures.append(str(error))
             return JSONResponse(RunCodeResponse(status="SandboxError", message=str(error)).model_dump())
         failures.clear()
-        return JSONResponse(RunCodeResponse.of(result).model_dump(mode="json"))
+        return JSONResponse(RunCodeResponse.from_result(result).model_dump(mode="json"))
 
     async def end_session(name: str) -> JSONResponse:
         await sandbox.end_session(name)
         return JSONResponse("ended")
 
     async def ping() -> JSONResponse:
-        facts = {LEVEL_HEADER: sandbox.level, WORKERS_HEADER: sandbox.workers, SESSIONS_HEADER: sandbox.num_sessions}
-        return JSONResponse("pong", headers={name: str(value) for name, value in facts.items()})
+        headers = {LEVEL_HEADER: str(sandbox.level), SESSIONS_HEADER: str(sandbox.num_sessions)}
+        return JSONResponse("pong", headers=headers)
 
     async def health() -> JSONResponse:
         """Report health. When unhealthy, probe: clients may have stopped sending requests."""
@@ -101,7 +100,7 @@ def create_app(
                 failures[:] = [*failures[-2:], str(error) or "an empty execution did not end"]
         healthy = len(failures) < _FAILURES_IN_A_ROW
         body = {"status": "ok" if healthy else "failing", "level": sandbox.level, "workers": sandbox.workers}
-        body |= {"zygote_deaths": sandbox.num_zygote_deaths} | ({} if healthy else {"reason": failures[-1][:500]})
+        body |= {} if healthy else {"reason": failures[-1][:500]}
         return JSONResponse(body, status_code=200 if healthy else 503)
 
     app.exception_handler(AnyHTTPException)(refuse)
@@ -112,10 +111,10 @@ def create_app(
     return app
 
 
-def worker_app(sandbox_of: Callable[[], LocalSandbox], token: str | None, only_local: bool) -> FastAPI:
+def worker_app(new_sandbox: Callable[[], LocalSandbox], token: str | None, only_local: bool) -> FastAPI:
     """Create the application of one uvicorn worker process, which dies with its parent."""
     die_with_parent(signal.SIGTERM)
-    return create_app(sandbox_of(), token=token, only_local=only_local, opens=True)
+    return create_app(new_sandbox(), token=token, only_local=only_local, opens=True)
 
 
 def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPException | None:
@@ -165,7 +164,7 @@ def _parse(body: bytes) -> ExecRequest:
     try:
         # Use json.loads instead of pydantic's parser, which rejects lone surrogates: those are the
         # model's mistake, not a malformed request.
-        return RunCodeRequest.model_validate(json.loads(body)).checked()
+        return RunCodeRequest.model_validate(json.loads(body)).to_request()
     except ValidationError as error:
         fields = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_url=False))
         raise ConfigError("; ".join(fields)) from error

@@ -74,14 +74,14 @@ def serve(
                 f"processes = {processes} is too high for workers = {workers} and sessions = {sessions}: each process "
                 "needs a worker, and sessions need --processes 1. Lower --processes."
             )
-        sandbox_of = partial(
+        new_sandbox = partial(
             LocalSandbox, min_level=min_level, workers=-(-workers // processes), sessions=sessions,
             session_wait_s=SERVER_WAIT_S, interpreter=Interpreter(python, tuple(preload or ())),
         )  # fmt: skip
-        sandbox = sandbox_of()
+        sandbox = new_sandbox()
         listener, url = _listen(host, port, socket_path)
         only_local = listener.family == socket.AF_INET and is_loopback(listener.getsockname()[0])
-        config_of = partial(
+        server_config = partial(
             uvicorn.Config,
             http="h11",
             access_log=False,
@@ -91,11 +91,11 @@ def serve(
             timeout_graceful_shutdown=drain_s,
         )
         if processes == 1:
-            server = uvicorn.Server(config_of(create_app(sandbox, token=token, only_local=only_local)))
+            server = uvicorn.Server(server_config(create_app(sandbox, token=token, only_local=only_local)))
             asyncio.run(_run(sandbox, url, lambda: server.serve(sockets=[listener])))
         else:
             asyncio.run(_run(sandbox, url))  # open once here, so that an error is reported once
-            config = config_of(partial(worker_app, sandbox_of, token, only_local), factory=True, workers=processes)
+            config = server_config(partial(worker_app, new_sandbox, token, only_local), factory=True, workers=processes)
             Multiprocess(config, [listener]).run()
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)

@@ -18,7 +18,6 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Status
 
 LEVEL_HEADER = "x-sandbox-level"
-WORKERS_HEADER = "x-sandbox-workers"
 SESSIONS_HEADER = "x-sandbox-sessions"
 DEFAULT_MEMORY_LIMIT_MB = 1024
 TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
@@ -89,7 +88,7 @@ class RunCodeRequest(BaseModel):
     notebook: bool = False
 
     @classmethod
-    def of(cls, request: ExecRequest) -> RunCodeRequest:
+    def from_request(cls, request: ExecRequest) -> RunCodeRequest:
         """Build the message for a validated ``request``."""
         return cls.model_construct(
             code=request.code,
@@ -103,7 +102,7 @@ class RunCodeRequest(BaseModel):
             notebook=request.notebook,
         )
 
-    def checked(self) -> ExecRequest:
+    def to_request(self) -> ExecRequest:
         """Convert to a validated ``ExecRequest``. Raises ConfigError."""
         return ExecRequest(
             code=self.code,
@@ -155,7 +154,7 @@ class RunCodeResponse(BaseModel):
     retool: Extras | None = None
 
     @classmethod
-    def of(cls, result: ExecResult) -> RunCodeResponse:
+    def from_result(cls, result: ExecResult) -> RunCodeResponse:
         """Convert to SandboxFusion's form, which reports a memory limit as return code -9."""
         killed = result.status == "memory_limit"
         return cls(
@@ -172,7 +171,7 @@ class RunCodeResponse(BaseModel):
             retool=Extras.model_validate(result),
         )
 
-    def result(self, *, round_trip_s: float) -> ExecResult:
+    def to_result(self, *, round_trip_s: float) -> ExecResult:
         """Convert to an ``ExecResult``. Raises ValueError when the response contains no result.
 
         ``round_trip_s`` replaces the execution time, in seconds, that a server did not report.

@@ -25,10 +25,10 @@ async def stop(root: int, *, with_root: bool) -> bool:
     at most 1 s.
     """
     give_up_at, pause_s = time.monotonic() + _STOP_TIMEOUT_S, _PAUSE_S[0]
-    while found := running(root, with_root=with_root):
+    while pids := running(root, with_root=with_root):
         if time.monotonic() > give_up_at:
             return False
-        for pid in found:
+        for pid in pids:
             _send(pid, signal.SIGSTOP)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S[1])
@@ -55,7 +55,7 @@ def used_s(root: int, *, with_root: bool) -> float:
     return ticks / _TICKS_PER_S
 
 
-def pid_of(pidfd: int) -> int:
+def read_pid(pidfd: int) -> int:
     """Return the pid of ``pidfd``, or 0 when the process is gone."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
         for line in info:

@@ -82,8 +82,8 @@ def end_strays(guardians: Container[int]) -> list[tuple[int, int, float]]:
     while strays := [pid for pid in children(os.getpid()) if pid not in guardians]:
         end([pid for stray in strays for pid in (stray, *descendants(stray))])
         with contextlib.suppress(ChildProcessError):
-            while (found := os.wait4(-1, os.WNOHANG))[0]:
-                ended.append((found[0], found[1], found[2].ru_utime + found[2].ru_stime))
+            while (exited := os.wait4(-1, os.WNOHANG))[0]:
+                ended.append((exited[0], exited[1], exited[2].ru_utime + exited[2].ru_stime))
         time.sleep(0)
     return ended
 
@@ -100,20 +100,20 @@ def end(pids: Sequence[int]) -> None:
 
 def descendants(root: int) -> list[int]:
     """Return the pids of all descendants of ``root``."""
-    found = children(root)
-    for pid in found:  # the list grows meanwhile
-        found += children(pid)
-    return found
+    pids = children(root)
+    for pid in pids:  # the list grows meanwhile
+        pids += children(pid)
+    return pids
 
 
 def children(pid: int) -> list[int]:
     """Return the pids of the children of all threads of ``pid``."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    return found
+                pids += map(int, file.read().split())
+    return pids
 
 
 def count_tasks(uid: int) -> int:

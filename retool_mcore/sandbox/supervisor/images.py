@@ -12,7 +12,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
@@ -28,7 +28,16 @@ _NICE = 5
 _OOM_SCORE_ADJ = 1000  # the OOM killer picks these processes first
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.supervisor.zygote import main; main({fd})"
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+# Finds our modules without their folder on sys.path: it may be the trainer's site-packages, whose
+# packages another interpreter must not import.
+_BOOT = """
+import sys, types
+package = sys.modules["retool_mcore"] = types.ModuleType("retool_mcore")
+package.__path__ = [{package!r}]
+from retool_mcore.sandbox.supervisor.zygote import main
+main({fd})
+"""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -61,6 +70,13 @@ class Child:
     exit: asyncio.Future[Exit]
 
 
+class _Job(NamedTuple):
+    """A requested child: its pidfd once it has started, and its exit."""
+
+    started: asyncio.Future[int]
+    exit: asyncio.Future[Exit]
+
+
 class WarmImage:
     """One zygote process. If it dies, the next ``spawn`` starts a new one."""
 
@@ -74,7 +90,6 @@ class WarmImage:
     ) -> None:
         """``state_dir`` is the directory for the zygote's log and mount point."""
         self.level = level
-        self.num_deaths = 0  # how often the zygote has died unexpectedly
         self._light = light
         self._state_dir = state_dir
         self._interpreter = interpreter
@@ -84,8 +99,7 @@ class WarmImage:
         self._starting = asyncio.Lock()
         self._closed = False
         self._next_job = 1
-        self._started: dict[int, asyncio.Future[int]] = {}
-        self._exits: dict[int, asyncio.Future[Exit]] = {}
+        self._jobs: dict[int, _Job] = {}  # those that have not exited
 
     @property
     def child_is_init(self) -> bool:
@@ -95,7 +109,7 @@ class WarmImage:
     @property
     def num_running(self) -> int:
         """Number of children that have not exited."""
-        return len(self._exits)
+        return len(self._jobs)
 
     async def start(self) -> None:
         """Start the zygote unless it is running.
@@ -121,7 +135,7 @@ class WarmImage:
         except (ImportError, OSError, RuntimeError) as error:
             raise SandboxUnavailable(f"no seccomp filter or no Landlock: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = _BOOT.format(root=str(self._interpreter.package_root(self._state_dir / "code")), fd=theirs.fileno())
+        boot = _BOOT.format(package=_PACKAGE, fd=theirs.fileno())
         with log_path.open("wb") as log, theirs:
             try:
                 process = subprocess.Popen(
@@ -193,26 +207,25 @@ class WarmImage:
         await self.start()
         assert self._channel is not None, "start() returned without a channel"
         loop = asyncio.get_running_loop()
-        job, self._next_job = self._next_job, self._next_job + 1
-        self._started[job] = started = loop.create_future()
-        self._exits[job] = exit_ = loop.create_future()
-        exit_.add_done_callback(_retrieve)
-        message = zygote.SPAWN.pack(job, -1 if uid is None else uid, has_cgroup)
+        number, self._next_job = self._next_job, self._next_job + 1
+        self._jobs[number] = job = _Job(loop.create_future(), loop.create_future())
+        for future in job:
+            future.add_done_callback(_retrieve)
+        message = zygote.SPAWN.pack(number, -1 if uid is None else uid, has_cgroup)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         try:
             self._channel.sendmsg([message], rights)
         except OSError as error:
-            self._started.pop(job, None)
-            self._exits.pop(job, None)
+            self._jobs.pop(number, None)
             raise SandboxUnavailable(f"the zygote accepts no more jobs: {error}") from error
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
-                return Child(pidfd=await asyncio.shield(started), exit=exit_)
+                return Child(pidfd=await asyncio.shield(job.started), exit=job.exit)
         except TimeoutError:
             self._died(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
             raise SandboxUnavailable(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s") from None
         except asyncio.CancelledError:
-            started.add_done_callback(self._kill_unwanted)  # runs at once if the child has started
+            job.started.add_done_callback(self._kill_unwanted)  # runs at once if the child has started
             raise
 
     def _on_message(self) -> None:
@@ -227,15 +240,15 @@ class WarmImage:
         if kind == zygote.STARTED:
             pidfds = array.array("i")
             pidfds.frombytes(ancillary[0][2])
-            self._started.pop(zygote.STARTED_BODY.unpack(body)[0]).set_result(pidfds[0])
+            self._jobs[zygote.STARTED_BODY.unpack(body)[0]].started.set_result(pidfds[0])
         elif kind == zygote.EXITED:
-            job, status, cpu_s = zygote.EXITED_BODY.unpack(body)
-            self._exits.pop(job).set_result(Exit(status, cpu_s))
+            number, status, cpu_s = zygote.EXITED_BODY.unpack(body)
+            self._jobs.pop(number).exit.set_result(Exit(status, cpu_s))
         elif kind == zygote.FAILED:
-            (job,) = zygote.STARTED_BODY.unpack_from(body)
-            self._exits.pop(job).cancel()
+            job = self._jobs.pop(zygote.STARTED_BODY.unpack_from(body)[0])
+            job.exit.cancel()
             reason = body[zygote.STARTED_BODY.size :].decode(errors="replace")
-            self._started.pop(job).set_exception(SandboxUnavailable(f"the zygote could not fork: {reason}"))
+            job.started.set_exception(SandboxUnavailable(f"the zygote could not fork: {reason}"))
         else:
             self._died("the zygote died")
 
@@ -243,9 +256,8 @@ class WarmImage:
         log = ""
         with contextlib.suppress(OSError):
             log = (self._state_dir / "zygote.log").read_text(errors="replace")[-500:].strip()
-        logger.error("%s, in %s; %d executions were lost. Its log: %s", reason, self._state_dir, len(self._exits), log)
+        logger.error("%s, in %s; %d executions were lost. Its log: %s", reason, self._state_dir, len(self._jobs), log)
         self._lost(reason)
-        self.num_deaths += 1
 
     def _lost(self, reason: str) -> None:
         """Fail all waiting calls: the zygote is gone, and with it every child.
@@ -256,13 +268,11 @@ class WarmImage:
             asyncio.get_running_loop().remove_reader(self._channel)
             self._channel.close()
             self._channel = None
-        waiting = [*self._started.values(), *self._exits.values()]
-        self._started.clear()
-        self._exits.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(SandboxUnavailable(reason))
-                future.add_done_callback(_retrieve)
+        lost, self._jobs = self._jobs, {}
+        for job in lost.values():
+            for future in job:
+                if not future.done():
+                    future.set_exception(SandboxUnavailable(reason))
         if self._process is not None:
             self._process.kill()  # the outer of the two processes; the inner one dies with it
             self._process.wait()

@@ -2,19 +2,13 @@
 
 import os
 import re
-import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.child.packages import heavy_packages
 
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-# Our files that a zygote imports, and their folders. They may import only the standard library at
-# their top level, because another interpreter does not have the trainer's packages.
-_SOURCES = ("__init__.py", "errors.py", "sandbox/__init__.py", "sandbox/base.py", "sandbox/child", "sandbox/supervisor")
 
 
 @dataclass(frozen=True)
@@ -58,21 +52,3 @@ class Interpreter:
             f"sandbox.python = {self.python!r} {what}. Set it to the absolute path of a CPython 3.11 or newer. For "
             "example, `python3 -m venv /opt/sandbox` creates /opt/sandbox/bin/python."
         )
-
-    def package_root(self, directory: Path) -> Path:
-        """Return the directory to import ``retool_mcore`` from.
-
-        For our own interpreter, that is our installation. For another one, copy the modules to
-        ``directory``: our installation may be in the trainer's site-packages, which must not be on
-        the other interpreter's path.
-        """
-        if not self.python:
-            return PACKAGE_ROOT
-        for name in _SOURCES:
-            source, target = PACKAGE_ROOT / "retool_mcore" / name, directory / "retool_mcore" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True)
-            else:
-                shutil.copyfile(source, target)
-        return directory

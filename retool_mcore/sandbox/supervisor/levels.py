@@ -9,7 +9,7 @@ import os
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.supervisor.images import WarmImage
-from retool_mcore.sandbox.supervisor.process import ChildProcess
+from retool_mcore.sandbox.supervisor.process import run_once
 from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 LOCAL_LEVELS = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
@@ -66,53 +66,42 @@ open("probe", "w").write("the working directory is writable")
 async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
     """Start ``image`` and run the probe of ``level`` in it once.
 
-    When either fails, closes the image and raises SandboxUnavailable.
+    When either fails, closes the image and raises SandboxUnavailable or OSError.
     """
+    code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
     try:
         await image.start()
-        slot.prepare(memory_limit_mb=256)
-        await _probe(image, level, slot)
+        result = await run_once(image, slot, ExecRequest(code=code, memory_limit_mb=256))
+        if result.return_code != 0:
+            raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
     except (SandboxUnavailable, OSError):
         await image.close()
         raise
-    finally:
-        await slot.clean()
-
-
-async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
-    code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
-    process = await ChildProcess.spawn(image, slot)
-    try:
-        result = await process.run(ExecRequest(code=code), session=False)
-    finally:
-        await process.close()
-    if result.return_code != 0:
-        raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
 
 
 def warnings(level: Level, path_under_tmp: str | None, reachable: str) -> list[str]:
     """Return the warnings for running at ``level``.
 
     ``path_under_tmp``: a Python directory under /tmp, or None. ``reachable``: a Python directory
-    through whose fd model code can reach a closed directory (see ``reach.py``), or "".
+    through whose fd model code can reach a closed directory (see ``library_fds.py``), or "".
     """
-    found: list[str] = []
+    texts: list[str] = []
     if level == Level.RLIMITS and reachable:
-        found.append(
+        texts.append(
             f"Python's {reachable} is in a closed directory, and this process lacks CAP_SYS_ADMIN: model code can read "
             "the files around it that every user may read. Install Python elsewhere."
         )
     if level == Level.RLIMITS:
         others = "" if os.geteuid() == 0 else " and signal every process of this user"
-        found.append(f"sandbox level is rlimits: model code can read files{others}. Only for code that you trust.")
+        texts.append(f"sandbox level is rlimits: model code can read files{others}. Only for code that you trust.")
     elif level == Level.LANDLOCK:
-        found.append(
+        texts.append(
             "sandbox level is landlock, below namespaces: model code can find out which files exist and the host's "
             f"name. To get namespaces: {_HINTS[Level.NAMESPACES]}."
         )
     if level == Level.NAMESPACES and path_under_tmp:
-        found.append("Note: model code cannot write to /tmp, because Python itself is installed under /tmp.")
-    return found
+        texts.append("Note: model code cannot write to /tmp, because Python itself is installed under /tmp.")
+    return texts
 
 
 def refusal(min_level: Level, reasons: dict[Level, str]) -> SandboxUnavailable:

@@ -4,21 +4,20 @@ Rollout workers and ``retool sandbox serve`` open it. All state belongs to one a
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
 import time
-from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-
-import tenacity
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.supervisor import levels
 from retool_mcore.sandbox.supervisor.images import WarmImage
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
-from retool_mcore.sandbox.supervisor.process import ChildProcess
+from retool_mcore.sandbox.supervisor.process import ChildProcess, run_once
 from retool_mcore.sandbox.supervisor.sessions import WAIT_S, Sessions
 from retool_mcore.sandbox.supervisor.slots import StateDirectory, WorkerSlot
 
@@ -41,15 +40,14 @@ class LocalSandbox(Sandbox):
         workers: int | None = None,
         sessions: int = 0,
         session_wait_s: float = WAIT_S,
-        attempts: int = 3,
         interpreter: Interpreter | None = None,
     ) -> None:
         """Check the arguments; ``open`` starts processes.
 
-        ``max_level`` caps the level (for tests). ``attempts`` is the number of tries per execution.
-        ``session_wait_s`` is the longest wait in seconds of a new session while all interpreters
-        are in use. ``interpreter`` is the Python that runs the code (default: this one). Raises
-        ConfigError when ``sessions`` is positive but below ``workers``.
+        ``max_level`` caps the level (for tests). ``session_wait_s`` is the longest wait in seconds
+        of a new session while all interpreters are in use. ``interpreter`` is the Python that runs
+        the code (default: this one). Raises ConfigError when ``sessions`` is positive but below
+        ``workers``.
         """
         self._interpreter = interpreter or Interpreter()
         # A heuristic for the faster image: both images can run any code. Untrusted code is searched
@@ -60,13 +58,12 @@ class LocalSandbox(Sandbox):
         if 0 < sessions < self.workers:
             raise ConfigError(f"sessions = {sessions} is below workers = {self.workers}: each worker may need one.")
         self.num_sessions, self._session_wait_s = sessions, session_wait_s
-        self._attempts = attempts
-        self._running = asyncio.Semaphore(self.workers)
+        self._free = asyncio.Queue[WorkerSlot]()  # one slot per worker
         self._opening = asyncio.Lock()
         self._level: Level | None = None
         self._light: list[WarmImage] = []
         self._full: list[WarmImage] = []
-        self._slots: deque[WorkerSlot] = deque()
+        self._slots: list[WorkerSlot] = []  # of workers and sessions
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._closed = False
@@ -79,14 +76,9 @@ class LocalSandbox(Sandbox):
         return self._level
 
     @property
-    def num_zygote_deaths(self) -> int:
-        """How many zygotes have died unexpectedly."""
-        return sum(image.num_deaths for image in (*self._light, *self._full))
-
-    @property
     def memory_is_bounded_per_execution(self) -> bool:
         """Whether a cgroup limits the memory of an execution as a whole, not of each process."""
-        return self._state is not None and self._state.cgroups is not None
+        return self._state is not None and self._state.cgroup is not None
 
     # -------------------------------------------------------------- opening
 
@@ -115,9 +107,11 @@ class LocalSandbox(Sandbox):
         self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
         await asyncio.gather(*(image.start() for image in (*more_light, *self._full)))
         for number in range(self.workers + self.num_sessions):
-            self._slots.append(WorkerSlot.make(level, number, self._state))
+            self._slots.append(WorkerSlot.make(level, f"slot{number}", self._state))
+        for slot in self._slots[: self.workers]:
+            self._free.put_nowait(slot)
         if self.num_sessions:
-            self._sessions = Sessions(self.num_sessions, self._slots.append, wait_s=self._session_wait_s)
+            self._sessions = Sessions(self._slots[self.workers :], wait_s=self._session_wait_s)
         self._level = level
         self._log_opening(level)
 
@@ -127,7 +121,7 @@ class LocalSandbox(Sandbox):
         for level in levels.LOCAL_LEVELS:
             if level.rank > self._max_level.rank or level.rank < self._min_level.rank:
                 continue
-            slot = WorkerSlot.make(level, -1, self._state)
+            slot = WorkerSlot.make(level, "probe", self._state)
             try:
                 image = self._image(level, light=True, number=0)
                 await levels.start_and_probe(image, level, slot)
@@ -137,7 +131,7 @@ class LocalSandbox(Sandbox):
             else:
                 return image, level
             finally:
-                slot.remove()
+                slot.close()
         raise levels.refusal(self._min_level, reasons)
 
     def _image(self, level: Level, *, light: bool, number: int) -> WarmImage:
@@ -175,69 +169,42 @@ class LocalSandbox(Sandbox):
             request = replace(request, code=request.code[1:])
         requested_at = time.monotonic()
         await self.open()
-        async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
-            stop=tenacity.stop_after_attempt(1 if session else self._attempts),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
-            reraise=True,
-        ):
-            with attempt:
-                try:
-                    return await self._execute_once(request, requested_at)
-                except OSError as error:  # temporarily out of descriptors, processes or disk space
-                    raise SandboxUnavailable(f"this machine lacks a resource for an execution: {error}") from error
-        raise AssertionError("tenacity neither returned nor raised")
+        try:
+            if session is not None:
+                return await self._run_in_session(request, session, requested_at)
+            async with self._worker() as slot:
+                queue_s = time.monotonic() - requested_at
+                heavy = len(request.code) > _MAX_SEARCHED_CHARS or self._find_heavy(request.code)
+                result = await run_once(_least_busy(self._full if heavy else self._light), slot, request)
+                return replace(result, queue_s=queue_s)
+        except OSError as error:  # temporarily out of descriptors, processes or disk space
+            raise SandboxUnavailable(f"this machine lacks a resource for an execution: {error}") from error
 
-    async def _execute_once(self, request: ExecRequest, requested_at: float) -> ExecResult:
-        if request.session is not None:
-            return await self._run_in_session(request, request.session, requested_at)
-        async with self._running:
+    @contextlib.asynccontextmanager
+    async def _worker(self) -> AsyncGenerator[WorkerSlot]:
+        """Wait for a worker's slot. Raises SandboxUnavailable if the sandbox closes."""
+        slot = await self._free.get()
+        try:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
-            queue_s = time.monotonic() - requested_at
-            slot = self._slots.popleft()
-            try:
-                heavy = len(request.code) > _MAX_SEARCHED_CHARS or self._find_heavy(request.code)
-                result = await self._run_stateless(request, self._full if heavy else self._light, slot)
-            finally:
-                self._slots.append(slot)
-        return replace(result, queue_s=queue_s)
-
-    async def _run_stateless(self, request: ExecRequest, images: list[WarmImage], slot: WorkerSlot) -> ExecResult:
-        """Run in a fresh child, then clean the slot."""
-        image = min(images, key=lambda image: image.num_running)
-        kills_before = slot.oom_kills()
-        try:
-            slot.prepare(request.memory_limit_mb)
-            process = await ChildProcess.spawn(image, slot)
-            try:
-                result = await process.run(request, session=False)
-            finally:
-                await process.close()
+            yield slot
         finally:
-            await slot.clean()
-        if slot.oom_kills() > kills_before and result.return_code is not None and result.return_code < 0:
-            return replace(result, status="memory_limit", return_code=None)
-        return result
+            self._free.put_nowait(slot)
 
     async def _run_in_session(self, request: ExecRequest, name: str, requested_at: float) -> ExecResult:
         """Run in the session's interpreter; start it for the first cell.
 
-        Acquire the session before a worker: a new session that waits for a free interpreter must
-        not block the sessions it waits for.
+        Acquire the session before a worker: a new session that waits for a free slot must not block
+        the sessions it waits for.
         """
         assert self._sessions is not None, "run() checked that sessions are on"
-        async with self._sessions.turn(name) as entry, self._running:
-            if self._closed:
-                raise SandboxUnavailable("the sandbox was closed.")
+        async with self._sessions.turn(name) as (session, slot), self._worker():
             queue_s = time.monotonic() - requested_at
-            restarted, started = entry.lost, entry.process is None
-            if entry.process is None:
-                entry.slot = slot = self._slots.popleft()
-                image = min(self._full, key=lambda image: image.num_running)
+            restarted, started = session.lost, session.process is None
+            if session.process is None:
                 slot.prepare(request.memory_limit_mb)
-                entry.process = await ChildProcess.spawn(image, slot)
-            result = await entry.process.run(request, session=True)
+                session.process = await ChildProcess.spawn(_least_busy(self._full), slot)
+            result = await session.process.run(request, session=True)
             return replace(result, queue_s=queue_s, session_restarted=restarted, session_started=started)
 
     # -------------------------------------------------------------- closing
@@ -258,9 +225,13 @@ class LocalSandbox(Sandbox):
             await self._sessions.close()
         await asyncio.gather(*(image.close() for image in (*self._light, *self._full)))
         for slot in self._slots:
-            slot.remove()
+            slot.close()
         self._slots.clear()
         if self._state is not None:
             self._state.remove()
             self._state = None
         self._level = None
+
+
+def _least_busy(images: Sequence[WarmImage]) -> WarmImage:
+    return min(images, key=lambda image: image.num_running)

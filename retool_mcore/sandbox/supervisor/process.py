@@ -14,7 +14,7 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest, ExecResult
@@ -38,6 +38,7 @@ _READ_BYTES = 64 << 10
 _CONTROL_BYTES = 4 << 10
 _MAX_FRAMES = 64  # not counting one per requested file; more is an attack too
 _MAX_READS = 16  # from one child, before the event loop serves others
+_MAX_LAST_READS = 64  # from a stream after the code has ended; a pipe has at most 1 MiB
 # After each read from a stream that exceeds its cap, pause for this time. The writer then blocks on
 # a full pipe instead of keeping this process busy.
 _OVERFLOW_PAUSE_S = 0.002
@@ -48,8 +49,8 @@ class _Frames:
     """Parser state of one turn: control frames received from the child's byte stream."""
 
     buffer: bytearray = field(default_factory=bytearray)
-    files: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    wanted: set[int] = field(default_factory=set[int])  # indices of requested files not yet received
+    files: dict[int, bytes] = field(default_factory=dict[int, bytes])  # by index in the request
+    num_files: int = 0  # requested
     num_left: int = _MAX_FRAMES
     received_bytes: int = 0
     limit_bytes: int = _CONTROL_BYTES
@@ -161,7 +162,7 @@ class ChildProcess:
         They include the time between the frame that ended the cell and the stop. If the processes
         do not stop, they are killed, and the session is lost.
         """
-        if not (root := freeze.pid_of(self.child.pidfd)):
+        if not (root := freeze.read_pid(self.child.pidfd)):
             return 0.0
         with_root = self.image.child_is_init
         stopped = await freeze.stop(root, with_root=with_root)
@@ -196,7 +197,7 @@ class ChildProcess:
         self._in_session = session
         self._return_code = None
         self._frames = _Frames(
-            wanted=set(range(len(request.fetch_files))),
+            num_files=len(request.fetch_files),
             num_left=_MAX_FRAMES + len(request.fetch_files),
             limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
         )
@@ -218,7 +219,7 @@ class ChildProcess:
             }
         )
         with contextlib.suppress(OSError):  # the child has exited; its exit status shows why
-            await self._loop.sock_sendall(self._control, struct.pack("=I", len(packed)) + packed)
+            await self._loop.sock_sendall(self._control, packed)
 
     def _result(
         self,
@@ -229,7 +230,6 @@ class ChildProcess:
         return_code: int | None,
         timed_out: bool = False,
     ) -> ExecResult:
-        names = request.fetch_files
         stdout, stderr = (self._outputs[fd].text() for fd in self._streams)
         if request.notebook:
             stdout, stderr = ((as_on_a_terminal(text), dropped) for text, dropped in (stdout, stderr))
@@ -243,7 +243,7 @@ class ChildProcess:
             run_s=run_s,
             cpu_s=cpu_s,
             level=self.image.level,
-            files={names[index]: content for index, content in self._frames.files if index < len(names)},
+            files={request.fetch_files[index]: content for index, content in self._frames.files.items()},
         )
 
     # --------------------------------------------------------------- events
@@ -261,19 +261,20 @@ class ChildProcess:
         if not self._turn.done():
             self._turn.set_result(False)
 
-    def _read_stream(self, fd: int) -> None:
+    def _read_stream(self, fd: int) -> bool:
+        """Read once from a stream. Returns whether more may follow at once."""
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
-            return
-        if not data:
-            self._stop_reading(fd)
-            return
+            return False
         output = self._outputs[fd]
         output.write(data)
-        if output.overflowed:
+        if not data:
+            self._stop_reading(fd)
+        elif output.overflowed:
             self._loop.remove_reader(fd)
             self._loop.call_later(_OVERFLOW_PAUSE_S, self._resume, fd)
+        return bool(data)
 
     def _resume(self, fd: int) -> None:
         if fd in self._open:
@@ -285,16 +286,9 @@ class ChildProcess:
         The amount is bounded by the number of reads per descriptor.
         """
         for fd in self._streams:
-            for _ in range(64):
-                if fd not in self._open:
-                    break
-                try:
-                    data = os.read(fd, _READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    self._stop_reading(fd)
-                self._outputs[fd].write(data)
+            num_reads = 0
+            while fd in self._open and num_reads < _MAX_LAST_READS and self._read_stream(fd):
+                num_reads += 1
         if self._control.fileno() in self._open:
             self._read_control(max_reads=2 * MAX_FILE_BYTES // _READ_BYTES)
 
@@ -336,13 +330,10 @@ class ChildProcess:
             elif kind == runner.SETUP_ERROR:
                 reason = payload.decode(errors="replace")
                 self._ready.set_exception(SandboxUnavailable(f"the kernel refused the confinement: {reason}"))
-        elif (
-            kind == runner.FILE
-            and len(payload) >= 4
-            and (number := struct.unpack_from("=I", payload)[0]) in self._frames.wanted
-        ):
-            self._frames.wanted.discard(number)
-            self._frames.files.append((number, payload[4:]))
+        elif kind == runner.FILE and len(payload) >= 4:
+            (index,) = struct.unpack_from("=I", payload)
+            if index < self._frames.num_files:
+                self._frames.files.setdefault(index, payload[4:])
         elif kind == runner.DONE and self._in_session and not self._turn.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
             if cell == self._cell:  # another number: the real DONE of an earlier cell whose end was forged
@@ -387,3 +378,20 @@ class ChildProcess:
             self._control.close()
             for fd in (*self._streams, self.child.pidfd):
                 os.close(fd)
+
+
+async def run_once(image: WarmImage, slot: WorkerSlot, request: ExecRequest) -> ExecResult:
+    """Run a request in a fresh child, then clean the slot. Raises as its steps do."""
+    kills_before = slot.oom_kills()
+    try:
+        slot.prepare(request.memory_limit_mb)
+        process = await ChildProcess.spawn(image, slot)
+        try:
+            result = await process.run(request, session=False)
+        finally:
+            await process.close()
+    finally:
+        await slot.clean()
+    if slot.oom_kills() > kills_before and result.return_code is not None and result.return_code < 0:
+        return replace(result, status="memory_limit", return_code=None)
+    return result

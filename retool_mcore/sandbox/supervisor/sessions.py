@@ -1,12 +1,12 @@
 """Interpreters kept alive between a trajectory's calls, bounded in number and idle time.
 
-An active trajectory keeps its interpreter. A new one waits a bounded time for a free place.
+An active trajectory keeps its interpreter. A new one waits a bounded time for a free slot.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
@@ -14,7 +14,7 @@ from retool_mcore.sandbox.supervisor.process import ChildProcess
 from retool_mcore.sandbox.supervisor.slots import WorkerSlot
 
 IDLE_S = 600.0
-WAIT_S = 600.0  # longest wait for a place
+WAIT_S = 600.0  # longest wait for a slot
 SERVER_WAIT_S = 90.0  # the same in a server (command.py): its clients wait for an HTTP response
 
 logger = logging.getLogger(__name__)
@@ -27,30 +27,28 @@ class Session:
     process: ChildProcess | None = None
     slot: WorkerSlot | None = None
     lost: bool = False
-    has_place: bool = False  # whether it counts towards the limit of live interpreters
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     expiry: asyncio.TimerHandle | None = None
 
 
 class Sessions:
-    """At most ``limit`` live interpreters. A session is remembered by name until it is ended."""
+    """One live interpreter per slot. A session is remembered by name until it is ended."""
 
-    def __init__(self, limit: int, return_slot: Callable[[WorkerSlot], None], *, wait_s: float = WAIT_S) -> None:
-        """``wait_s`` is the longest time in seconds that a new session waits for a place.
-
-        ``return_slot`` receives the slot of an ended interpreter.
-        """
-        self._limit, self._wait_s, self._return_slot = limit, wait_s, return_slot
-        self._places = asyncio.Semaphore(limit)
+    def __init__(self, slots: Sequence[WorkerSlot], *, wait_s: float = WAIT_S) -> None:
+        """``wait_s`` is the longest time in seconds that a new session waits for a slot."""
+        self._limit, self._wait_s = len(slots), wait_s
+        self._free = asyncio.Queue[WorkerSlot]()
+        for slot in slots:
+            self._free.put_nowait(slot)
         self._sessions: dict[str, Session] = {}
         self._ending = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[Session]:
-        """Reserve the session and a place for its interpreter; one call at a time.
+    async def turn(self, name: str) -> AsyncGenerator[tuple[Session, WorkerSlot]]:
+        """Reserve the session and a slot for its interpreter; one call at a time.
 
         If the interpreter is dead afterwards, clean up after it and mark the session lost. Raises
-        SandboxUnavailable when no place becomes free within ``wait_s``.
+        SandboxUnavailable when no slot becomes free within ``wait_s``.
         """
         session = self._sessions.setdefault(name, Session())
         async with session.busy:
@@ -58,10 +56,8 @@ class Sessions:
                 session.expiry.cancel()
             self._sessions[name] = session  # an ``end`` may have forgotten it meanwhile
             try:
-                if not session.has_place:
-                    await self._take_place(name)
-                    session.has_place = True
-                yield session
+                session.slot = session.slot or await self._take_slot(name)
+                yield session, session.slot
                 session.lost = False
             finally:
                 if session.process is None or not session.process.alive:
@@ -69,15 +65,15 @@ class Sessions:
                 loop = asyncio.get_running_loop()
                 session.expiry = loop.call_later(IDLE_S, self._expire, session)
 
-    async def _take_place(self, name: str) -> None:
-        if self._places.locked():
+    async def _take_slot(self, name: str) -> WorkerSlot:
+        if self._free.empty():
             logger.warning(
                 "session %s waits: all %d interpreters are in use. "
                 "Raise sessions to the number of trajectories in flight.", name, self._limit,
             )  # fmt: skip
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._places.acquire()
+                return await self._free.get()
         except TimeoutError:
             raise SandboxUnavailable(
                 f"no interpreter became free within {self._wait_s:g} s: all {self._limit} sessions are in use. "
@@ -93,23 +89,20 @@ class Sessions:
             await self._release(session)
 
     async def _release(self, session: Session) -> None:
-        """Kill the interpreter and release its slot and place, even if the caller is cancelled."""
+        """Kill the interpreter and release its slot, even if the caller is cancelled."""
         process, session.process = session.process, None
         slot, session.slot = session.slot, None
-        had_place, session.has_place = session.has_place, False
         session.lost = session.lost or process is not None
-        await asyncio.shield(asyncio.ensure_future(self._kill(process, slot, had_place=had_place)))
+        if slot is not None:
+            await asyncio.shield(asyncio.ensure_future(self._kill(process, slot)))
 
-    async def _kill(self, process: ChildProcess | None, slot: WorkerSlot | None, *, had_place: bool) -> None:
+    async def _kill(self, process: ChildProcess | None, slot: WorkerSlot) -> None:
         try:
             if process is not None:
                 await process.close()
         finally:
-            if slot is not None:
-                await slot.clean()
-                self._return_slot(slot)
-            if had_place:  # after the slot, so that the next holder of the place finds a free slot
-                self._places.release()
+            await slot.clean()
+            self._free.put_nowait(slot)
 
     async def end(self, name: str) -> None:
         """End and forget a session. Unknown names are ignored."""

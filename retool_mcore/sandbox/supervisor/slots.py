@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
+import random
+import secrets
 import stat
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,7 +24,8 @@ from typing import Self
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.confine import FIRST_UID, NUM_UIDS
-from retool_mcore.sandbox.supervisor.removal import move_aside, remove_directory
+
+logger = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------- memory cgroups
 
@@ -29,24 +34,54 @@ _MOUNT = Path("/sys/fs/cgroup")
 # of the warm image.
 OVERHEAD_MB = 160
 _CPU_WEIGHT = 10  # one tenth of the default weight
+_LIMIT_FILE = {1: "memory.limit_in_bytes", 2: "memory.max"}  # by cgroup version
+_EVENTS_FILE = {1: "memory.oom_control", 2: "memory.events"}
 
 
 @dataclass(frozen=True)
 class MemoryCgroup:
-    """A memory cgroup (v1 or v2) for one execution at a time."""
+    """A memory cgroup (v1 or v2): the parent of all slots, or the one of a slot."""
 
     directory: Path
     version: int
 
+    @classmethod
+    def create(cls, name: str) -> MemoryCgroup | None:
+        """Create the parent of all slots; None if no memory controller is writable."""
+        for place, version in _places():
+            parent = cls(place / name, version)
+            with contextlib.suppress(OSError):
+                parent.directory.mkdir()
+                if parent._usable():
+                    return parent
+                remove_cgroups(parent.directory)
+        return None
+
+    def _usable(self) -> bool:
+        try:
+            if self.version == 2:
+                (self.directory / "cgroup.subtree_control").write_text("+memory")
+                if (self.directory / "cpu.weight").exists():  # all executions together, relative to the trainer
+                    (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
+            probe = self.child("probe")
+            probe.limit(64)
+            probe.oom_kills()
+            os.close(probe.open())
+        except OSError:
+            return False
+        return True
+
+    def child(self, name: str) -> MemoryCgroup:
+        """Create the cgroup of a slot. Raises OSError when the kernel refuses."""
+        directory = self.directory / name
+        directory.mkdir(exist_ok=True)
+        return MemoryCgroup(directory, self.version)
+
     def limit(self, memory_mb: int) -> None:
         """Set the memory limit of the next execution. Raises OSError when the kernel refuses."""
-        limit_bytes = str((memory_mb + OVERHEAD_MB) << 20)
-        if self.version == 2:
-            (self.directory / "memory.max").write_text(limit_bytes)
-            with contextlib.suppress(OSError):  # the file is missing without swap accounting
-                (self.directory / "memory.swap.max").write_text("0")
-        else:
-            (self.directory / "memory.limit_in_bytes").write_text(limit_bytes)
+        (self.directory / _LIMIT_FILE[self.version]).write_text(str((memory_mb + OVERHEAD_MB) << 20))
+        if (swap := self.directory / "memory.swap.max").exists():  # v2 with swap accounting
+            swap.write_text("0")
 
     def open(self) -> int:
         """Open cgroup.procs. A process joins the cgroup by writing "0" to the fd."""
@@ -54,76 +89,26 @@ class MemoryCgroup:
 
     def oom_kills(self) -> int:
         """Return how many processes the OOM killer has killed in this cgroup so far."""
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        for line in (self.directory / name).read_text().splitlines():
+        for line in (self.directory / _EVENTS_FILE[self.version]).read_text().splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
                 return int(value)
         return 0
 
-    def remove(self) -> None:
-        """Remove the empty cgroup. A busy one is left for ``remove_tree``."""
-        with contextlib.suppress(OSError):
-            self.directory.rmdir()
 
-
-class CgroupTree:
-    """The parent cgroup of all slots' cgroups; ``open`` finds a place for it."""
-
-    def __init__(self, directory: Path, version: int) -> None:
-        self.directory = directory
-        self._version = version
-
-    @classmethod
-    def open(cls, name: str) -> CgroupTree | None:
-        """Create a tree called ``name``; None if no memory controller is writable."""
-        for parent, version in _candidates():
-            directory = parent / name
-            with contextlib.suppress(OSError):
-                directory.mkdir()
-                tree = cls(directory, version)
-                if tree._usable():
-                    return tree
-                remove_tree(directory)
-        return None
-
-    def _usable(self) -> bool:
-        try:
-            if self._version == 2:
-                (self.directory / "cgroup.subtree_control").write_text("+memory")
-                if (self.directory / "cpu.weight").exists():  # all executions together, relative to the trainer
-                    (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
-            probe = self.slot(-1)
-            try:
-                probe.limit(64)
-                probe.oom_kills()
-                os.close(probe.open())
-            finally:
-                probe.remove()
-        except OSError:
-            return False
-        return True
-
-    def slot(self, number: int) -> MemoryCgroup:
-        """Create the cgroup of one slot. Raises OSError when the kernel refuses."""
-        directory = self.directory / f"slot{number}"
-        directory.mkdir(exist_ok=True)
-        return MemoryCgroup(directory, self._version)
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a tree of empty cgroups. Busy or missing ones are skipped."""
+def remove_cgroups(parent: Path) -> None:
+    """Remove a cgroup and its children if they are empty. Busy or missing ones are skipped."""
     with contextlib.suppress(OSError):
-        for child in directory.iterdir():
+        for child in parent.iterdir():
             if child.is_dir():
                 with contextlib.suppress(OSError):
                     child.rmdir()
-        directory.rmdir()
+        parent.rmdir()
 
 
-def _candidates() -> list[tuple[Path, int]]:
-    """Return candidates (directory, cgroup version): this process's cgroup, then the root."""
-    found: list[tuple[Path, int]] = []
+def _places() -> list[tuple[Path, int]]:
+    """Return where a cgroup may be writable, and its version: this process's cgroup, the root."""
+    places: list[tuple[Path, int]] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -133,99 +118,90 @@ def _candidates() -> list[tuple[Path, int]]:
         else:
             continue
         for mount in mounts:
-            found += [(mount / path.lstrip("/"), version), (mount, version)]
-    return found
+            places += [(mount / path.lstrip("/"), version), (mount, version)]
+    return places
 
 
-# ---------------------------------------------------------------------------- uids
+# ----------------------------------------------------------- uids and removal of files
 
-_BLOCK = 16
+UID_LOCKS = Path("/run/retool-sandbox-uids")
+_REMOVAL_TIMEOUT_S = 600.0  # a process that survives at rlimits may keep adding files
 
 
-class Uids:
-    """Assigns uids to the slots of one sandbox, so that no two sandboxes share a uid.
+def claim_uid(directory: Path = UID_LOCKS) -> tuple[int, int]:
+    """Claim a uid that no other slot on this machine uses; return it and the fd of its lock.
 
-    A slot number always gets the same uid. Uids are claimed in blocks of 16. A claim is an
-    exclusive flock on a file in a directory that only root can enter; the kernel releases it when
-    the process ends, however it ends. ``close`` releases all claims. Claims under different
-    ``name``s are independent.
+    The lock is on a file in ``directory``, which only root can enter. The kernel releases it when
+    the fd is closed or the process ends. Raises SandboxUnavailable if every uid is claimed.
     """
-
-    def __init__(self, name: str = "retool-sandbox-uids") -> None:
-        self._name = name
-        self._directory = ""
-        self._claims: list[int] = []
-        self._starts: list[int] = []
-
-    def of(self, number: int) -> int:
-        """Return the uid of slot ``number`` (>= -1). Raises SandboxUnavailable if none is free."""
-        block, place = divmod(number + 1, _BLOCK)
-        while len(self._starts) <= block:
-            self._claim()
-        return self._starts[block] + place
-
-    def _claim(self) -> None:
-        self._directory = self._directory or _own_directory(self._name)
-        num_blocks = NUM_UIDS // _BLOCK
-        for number in range(num_blocks):
-            start = FIRST_UID + (os.getpid() + number) % num_blocks * _BLOCK
-            if start in self._starts:
-                continue
-            claim = os.open(f"{self._directory}/{start}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(claim)
-            else:
-                self._claims.append(claim)
-                self._starts.append(start)
-                return
-        raise SandboxUnavailable(
-            f"The sandboxes of this machine use all {NUM_UIDS} uids of executions. Stop some, or lower workers or "
-            "sessions."
-        )
-
-    def close(self) -> None:
-        """Release all uids."""
-        for claim in self._claims:
-            os.close(claim)
-        self._claims.clear()
-        self._starts.clear()
-
-
-def _own_directory(name: str) -> str:
-    """Create a directory in /run that only root can enter. Raises SandboxUnavailable."""
-    path = os.path.join("/run", name)
     try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        status = os.lstat(path)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.lstat()
     except OSError as error:
-        raise SandboxUnavailable(f"{path} cannot be created: {error.strerror}. Root's sandboxes need it.") from error
+        raise SandboxUnavailable(
+            f"{directory} cannot be created: {error.strerror}. Root's sandboxes need it."
+        ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise SandboxUnavailable(f"{path} is not a directory that only root can enter. Remove it.")
-    return path
+        raise SandboxUnavailable(f"{directory} is not a directory that only root can enter. Remove it.")
+    start = random.randrange(NUM_UIDS)
+    for number in range(NUM_UIDS):
+        uid = FIRST_UID + (start + number) % NUM_UIDS
+        if (lock_fd := _lock(directory / str(uid), os.O_RDWR | os.O_CREAT)) is not None:
+            return uid, lock_fd
+    raise SandboxUnavailable(
+        f"The sandboxes of this machine use all {NUM_UIDS} uids of executions. Stop some, or lower workers or sessions."
+    )
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    """Open and lock ``path`` until the returned fd is closed; None if it is locked already."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def remove_directory(path: Path) -> bool:
+    """Delete the tree at ``path``, if it exists. Returns whether it is gone.
+
+    Hostile code made the tree. rm(1) handles any depth and number of files, and follows no
+    symbolic links.
+    """
+    remove = ["rm", "-rf", str(path)]
+    try:
+        failed = subprocess.call(remove, stderr=subprocess.DEVNULL, timeout=_REMOVAL_TIMEOUT_S)
+        if failed and os.geteuid() != 0:  # the code may have closed its directories
+            open_directories = ["chmod", "-R", "u+rwx", str(path)]
+            subprocess.call(open_directories, stderr=subprocess.DEVNULL, timeout=_REMOVAL_TIMEOUT_S)
+            failed = subprocess.call(remove, stderr=subprocess.DEVNULL, timeout=_REMOVAL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed = error
+    if failed:
+        logger.warning("%s could not be removed: rm failed: %s", path, failed)
+    return not failed
 
 
 # ------------------------------------------------------------- the state directory
 
 PREFIX = "retool-sandbox-"
-_CGROUP = "cgroup"  # this file records the tree's path: whoever cleans up may be in another cgroup
+_CGROUP = "cgroup"  # this file records the cgroup's path: whoever cleans up may be in another cgroup
 _YOUNG_S = 60.0  # a directory just created may not be locked yet
 
 
 class StateDirectory:
-    """Files of one sandbox: zygote mount points and logs, working directories, the cgroup tree.
+    """Files of one sandbox: zygote mount points and logs, working directories, the parent cgroup.
 
     Working directories are here only at levels landlock and rlimits. The owner keeps the directory
     locked while it is alive. Rollout workers are often killed without warning, so each new sandbox
     removes the unlocked directories on this machine.
     """
 
-    def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
+    def __init__(self, path: Path, lock_fd: int, cgroup: MemoryCgroup | None) -> None:
         self.path = path
-        self.cgroups = cgroups
-        self.uids = Uids()
+        self.cgroup = cgroup
         self._lock_fd = lock_fd
 
     @classmethod
@@ -239,20 +215,24 @@ class StateDirectory:
         path.chmod(0o711)  # executions under other uids must be able to traverse it
         lock_fd = lock_directory(path)
         assert lock_fd is not None, "nobody else knows a directory just made"
-        cgroups = CgroupTree.open(path.name)
-        if cgroups is not None:
-            (path / _CGROUP).write_text(str(cgroups.directory))
-        return cls(path, lock_fd, cgroups)
+        cgroup = MemoryCgroup.create(path.name)
+        if cgroup is not None:
+            (path / _CGROUP).write_text(str(cgroup.directory))
+        return cls(path, lock_fd, cgroup)
 
     def remove(self) -> None:
-        """Delete the directory and the cgroups, and release the uids."""
-        self.uids.close()
-        if self.cgroups is not None:
-            remove_tree(self.cgroups.directory)
+        """Delete the directory and the cgroups."""
+        if self.cgroup is not None:
+            remove_cgroups(self.cgroup.directory)
         for _ in range(3):  # a thread may still be deleting an execution's files there
             if remove_directory(self.path):
                 break
         os.close(self._lock_fd)
+
+
+def lock_directory(path: Path) -> int | None:
+    """Lock a state directory until the returned fd is closed; None if its owner is alive."""
+    return _lock(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
@@ -270,21 +250,10 @@ def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
             with contextlib.suppress(FileNotFoundError):
                 cgroup = Path((path / _CGROUP).read_text())
                 if cgroup.name == path.name:
-                    remove_tree(cgroup)
+                    remove_cgroups(cgroup)
             remove_directory(path)
             os.close(lock_fd)
     return next(parent.glob(f"{PREFIX}*"), None) is None
-
-
-def lock_directory(path: Path) -> int | None:
-    """Lock a directory until the returned fd is closed; None if another process has locked it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
 
 
 # --------------------------------------------------------------------------- slots
@@ -299,31 +268,40 @@ class WorkerSlot:
     """
 
     uid: int | None = None
+    uid_lock: int | None = None
     directory: Path | None = None
     cgroup: MemoryCgroup | None = None
     cgroup_fd: int | None = None
 
     @classmethod
-    def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
-        """Create slot ``number`` (-1: the probe's).
+    def make(cls, level: Level, name: str, state: StateDirectory) -> WorkerSlot:
+        """Create the slot ``name``.
 
         Raises OSError when its cgroup cannot be created, SandboxUnavailable when no uid is free.
         """
-        cgroup = state.cgroups.slot(number) if state.cgroups else None
+        cgroup = state.cgroup.child(name) if state.cgroup else None
         cgroup_fd = cgroup.open() if cgroup else None
-        uid = state.uids.of(number) if os.geteuid() == 0 else None
-        directory = None if level == Level.NAMESPACES else state.path / f"slot{number}"
-        return cls(uid=uid, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
+        uid, uid_lock = claim_uid() if os.geteuid() == 0 else (None, None)
+        directory = None if level == Level.NAMESPACES else state.path / name
+        return cls(uid=uid, uid_lock=uid_lock, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
         """Set the memory limit and create an empty working directory. Raises OSError."""
         if self.cgroup is not None:
             self.cgroup.limit(memory_limit_mb)
         if self.directory is not None:
-            move_aside(self.directory)  # left by a cancelled start
+            self._move_aside(self.directory)  # left by a cancelled start
             self.directory.mkdir(mode=0o700)
             if self.uid is not None:
                 os.chown(self.directory, self.uid, self.uid)
+
+    @staticmethod
+    def _move_aside(directory: Path) -> Path:
+        """Rename ``directory``, if it exists, to an unguessable name next to it; return that."""
+        aside = directory.with_name(f"left-{secrets.token_hex(8)}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(directory, aside)
+        return aside
 
     async def clean(self) -> None:
         """Delete the files the execution left in its directory, whatever they are.
@@ -334,19 +312,17 @@ class WorkerSlot:
         if self.directory is None:
             return
         with contextlib.suppress(OSError):
-            self.directory.rmdir()  # most executions leave no files
+            (self.directory / "main.py").unlink(missing_ok=True)  # of a script; most executions leave nothing else
+            self.directory.rmdir()
             return
-        await asyncio.shield(asyncio.to_thread(remove_directory, move_aside(self.directory)))
+        await asyncio.shield(asyncio.to_thread(remove_directory, self._move_aside(self.directory)))
 
     def oom_kills(self) -> int:
         """Return how many processes the OOM killer killed in this slot; 0 without a cgroup."""
         return self.cgroup.oom_kills() if self.cgroup else 0
 
-    def remove(self) -> None:
-        """Delete the slot's directory and cgroup."""
-        if self.directory is not None:
-            remove_directory(self.directory)
-        if self.cgroup_fd is not None:
-            os.close(self.cgroup_fd)
-        if self.cgroup is not None:
-            self.cgroup.remove()
+    def close(self) -> None:
+        """Release the uid and the cgroup; the state directory deletes the files."""
+        for fd in (self.uid_lock, self.cgroup_fd):
+            if fd is not None:
+                os.close(fd)

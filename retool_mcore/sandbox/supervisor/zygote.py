@@ -2,7 +2,8 @@
 
 It is single-threaded and starts with a clean environment. It never sees request data, because every
 child can read the memory it inherits. Code reaches the child through a control socket, which the
-zygote only passes on.
+zygote only passes on. This module and those it imports need only the standard library, because
+another interpreter (``sandbox.python``) lacks our packages.
 
 Protocol, one message per SEQPACKET datagram:
 
@@ -30,7 +31,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
 from retool_mcore.sandbox.child import packages, paths, programs, runner, tracebacks
-from retool_mcore.sandbox.supervisor import confine, guardian, kernel, reach
+from retool_mcore.sandbox.supervisor import confine, guardian, kernel, library_fds
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup fd is included
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
@@ -38,7 +39,7 @@ STARTED_BODY = struct.Struct("=Q")
 EXITED_BODY = struct.Struct("=Qid")  # job, wait status, CPU seconds
 
 _CONTROL_FD = 3
-_LIBRARY_FD_BASE = 200  # above all other fds of the zygote; see reach.py
+_LIBRARY_FD_BASE = 200  # above all other fds of the zygote; see library_fds.py
 _TASKS_CACHE_S = 10.0
 
 
@@ -57,7 +58,7 @@ class Zygote:
         self._pid_namespace = -1
         self._own_uids = False  # whether the user namespace maps a uid for each execution
         self._num_library_fds = 0
-        self._reachable = ""  # a Python directory whose fd leads into a closed directory; see reach.py
+        self._reachable = ""  # a Python directory whose fd leads into a closed directory; see library_fds.py
         self._shared: confine.SharedPaths | None = None
         self._tasks = (0.0, 0)
         self._proc_fd = -1
@@ -87,7 +88,7 @@ class Zygote:
                 if os.geteuid() != 0:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
-                self._num_library_fds, self._reachable = reach.import_from_descriptors(_LIBRARY_FD_BASE)
+                self._num_library_fds, self._reachable = library_fds.import_from_descriptors(_LIBRARY_FD_BASE)
         programs.explain_refusal()
         if self._level == "landlock":
             paths.redirect_shared_dirs(confine.visible_paths())
@@ -255,8 +256,8 @@ class Zygote:
     def _reap(self) -> None:
         ended: list[tuple[int, int, float]] = []
         with contextlib.suppress(ChildProcessError):
-            while (found := os.wait4(-1, os.WNOHANG))[0]:
-                ended.append((found[0], found[1], found[2].ru_utime + found[2].ru_stime))
+            while (exited := os.wait4(-1, os.WNOHANG))[0]:
+                ended.append((exited[0], exited[1], exited[2].ru_utime + exited[2].ru_stime))
         if ended and self._level == "rlimits":  # model code may have killed its guardian
             ended += guardian.end_strays(self._jobs)
         for pid, status, cpu_s in ended:

@@ -22,9 +22,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nodes.Node:
     monkeypatch.setenv("PYTHON", sys.executable)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(nodes, "sandbox_folder", lambda _: tmp_path / "retool-sandboxes-1" / "mine")
-    found = nodes.find_node("rl", [CONFIG, f"run.name={uuid.uuid4().hex}"], dry_run=False)
+    made = nodes.find_node("rl", [CONFIG, f"run.name={uuid.uuid4().hex}"], dry_run=False)
     monkeypatch.delenv("RETOOL_NODE_SETTINGS")
-    return found
+    return made
 
 
 def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(node: nodes.Node, tmp_path: Path):
@@ -34,7 +34,7 @@ def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(node: 
     finally:
         os.umask(old)
         nodes.end(processes.services, 5)
-    assert [each.stat().st_mode & 0o777 for each in (parent, parent / "mine")] == [0o700, 0o700]
+    assert [folder.stat().st_mode & 0o777 for folder in (parent, parent / "mine")] == [0o700, 0o700]
     # A sandbox that opens removes what killed ones left, by name, age and lock.
     os.utime(parent, (0, 0))
     remove_stale(tmp_path)
