@@ -1,4 +1,4 @@
-"""Host files keep their content, length, mode and times, with every Landlock ABI.
+"""Host files keep their content, length, mode and times, with old and new Landlock ABIs.
 
 Landlock restricts neither modes nor times, and truncation only from ABI 3 on. The system-call
 filter does the rest. To simulate an older kernel, the test reports an older ABI to the sandbox,
@@ -77,7 +77,7 @@ async def main():
     print(json.dumps({"unchanged": unchanged, "done": done, "new": new, "own": own.text}))
 asyncio.run(main())
 """
-LANDLOCK_ABIS = [1, 2, 3, 4, 5, 6, 99]
+LANDLOCK_ABIS = [1, 2, 3, 5, 99]  # those that change the rights or the filter, and this kernel's
 
 
 def own_library(user: OrdinaryUser) -> str:

@@ -123,8 +123,6 @@ async def test_an_executable_that_is_not_a_python_is_refused(script: str | None,
     [
         ({"python": "bin/python"}, r"sandbox.python = 'bin/python' is not an absolute path"),
         ({"preload": ["scikit-learn"]}, r"sandbox.preload: 'scikit-learn' is not a module name"),
-        ({"preload": ["a..b"]}, r"sandbox.preload: 'a..b' is not a module name"),
-        ({"preload": ["os;x"]}, r"is not a module name"),
         ({"preload": ["pandas\n"]}, r"is not a module name"),
     ],
 )

@@ -11,7 +11,6 @@ import builtins
 import contextlib
 import gc
 import io
-import itertools
 import linecache
 import marshal
 import os
@@ -57,7 +56,6 @@ class CellRunner:
         self._control = control
         self._requests = control.makefile("rb")
         self._mapped_bytes = mapped_bytes
-        self._cells = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
@@ -65,7 +63,9 @@ class CellRunner:
     def serve(self) -> NoReturn:
         """Run one request from the control socket; in a session, run requests until it ends."""
         self._become_main()
-        for number in itertools.count(1):
+        number = 0
+        while True:
+            number += 1
             try:
                 request = marshal.load(self._requests)  # unsafe for untrusted input; the supervisor is trusted
             except EOFError:
@@ -74,7 +74,7 @@ class CellRunner:
             if number == 1:
                 self._limit_memory(request["memory_limit_mb"])
             self._open_stdin(request["stdin"])
-            filename = f"cell_{self._cells + 1}.py" if session else "main.py"
+            filename = f"cell_{number}.py" if session else "main.py"
             return_code = self._write_files(request["files"])
             if not return_code and not request["notebook"]:
                 self._become_script(request["code"], filename)
@@ -85,8 +85,6 @@ class CellRunner:
             if not session:
                 _leave(return_code)
             send_frame(self._control, DONE, CELL_END.pack(return_code, number))
-
-        raise AssertionError("the count of cells has no end")
 
     def _become_main(self) -> None:
         sys.modules["__main__"] = self._module
@@ -157,7 +155,6 @@ class CellRunner:
 
         With ``echo``, prints the value of a trailing expression.
         """
-        self._cells += 1
         _show_lines(filename, source)
         try:
             cell = notebook.parse_cell(source, filename, notebook=echo)

@@ -203,8 +203,8 @@ class LocalSandbox(Sandbox):
             restarted, started = session.lost, session.process is None
             if session.process is None:
                 slot.prepare(request.memory_limit_mb)
-                session.process = await ChildProcess.spawn(_least_busy(self._full), slot)
-            result = await session.process.run(request, session=True)
+                session.process = await ChildProcess.spawn(_least_busy(self._full), slot, session=True)
+            result = await session.process.run(request)
             return replace(result, queue_s=queue_s, session_restarted=restarted, session_started=started)
 
     # -------------------------------------------------------------- closing

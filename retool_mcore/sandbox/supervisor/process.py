@@ -59,21 +59,22 @@ class _Frames:
 class ChildProcess:
     """A live child. ``run`` executes a request in it. Callers must always ``close`` it."""
 
-    def __init__(self, image: WarmImage, child: Child, control: socket.socket, stdout: int, stderr: int) -> None:
+    def __init__(
+        self, image: WarmImage, child: Child, control: socket.socket, stdout: int, stderr: int, *, session: bool
+    ) -> None:
         self.image = image
         self.child = child
+        self._session = session
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
         self._streams = (stdout, stderr)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._turn: asyncio.Future[bool] = self._loop.create_future()  # True: a session's cell ended
-        self._return_code: int | None = None
+        self._turn: asyncio.Future[int | None] = self._loop.create_future()  # a cell's return code; None: it exited
         self._cell = 0
         self._frozen, self._used_s = 0, 0.0  # root pid of the stopped tree, its CPU seconds so far
         self._frozen_check: asyncio.TimerHandle | None = None
         self._frames = _Frames()
-        self._in_session = False
         self._open = {stdout, stderr, control.fileno()}
         for fd in self._streams:
             os.set_blocking(fd, False)
@@ -82,8 +83,8 @@ class ChildProcess:
         child.exit.add_done_callback(self._on_exit)
 
     @classmethod
-    async def spawn(cls, image: WarmImage, slot: WorkerSlot) -> ChildProcess:
-        """Fork a child of ``image``. Raises SandboxUnavailable."""
+    async def spawn(cls, image: WarmImage, slot: WorkerSlot, *, session: bool = False) -> ChildProcess:
+        """Fork a child of ``image`` for a request or a session. Raises SandboxUnavailable."""
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -106,7 +107,7 @@ class ChildProcess:
             for fd in (out_write, err_write, *([directory_fd] if directory_fd is not None else [])):
                 os.close(fd)
         ours.setblocking(False)
-        return cls(image, child, ours, out_read, err_read)
+        return cls(image, child, ours, out_read, err_read, session=session)
 
     @property
     def alive(self) -> bool:
@@ -115,18 +116,18 @@ class ChildProcess:
 
     # ------------------------------------------------------------- one turn
 
-    async def run(self, request: ExecRequest, *, session: bool) -> ExecResult:
+    async def run(self, request: ExecRequest) -> ExecResult:
         """Run one request.
 
-        On return, the child is dead if it hit the time limit or if ``session`` is False. Otherwise
-        it is stopped (SIGSTOP) until the next ``run``, unless its code ended the process.
+        On return, the child is dead, unless it belongs to a session. Then it is stopped (SIGSTOP)
+        until the next ``run``, if it neither hit the time limit nor ended itself.
 
         Raises SandboxUnavailable when the kernel refused the confinement or the zygote died. When
         the call is cancelled, the child is killed before the cancellation propagates.
         """
-        self._begin_turn(request, session=session)
+        self._begin_turn(request)
         self._thaw()
-        sending = asyncio.ensure_future(self._send(request, session=session))
+        sending = asyncio.ensure_future(self._send(request))
         try:
             try:
                 async with asyncio.timeout(_SETUP_TIMEOUT_S):
@@ -136,11 +137,13 @@ class ChildProcess:
             started = time.monotonic()
             timed_out = not (await asyncio.wait((self._turn,), timeout=request.run_timeout_s))[0]
             run_s = time.monotonic() - started
-            if not timed_out and self._turn.result():
+            return_code = None if timed_out else self._turn.result()
+            if return_code is not None:
                 cpu_s = await self._freeze()
-                self._drain()
-                return self._result(request, run_s, cpu_s=cpu_s, return_code=self._return_code)
-            exit_ = await self._end(kill=timed_out)
+            else:
+                exit_ = await self._end(kill=timed_out)
+                cpu_s = exit_.cpu_s
+                return_code = None if timed_out else os.waitstatus_to_exitcode(exit_.status)
         except BaseException:
             await asyncio.shield(self._kill_and_wait())
             raise
@@ -148,13 +151,7 @@ class ChildProcess:
             sending.cancel()
             await asyncio.wait((sending,))
         self._drain()
-        return self._result(
-            request,
-            run_s,
-            cpu_s=exit_.cpu_s,
-            return_code=None if timed_out else os.waitstatus_to_exitcode(exit_.status),
-            timed_out=timed_out,
-        )
+        return self._result(request, run_s, cpu_s=cpu_s, return_code=return_code, timed_out=timed_out)
 
     async def _freeze(self) -> float:
         """Stop a session's processes until its next cell. Returns the CPU seconds of this cell.
@@ -191,11 +188,9 @@ class ChildProcess:
             freeze.resume(self._frozen, with_root=self.image.child_is_init)
         self._frozen, self._frozen_check = 0, None
 
-    def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
+    def _begin_turn(self, request: ExecRequest) -> None:
         self._turn = self._loop.create_future()
         self._cell += 1
-        self._in_session = session
-        self._return_code = None
         self._frames = _Frames(
             num_files=len(request.fetch_files),
             num_left=_MAX_FRAMES + len(request.fetch_files),
@@ -206,7 +201,7 @@ class ChildProcess:
         if self.child.exit.done():
             self._on_exit(self.child.exit)
 
-    async def _send(self, request: ExecRequest, *, session: bool) -> None:
+    async def _send(self, request: ExecRequest) -> None:
         packed = marshal.dumps(
             {
                 "code": request.code,
@@ -214,7 +209,7 @@ class ChildProcess:
                 "files": dict(request.files),
                 "fetch_files": list(request.fetch_files),
                 "memory_limit_mb": request.memory_limit_mb,
-                "session": session,
+                "session": self._session,
                 "notebook": request.notebook,
             }
         )
@@ -228,7 +223,7 @@ class ChildProcess:
         *,
         cpu_s: float,
         return_code: int | None,
-        timed_out: bool = False,
+        timed_out: bool,
     ) -> ExecResult:
         stdout, stderr = (self._outputs[fd].text() for fd in self._streams)
         if request.notebook:
@@ -259,7 +254,7 @@ class ChildProcess:
             self._ready.set_exception(failure or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
         if not self._turn.done():
-            self._turn.set_result(False)
+            self._turn.set_result(None)
 
     def _read_stream(self, fd: int) -> bool:
         """Read once from a stream. Returns whether more may follow at once."""
@@ -334,11 +329,10 @@ class ChildProcess:
             (index,) = struct.unpack_from("=I", payload)
             if index < self._frames.num_files:
                 self._frames.files.setdefault(index, payload[4:])
-        elif kind == runner.DONE and self._in_session and not self._turn.done():
+        elif kind == runner.DONE and self._session and not self._turn.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
             if cell == self._cell:  # another number: the real DONE of an earlier cell whose end was forged
-                self._return_code = return_code
-                self._turn.set_result(True)
+                self._turn.set_result(return_code)
 
     def _stop_reading(self, fd: int) -> None:
         if fd in self._open:
@@ -387,7 +381,7 @@ async def run_once(image: WarmImage, slot: WorkerSlot, request: ExecRequest) -> 
         slot.prepare(request.memory_limit_mb)
         process = await ChildProcess.spawn(image, slot)
         try:
-            result = await process.run(request, session=False)
+            result = await process.run(request)
         finally:
             await process.close()
     finally:
