@@ -50,26 +50,25 @@ class MemoryCgroup:
         """Create the parent of all slots; None if no memory controller is writable."""
         for place, version in _places():
             parent = cls(place / name, version)
-            with contextlib.suppress(OSError):
+            try:
                 parent.directory.mkdir()
-                if parent._usable():
-                    return parent
+                parent.set_up()
+            except OSError:
                 remove_cgroups(parent.directory)
+            else:
+                return parent
         return None
 
-    def _usable(self) -> bool:
-        try:
-            if self.version == 2:
-                (self.directory / "cgroup.subtree_control").write_text("+memory")
-                if (self.directory / "cpu.weight").exists():  # all executions together, relative to the trainer
-                    (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
-            probe = self.child("probe")
-            probe.limit(64)
-            probe.oom_kills()
-            os.close(probe.open())
-        except OSError:
-            return False
-        return True
+    def set_up(self) -> None:
+        """Prepare the parent of all slots, and try a child. Raises OSError if one is refused."""
+        if self.version == 2:
+            (self.directory / "cgroup.subtree_control").write_text("+memory")
+            if (self.directory / "cpu.weight").exists():  # all executions together, relative to the trainer
+                (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
+        probe = self.child("probe")
+        probe.limit(64)
+        probe.oom_kills()
+        os.close(probe.open())
 
     def child(self, name: str) -> MemoryCgroup:
         """Create the cgroup of a slot. Raises OSError when the kernel refuses."""
