@@ -344,9 +344,6 @@ class BestKeeper:
     def metrics(self) -> dict[str, float]:
         return {} if self.best is None else self.best.metrics()
 
-    def summary(self) -> str:
-        return "" if self.best is None else self.best.summary()
-
     @property
     def stopped_early(self) -> bool:
         return self.best is not None and self.best.stopped_early
