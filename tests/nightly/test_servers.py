@@ -1,4 +1,4 @@
-"""Our SGLang server under Ray: concurrent requests, and a seed for each replica."""
+"""Our SGLang server under Ray: concurrent requests. tests/engine/test_servers.py has its start."""
 
 from typing import Any
 
@@ -15,7 +15,3 @@ def found() -> dict[str, Any]:
 def test_no_request_waits_in_ray_and_none_keeps_the_abort_waiting(found: dict[str, Any]):
     assert found["started of 1536"] == 1536
     assert found["room"] > 2 * 16_384, "a step of the paper and a validation"
-
-
-def test_each_replica_has_its_own_seed_though_verl_gives_all_the_same_settings(found: dict[str, Any]):
-    assert found["seeds"] == [7, 8, 9, 7]
