@@ -93,8 +93,8 @@ class TextTools:
     Breaks up control tokens in results.
     """
 
-    def __init__(self, name: str, tools: Sequence[Tool], interpreter: bool) -> None:
-        self.name, self.tools, self.interpreter = name, tools, interpreter
+    def __init__(self, tools: Sequence[Tool], interpreter: bool) -> None:
+        self.tools, self.interpreter = tools, interpreter
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -243,7 +243,7 @@ class TextSampler:
                 "Serve the model with SGLang, and name that server in --url instead of --endpoint."
             )
         tools = tools_of(rollout) if self._case.tool else ()
-        self._tools = TextTools(rollout.protocol, tools, interpreter=TOOL_NAME in rollout.tools)
+        self._tools = TextTools(tools, interpreter=TOOL_NAME in rollout.tools)
 
     def notes(self, work: CaseSamples) -> Iterator[str]:
         turns = "\n".join(f"{turn['role']}: {turn['content']}" for turn in work.problems[0].messages)
@@ -255,7 +255,9 @@ class TextSampler:
     async def trajectory(self, problem: Problem, sampling: Sampling, context: ToolContext) -> Trajectory:
         tools = self._tools if self._case.tool else None
         model = Chat(problem.messages, tools, self._endpoint, sampling, self._limits)
-        return await converse(model.trajectory, model, Calls(self._tools, self._limits, context), self._limits)
+        return await converse(
+            model.trajectory, model, Calls(self._tools.tools, self._tools.shown, self._limits, context), self._limits
+        )
 
     def text(self, trajectory: Trajectory) -> str:
         parts = [each for turn in trajectory.turns for each in (turn.text, *(result.shown for result in turn.results))]

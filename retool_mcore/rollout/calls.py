@@ -9,9 +9,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
@@ -49,30 +49,25 @@ class CallResult:
     tool: str = TOOL_NAME
 
 
-class ResultFormat(Protocol):
-    """The part of a ``ToolProtocol`` that ``Calls`` uses."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tools(self) -> Sequence[Tool]: ...
-
-    def shown(self, output: str, max_tokens: int) -> tuple[str, int]: ...
-
-
 class Calls:
     """The tools of one trajectory and their state. Call ``close`` when the trajectory is over.
 
+    ``shown``: see ``ToolProtocol.shown``.
     ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
     ``faults``: the exceptions in hooks, by "TOOL.HOOK/EXCEPTION", such as "lookup.end/KeyError".
     """
 
-    def __init__(self, protocol: ResultFormat, limits: Limits, context: ToolContext) -> None:
-        self._protocol, self._limits, self._context = protocol, limits, context
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        shown: Callable[[str, int], tuple[str, int]],
+        limits: Limits,
+        context: ToolContext,
+    ) -> None:
+        self._shown, self._limits, self._context = shown, limits, context
         self.found: dict[str, dict[str, float]] = {}
         self.faults: Counter[str] = Counter()
-        self._tools = {tool.name: tool for tool in protocol.tools}
+        self._tools = {tool.name: tool for tool in tools}
         self._states: dict[str, asyncio.Task[Any]] = {}
         self._num_calls: Counter[str] = Counter()
 
@@ -92,7 +87,7 @@ class Calls:
 
     def shown(self, error: str) -> str:
         """An error message of the loop, cleaned and cut like a tool's output."""
-        return self._protocol.shown(error, self._limits.max_tool_output_tokens)[0]
+        return self._shown(error, self._limits.max_tool_output_tokens)[0]
 
     async def close(self) -> None:
         """End the interpreter session and call ``end`` of every tool that was started.
@@ -123,7 +118,7 @@ class Calls:
 
     async def _run_code(self, call: Call) -> CallResult:
         sandbox = self._context.sandbox
-        assert sandbox is not None, f"protocol {self._protocol.name} calls a tool, but there is no sandbox"
+        assert sandbox is not None, "a call of the interpreter, but there is no sandbox"
         started = time.perf_counter()
         output: ExecResult = await self._retrying()(
             sandbox.execute,
@@ -195,7 +190,7 @@ class Calls:
         )
 
     def _result(self, call: Call, text: str, **fields: Any) -> CallResult:
-        shown, cut_tokens = self._protocol.shown(text, self._limits.max_tool_output_tokens)
+        shown, cut_tokens = self._shown(text, self._limits.max_tool_output_tokens)
         return CallResult(tool=call.tool, code=call.code, shown=shown, cut_tokens=cut_tokens, **fields)
 
 

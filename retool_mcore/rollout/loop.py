@@ -129,7 +129,7 @@ async def run_trajectory(
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
     conversation = _TokenConversation(trajectory, engine, protocol, sampling, trajectory_id)
     context = replace(tool_context or ToolContext(), trajectory_id=trajectory_id, sandbox=sandbox)
-    return await converse(trajectory, conversation, Calls(protocol, limits, context), limits)
+    return await converse(trajectory, conversation, Calls(protocol.tools, protocol.shown, limits, context), limits)
 
 
 class OutOfRoom(Exception):

@@ -63,10 +63,10 @@ def tools(servers: Mapping[str, Mapping[str, Any]]) -> dict[str, Tool]:
 
 
 async def ask(tokenizer: Any, offered: Mapping[str, Tool], *wanted: tuple[str, dict[str, Any]]) -> list[CallResult]:
-    """The calls of one turn of one trajectory, side by side."""
+    """The results of one turn's calls, which run concurrently."""
     protocol = open_protocol("hermes", tokenizer)
     protocol.offer(list(offered.values()))
-    calls = Calls(protocol, LIMITS, ToolContext(trajectory_id="t"))
+    calls = Calls(protocol.tools, protocol.shown, LIMITS, ToolContext(trajectory_id="t"))
     try:
         return await calls.run([Call(tool=name, arguments=arguments) for name, arguments in wanted])
     finally:
