@@ -26,7 +26,7 @@ on_gpu = [
 
 
 class OneStep:
-    """An optimizer of FusedAdam's make-up that records what each call of step saw."""
+    """An optimizer with FusedAdam's attributes that records the parameters of each step."""
 
     def __init__(self, moments: torch.dtype) -> None:
         self.name_to_dtype_map = {"exp_avg": moments, "exp_avg_sq": moments}
@@ -81,7 +81,7 @@ def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatc
         ("auto", "json", None),
     ],
 )
-def test_preflight_warns_of_fp8_engines_that_are_no_faster(
+def test_preflight_warns_about_slow_fp8_engines(
     backend: str, installed: str, warning: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(platform, "DEEP_GEMM", installed)
@@ -94,7 +94,7 @@ def test_preflight_warns_of_fp8_engines_that_are_no_faster(
 
 
 @pytest.mark.parametrize(("fp8", "ep", "warns"), [("tensorwise", 8, True), ("tensorwise", 1, False)])
-def test_fp8_of_experts_which_is_slower_is_warned_of(fp8: str, ep: int, warns: bool):
+def test_fp8_experts_get_a_warning_that_they_are_slower(fp8: str, ep: int, warns: bool):
     settings = (f"model.fp8={fp8}", f"parallel.ep={ep}")
     config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", settings)
     remarks = get_platform("cuda").remarks(config)
@@ -118,7 +118,7 @@ def test_the_page_lists_the_changes_to_sglang_on_cuda():
     assert listed == [".".join(target.split(".")[-2:]) for target in changed]
 
 
-def test_the_stand_in_for_apex_is_last_on_the_path_and_only_once(monkeypatch: pytest.MonkeyPatch):
+def test_the_replacement_of_apex_is_last_on_the_path_and_only_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", f"{platform.KERNELS}:/somewhere")
     assert get_platform("cuda").process_env()["PYTHONPATH"] == f"/somewhere:{platform.KERNELS}"
 
@@ -180,11 +180,11 @@ class TestOnGpu:
             entropy_T = forward(calculate_entropy=True)[1]
         torch.testing.assert_close(entropy_T, expected[1], atol=1e-3 if temperature == 1 else 5e-2, rtol=1e-3)
 
-    def test_the_stand_in_adds_to_the_gradient_buffer(self):
+    def test_the_replacement_of_apex_adds_to_the_gradient_buffer(self):
         import importlib.util
 
         path = platform.KERNELS / "fused_weight_gradient_mlp_cuda.py"
-        spec = importlib.util.spec_from_file_location("stand_in", path)
+        spec = importlib.util.spec_from_file_location("replacement", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Frozen weights in a byte a value: what they round to, and that one at a time is whole."""
+"""A frozen base in FP8: its rounding, its gradients, and one dequantized matrix at a time."""
 
 import weakref
 from typing import Any
@@ -17,7 +17,7 @@ PATHS = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_
 
 
 class SavedTwice(Plain):
-    """As Transformer Engine's layers: its function saves the weight and what it multiplied by."""
+    """Saves its weight twice for the backward pass, as Transformer Engine's layers do."""
 
     def forward(self, x: torch.Tensor) -> tuple[Any, None]:
         return _Product.apply(x, self.weight), None
@@ -113,7 +113,7 @@ def test_a_stored_layer_computes_and_learns_as_one_with_rounded_weights(
 
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("kind", [Plain, SavedTwice])
-def test_one_matrix_at_a_time_is_whole(
+def test_only_one_matrix_is_dequantized_at_a_time(
     alone: None, kind: type[Plain], recomputed: bool, monkeypatch: pytest.MonkeyPatch
 ):
     from retool_mcore.platforms import lora
@@ -145,7 +145,7 @@ def test_a_weight_that_was_moved_is_read_where_it_is(alone: None):
     assert torch.equal(run(chunk, x)[0], want)
 
 
-def test_what_has_no_backward_pass_is_freed(alone: None):
+def test_an_output_without_a_backward_pass_is_freed(alone: None):
     layer = stored(adapted(SavesItsOutput, "o_proj")).decoder.layers[0].self_attention.linear_qkv
     output = layer(torch.randn(4, 2, HIDDEN, requires_grad=True))[0]
     held = weakref.ref(output.untyped_storage())

@@ -1,4 +1,4 @@
-"""Adapters on one layer against the product written out; Transformer Engine's fused layer, too."""
+"""Adapters on one layer equal the merged product, also on Transformer Engine's fused layer."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ class Plain(torch.nn.Module):
 
 
 class Fused(Plain):
-    """As Transformer Engine's norm and linear in one; asked to, it also gives the norm's output."""
+    """A fused norm and linear, as in Transformer Engine; may also return the norm's output."""
 
     return_layernorm_output = False
 
@@ -35,7 +35,7 @@ class Fused(Plain):
 
 
 class Chunk(torch.nn.Module):
-    """What `adapt` looks at of a model: one layer and the embedding."""
+    """The parts of a model that `adapt` reads: one layer and the embedding."""
 
     def __init__(self, kind: type[Plain]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def product(layer: Any, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [Plain, Fused])
-def test_queries_keys_and_values_stand_group_by_group(alone: None, kind: type[Plain]):
+def test_queries_keys_and_values_alternate_by_query_group(alone: None, kind: type[Plain]):
     layer = adapted(kind, "q_proj", "v_proj").decoder.layers[0].self_attention.linear_qkv
     q, v = product(layer, "q_proj"), product(layer, "v_proj")
     rows: list[torch.Tensor] = []
@@ -90,7 +90,7 @@ def test_queries_keys_and_values_stand_group_by_group(alone: None, kind: type[Pl
     torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(taken, layer.weight), rtol=0, atol=0)
 
 
-def test_dropout_is_of_training_alone(alone: None):
+def test_dropout_applies_in_training_only(alone: None):
     layer = adapted(Plain, "gate_proj", dropout=0.5).decoder.layers[0].mlp.linear_fc1
     x = torch.randn(4, 2, HIDDEN)
     assert not torch.equal(layer(x)[0], layer(x)[0])
@@ -99,7 +99,7 @@ def test_dropout_is_of_training_alone(alone: None):
 
 
 def test_layers_that_are_recomputed_get_a_gradient(alone: None):
-    """A reentrant checkpoint gives none where no input wants one."""
+    """A reentrant checkpoint needs an input that requires a gradient."""
     embedded = adapted(Plain, "o_proj").embedding(torch.tensor([1, 2]))
     assert embedded.requires_grad
     with torch.no_grad():

@@ -62,8 +62,8 @@ def test_a_store_listens_on_its_host(patched, host: str, address: list[str]):
     assert where_the_store_listens(None, host) in address
 
 
-def test_a_worker_groups_store_gets_a_port_that_no_client_is_given(monkeypatch: pytest.MonkeyPatch):
-    """Nor, at the same time, the store of another run."""
+def test_a_worker_groups_store_gets_a_port_below_the_client_ports(monkeypatch: pytest.MonkeyPatch):
+    """Two runs that start at the same time get different ports."""
     base = pytest.importorskip("verl.single_controller.ray.base", reason="verl is not installed")
     [change] = MASTER_PORT_PATCH.changes
     name = change.target.rpartition(".")[2]

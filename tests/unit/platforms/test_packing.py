@@ -135,7 +135,7 @@ def batch_of(lengths):
 
 
 def test_a_batch_that_is_sent_is_the_same_and_its_lengths_are_known(monkeypatch):
-    """On the device "meta", whose numbers nobody can read."""
+    """On the device "meta", whose values cannot be read."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     batch = batch_of([3, 2])
     sent = packing.send_batch(batch, torch.device("meta"))
@@ -186,7 +186,7 @@ def responses_of(rows, **more):
 
 
 @pytest.mark.parametrize(("more", "width"), [({}, ()), ({"max_response_len": 40}, (3,))], ids=["longest", "fixed"])
-def test_a_padded_output_and_its_gradient_are_verls_to_the_bit(width, more):
+def test_a_padded_output_and_its_gradient_equal_verls(width, more):
     @settings(max_examples=40)
     @given(some_rows)
     def compare(rows):
@@ -210,7 +210,7 @@ def test_a_padded_output_and_its_gradient_are_verls_to_the_bit(width, more):
 
 
 def test_padding_an_output_reads_nothing_from_the_device(monkeypatch):
-    """verl's reads each length of each response; here a batch on "meta" has numbers to nobody."""
+    """verl's function reads each length, which fails on the device "meta"."""
     prompts, responses = ((2, 1), torch.tensor([0, 2, 3])), ((3, 1), torch.tensor([0, 3, 4]))
     columns = {
         name: packing.jagged(torch.arange(sum(lengths)), offsets, lengths)

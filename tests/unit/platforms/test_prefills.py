@@ -1,4 +1,4 @@
-"""Requests that come while others decode are prefilled together."""
+"""Requests that arrive while others decode are prefilled together."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -64,12 +64,12 @@ def sglangs_choice(scheduler: Scheduling) -> Any:
 choose = prefill_together(sglangs_choice)
 
 
-def test_a_quarter_of_those_that_decode_is_worth_a_prefill():
+def test_a_prefill_starts_at_a_quarter_of_the_decoding_requests():
     made = list(Scheduling(40).prefills(choose, 30, every=1))
     assert made == [(9, 10), (22, 13)]  # of 40, and of 50
 
 
-def test_the_first_to_wait_waits_for_so_many_steps():
+def test_the_first_request_waits_a_limited_number_of_steps():
     made = list(Scheduling(400).prefills(choose, 3 * (MAX_DELAYED_STEPS + 1), every=5))
     assert made == [(16, 4), (36, 4)]
 
@@ -86,7 +86,7 @@ def test_the_first_to_wait_waits_for_so_many_steps():
     ],
     ids=["nothing decodes", "few decode", "many wait", "a chunked prefill", "SGLang's own delayer", "all finished"],
 )
-def test_it_does_not_wait_where(scheduler: Scheduling):
+def test_a_prefill_is_not_delayed(scheduler: Scheduling):
     assert choose(scheduler)
 
 
@@ -100,11 +100,11 @@ def test_the_setting_leaves_prefills_to_sglang(platform: str, monkeypatch: pytes
         assert (PREFILL_PATCH in get_platform(platform).sglang_patches()) == on
 
 
-def test_in_a_full_engine_those_count_that_find_room():
-    """300 wait, and 3 have ended."""
+def test_a_full_engine_counts_the_requests_that_fit():
+    """300 requests wait, and 3 have ended."""
     full = Scheduling(253, 300, slots=256)
     assert [choose(full) for _ in range(MAX_DELAYED_STEPS)] == [None] * MAX_DELAYED_STEPS
     assert len(choose(full)) == 3
-    assert choose(full) is None, "nobody finds room, as SGLang sees for itself"
+    assert choose(full) is None, "no request fits, as SGLang finds, too"
     full.running_batch.reqs = full.running_batch.reqs[:190]
     assert len(choose(full)) == 66

@@ -1,6 +1,4 @@
-"""The CPU's draws by a request's own seed: from its distribution, and not moved by the rest of the
-batch.
-"""
+"""Samples by a request's seed follow its distribution."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""SGLang ignores these fields the positions that Megatron is trained with, or RL refuses them."""
+"""SGLang rotates heads by the angles of training, or RL refuses the model."""
 
 from contextlib import nullcontext
 
@@ -16,7 +16,7 @@ WIDTH = 16
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_its_cosines_and_sines_are_ours_where_rl_takes_them(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_sglang_rotates_as_training_does_or_rl_refuses_the_model(name: str, monkeypatch: pytest.MonkeyPatch):
     get_platform("cpu").activate()
     from sglang.srt import server_args
     from sglang.srt.layers.rotary_embedding import get_rope

@@ -47,7 +47,7 @@ def dies() -> str:
 
 @server.tool()
 def secret(name: str) -> str:
-    """Tells a variable of the server's environment."""
+    """Returns a variable of the server's environment."""
     return os.environ.get(name, "not set")
 
 

@@ -1,4 +1,4 @@
-"""A scripted engine that stops token by token as a real one does, for tests of the loop alone."""
+"""A scripted engine that stops on the same tokens as a real one, for tests of the loop."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ class ScriptedEngine:
         )
 
     async def answer(self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> EngineTurn:
-        """What verl's client is asked for, as one turn."""
+        """One turn, through the interface of verl's client."""
         return await self.generate(
             TurnRequest(
                 token_ids=prompt_ids,

@@ -1,6 +1,4 @@
-"""The ledger's columns stay equal, append-only and within budget, whatever is appended in whatever
-order.
-"""
+"""The ledger's columns stay equal, append-only and within budget for any sequence of appends."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Each limit of a trajectory at its edge, from the run file to what the sandbox or the engine is
-asked for.
-"""
+"""Each limit of a trajectory at its edge, from the run file to the sandbox and the engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,13 +23,13 @@ CALL = call("print(412 + 967)")
 
 
 class Recording:
-    """A sandbox that prints 1379 after the given run times, and keeps what it was asked for."""
+    """A sandbox that prints 1379 with these run times and records its arguments."""
 
     def __init__(self, *run_s: float) -> None:
-        self.run_s, self.asked, self.ended = list(run_s), [], []
+        self.run_s, self.received, self.ended = list(run_s), [], []
 
     async def execute(self, code: str, **limits: Any) -> ExecResult:
-        self.asked.append(limits)
+        self.received.append(limits)
         return ExecResult(
             status="finished", return_code=0, stdout="1379\n", stderr="", run_s=self.run_s.pop(0) if self.run_s else 0.0
         )
@@ -75,19 +73,19 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
         ((0.6, 0.4), StopReason.TOOL_TIME, 2),  # neither call alone is over the limit
     ],
 )
-async def test_tool_time_is_that_of_all_turns(tokenizer, run_s: tuple[float, ...], reason: StopReason, calls: int):
+async def test_tool_time_is_the_sum_of_all_turns(tokenizer, run_s: tuple[float, ...], reason: StopReason, calls: int):
     sandbox = Recording(*run_s)
     limits = replace(limits_of(), max_tool_s=1.0, max_response_tokens=2000)
     trajectory = await play(tokenizer, sandbox, limits, [CALL] * len(run_s) + [ANSWER])
-    assert (trajectory.stop_reason, len(sandbox.asked)) == (reason, calls)
+    assert (trajectory.stop_reason, len(sandbox.received)) == (reason, calls)
     assert trajectory.answer == ("1379" if reason == StopReason.FINISHED else None)
 
 
 @pytest.mark.parametrize(("sessions", "session"), [(0, None), (96, "t")])
-async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer, sessions: int, session: str | None):
+async def test_the_sandbox_gets_the_limits_of_the_run_file(tokenizer, sessions: int, session: str | None):
     sandbox = Recording()
     settings = ("sandbox.run_timeout_s=7.5", "sandbox.memory_limit_mb=333", f"sandbox.sessions={sessions}")
     await play(tokenizer, sandbox, limits_of(*settings, "rollout.max_response_tokens=2000"), [CALL, ANSWER])
-    assert sandbox.asked == [{"run_timeout_s": 7.5, "memory_limit_mb": 333, "session": session}]
+    assert sandbox.received == [{"run_timeout_s": 7.5, "memory_limit_mb": 333, "session": session}]
     assert sandbox.ended == ([session] if session else [])
     assert limits_of("sandbox.run_timeout_s=200").max_tool_s == 600.0, "in each of three turns"

@@ -52,14 +52,14 @@ async def test_a_mentioned_tag_hides_neither_answer_nor_call(tokenizer, text: st
     assert parsed is not None and (parsed.codes, parsed.repairs) == (("print(4)",), ())
 
 
-def test_a_block_that_is_never_closed_hides_what_it_boxes():
+def test_an_answer_in_an_unclosed_block_does_not_count():
     for protocol, read in READ.items():
         assert read(f"{TAGS[protocol][0]}\nprint('\\boxed{{4}}')").answer is None
 
 
 @given(st.lists(st.sampled_from(["<c>", "</c>", "`", '"', "\n", "a b", "(", "```"]), max_size=14).map("".join))
-def test_where_a_turn_is_cut_is_where_its_call_is_read(text: str):
-    """Judged when the turn is cut, or when more of it is there: the same blocks."""
+def test_a_turn_is_cut_at_the_tag_that_ends_its_call(text: str):
+    """The blocks are the same in the cut turn and in the whole text."""
     whole = [block for block in blocks(text, "<c>", "</c>") if block.closed]
     cuts = [at + 4 for at in range(len(text)) if text.startswith("</c>", at)]
     assert sum(closes(text[:cut], "<c>", "</c>") for cut in cuts) == len(whole)

@@ -1,5 +1,4 @@
-"""The tokens of a rollout, put together turn by turn, are those of rendering the conversation at
-once (verl 6501).
+"""A rollout's tokens, turn by turn, equal those of rendering the conversation at once (verl 6501).
 
 For templates of the Qwen2.5 and the Qwen3 style, with one call a turn and with several (consecutive
 tool results), with thinking blocks, and for a tokenizer that merges line breaks with what stands
@@ -56,9 +55,7 @@ def as_sampled(thought: str, text: str, codes: list[str], thinks: bool) -> str:
 
 
 def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
-    """Thought and text as Qwen3's template writes them, without the line breaks at their edges; or
-    no thought.
-    """
+    """Thought and text as Qwen3's template writes them; no thought without ``thinking``."""
     return (thought.strip("\n"), text.lstrip("\n")) if thinking else ("", text)
 
 

@@ -47,7 +47,7 @@ def test_a_step_finds_its_groups_among_few_candidates(groups: int):
         assert set(lowest) <= set(candidates)
 
 
-def test_a_validations_groups_are_those_of_its_first_rows_however_many_it_has():
+def test_a_validation_records_its_first_rows():
     large = ["train.prompts_per_step=512", "train.mini_batch_prompts=512", "rollout.record_groups=2"]
     config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", large)
     candidates = [row for row in range(600) if is_held_out_candidate(row, config)]

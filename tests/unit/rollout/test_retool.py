@@ -20,10 +20,8 @@ PIECES += ["x", "</tool_call>", "tool", "_call", "l", "ll", "o", "ool", "ll>\n",
 
 @settings(max_examples=300)
 @given(st.text(alphabet="</code>\n =-x", max_size=30), st.sampled_from(["", "\n", "\n\n", ">", ".", " "]))
-def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokenizer, before: str, after: str):
-    """Token by token through a block that is completed once: the engine stops on the completing
-    token, and on no earlier one.
-    """
+def test_the_engine_stops_on_the_token_that_completes_the_tag(merging_tokenizer, before: str, after: str):
+    """Of all prefixes of a block, the engine stops only at the one that completes the tag."""
     retool = Retool(merging_tokenizer)
     ids = merging_tokenizer.encode(f"<code>({before}</code>{after}", add_special_tokens=False)
     for end in range(1, len(ids) + 1):
@@ -41,7 +39,7 @@ def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokeniz
 )
 @settings(max_examples=1000)
 @given(data=st.data())
-def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tag: str, parts: list[str], data):
+def test_token_ids_find_the_tag_where_the_text_has_it(tag: str, parts: list[str], data):
     tokens = data.draw(st.lists(st.sampled_from([*PIECES, *parts * 3]), max_size=14))
     vocabulary = {piece: number for number, piece in enumerate(PIECES)}
     call_end = CallEnd.read(CallEnd.of(vocabulary, tag).text)
@@ -60,7 +58,7 @@ def test_a_request_names_itself_only_to_processors_of_logits(processor: str | No
 
 
 async def test_a_request_has_the_number_of_tokens_of_its_turn(tokenizer):
-    """The engine looks for the tag's beginning in these, after an abort, and in no earlier ones."""
+    """After an abort, the engine looks for the start of the tag in these tokens only."""
 
     class Recording(ScriptedEngine):
         async def generate(self, request: TurnRequest) -> EngineTurn:

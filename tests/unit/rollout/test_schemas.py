@@ -1,4 +1,4 @@
-"""A schema that attacks the trainer is refused at start; every other one is checked in bounds."""
+"""A schema that attacks the trainer is refused at start; every other check is bounded."""
 
 import json
 import time
@@ -23,7 +23,7 @@ def complaint(made: Counter, arguments: Any) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         ({"$ref": "http://127.0.0.1:1/x"}, "points outside the schema, and nothing is fetched"),
         ({"$ref": "#/$defs/none"}, "cannot be checked: PointerToNowhere"),
@@ -32,13 +32,13 @@ def complaint(made: Counter, arguments: Any) -> str | None:
         ({"description": "x" * (300 << 10)}, "characters. The limit is"),
     ],
 )
-def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_start(schema: dict[str, Any], told: str):
+def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_start(schema: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as error:
         check_tool("rollout.mcp.x", tool(**schema))
-    assert told in str(error.value) and "leave this tool out" in str(error.value)
+    assert message in str(error.value) and "leave this tool out" in str(error.value)
 
 
-def test_ordinary_schemas_are_taken_and_told_as_before():
+def test_ordinary_schemas_are_accepted_and_errors_name_the_argument():
     good = tool(
         **{
             "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -52,8 +52,8 @@ def test_ordinary_schemas_are_taken_and_told_as_before():
     assert complaint(good, {"id": "ab-12", "node": {"next": {"next": {}}}}) is None
     assert complaint(good, {"id": 12}) == "arguments['id'] of count: 12 is not of type 'string'"
     assert complaint(good, {}) == "arguments of count: 'id' is a required property"
-    told = complaint(good, {"id": "ab-1", "x": 1})
-    assert told == "arguments of count: Additional properties are not allowed ('x' was unexpected)"
+    message = complaint(good, {"id": "ab-1", "x": 1})
+    assert message == "arguments of count: Additional properties are not allowed ('x' was unexpected)"
     assert "is not of type 'object'" in str(complaint(good, {"id": "ab-1", "node": {"next": {"next": 3}}}))
 
 
@@ -81,7 +81,7 @@ def test_no_arguments_keep_the_loop_busy_or_escape(schema: dict[str, Any], argum
 
 
 def test_patterns_are_shown_to_the_model_and_not_checked():
-    """``\\p{L}`` is JavaScript's, and Python cannot read it."""
+    """Python cannot compile JavaScript's ``\\p{L}``."""
     patterns = {"patternProperties": {"^\\p{L}+$": {"type": "integer"}}, "additionalProperties": False}
     named = tool(properties={"n": {"type": "string", "pattern": "^[ab]+$"}}, **patterns)
     check_tool("x", named)

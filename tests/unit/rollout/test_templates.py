@@ -1,5 +1,6 @@
-"""A stable template is taken: a rollout has the tokens and the mask that training renders,
-with calls in the model's own form, in the inline form, and in words alone.
+"""With a stable template, a rollout has the tokens and the mask that training renders.
+
+For calls in the model's own format, in the inline format, and for text without calls.
 """
 
 import json
@@ -25,7 +26,7 @@ WITH_TOOLS = [style for style in TAKEN if style.tools]
 
 
 class Pieces:
-    """Encodes what an engine says: it follows other tokens."""
+    """Encodes sampled text, which follows other tokens."""
 
     def __init__(self, tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -45,7 +46,7 @@ async def play(tokenizer, protocol: ToolProtocol, *script: str) -> Trajectory:
 
 
 def require_same(tokenizer, trajectory: Trajectory, messages: list[dict[str, Any]], tools: Any) -> None:
-    """The rollout's tokens are the rendering's, and what the engine sampled carries loss there."""
+    """Compare the rollout's tokens and mask with those of the rendering."""
     rendered = render(messages, tools, tokenizer)
     ledger = trajectory.ledger
     text, context = tokenizer.decode(rendered.token_ids), tokenizer.decode(ledger.context)
@@ -61,7 +62,7 @@ def require_same(tokenizer, trajectory: Trajectory, messages: list[dict[str, Any
 
 
 def turns_of(tokenizer, messages: list[dict[str, Any]], tools: Any) -> list[str]:
-    """What the model says in each turn of the rendering, with the token that ends it."""
+    """The model's text of each turn in the rendering, with the token that ends it."""
     rendered, turns, ids = render(messages, tools, tokenizer), [], []
     for token_id, loss in [*zip(rendered.token_ids, rendered.loss_mask, strict=True), (0, 0)]:
         if loss:
@@ -73,7 +74,7 @@ def turns_of(tokenizer, messages: list[dict[str, Any]], tools: Any) -> list[str]
 
 
 @named(TAKEN)
-async def test_words_alone_are_rendered_as_they_are_sampled(style: Style):
+async def test_text_is_rendered_as_it_is_sampled(style: Style):
     tokenizer = tokenizer_in(style.name)
     protocol = TextOnly(tokenizer)
     messages = [QUESTION, {"role": "assistant", "content": "It is \\boxed{4}."}]
@@ -141,13 +142,13 @@ def test_only_the_protocol_of_a_templates_own_form_is_served(style: Style):
 
 
 @named([style for style in STYLES if style.message])
-def test_what_is_not_taken_is_refused_with_the_reason(style: Style):
+def test_an_unstable_template_is_refused_with_the_reason(style: Style):
     with pytest.raises(CheckpointError) as caught:
         TextOnly(tokenizer_in(style.name))
     assert style.message in str(caught.value)
 
 
-async def test_llama_closes_a_call_by_eom_as_well():
+async def test_llama_may_end_a_call_with_eom():
     tokenizer = tokenizer_in("Llama 3 with python_tag")
     protocol = PROTOCOLS["llama3"](tokenizer)
     json_call = json.dumps({"name": "code_interpreter", "parameters": {"code": CODE}})
@@ -158,7 +159,7 @@ async def test_llama_closes_a_call_by_eom_as_well():
     assert text.count("<|eot_id|>") == 5 and text.count("<|eom_id|>") == 2
 
 
-async def test_mistrals_results_carry_the_ids_that_the_model_gave():
+async def test_mistrals_results_have_the_call_ids_that_the_model_sampled():
     tokenizer = tokenizer_in("Mistral v3: a list of calls")
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": CODE}, "id": "aB3dE6gH9"})
     other = call.replace("aB3dE6gH9", "second001")

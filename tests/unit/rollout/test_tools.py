@@ -147,7 +147,7 @@ class Deaf(Counter):
 
 
 @pytest.mark.parametrize(("how", "fault"), [("hangs", "TimeoutError"), ("raises", "KeyError")])
-async def test_an_end_that_fails_costs_no_finished_trajectory(tokenizer: Any, how: str, fault: str):
+async def test_a_failing_end_hook_keeps_the_trajectory(tokenizer: Any, how: str, fault: str):
     started = time.monotonic()
     trajectory = await play(tokenizer, Ends(how), ask("count", n=1), ANSWER)
     assert trajectory.answer == "1379" and time.monotonic() - started < 5
@@ -178,7 +178,7 @@ async def test_a_result_other_than_text_is_one_failed_call(tokenizer: Any):
     assert trajectory.faults == {"count.call/TypeError": 1}
 
 
-async def test_no_call_of_a_turn_runs_on_after_its_tools_end(tokenizer: Any):
+async def test_no_call_outlives_the_end_of_its_tool(tokenizer: Any):
     events: list[str] = []
 
     class Two(Counter):
@@ -272,7 +272,7 @@ def test_without_the_interpreter_only_own_tools_are_offered_and_named_in_errors(
     ]
 
 
-def test_without_a_tool_a_run_is_text_alone_and_with_a_server_of_tools_it_is_not(tokenizer):
+def test_a_run_without_tools_is_text_only_unless_it_has_mcp_servers(tokenizer):
     def loop(*settings: str) -> ToolLoop:
         return load_evaluation("configs/rl_tiny_cpu.toml", ["rollout.max_turns=5", *settings]).rollout
 
