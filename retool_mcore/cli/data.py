@@ -106,9 +106,9 @@ def protocol(
     from retool_mcore.rollout.protocol import Retool, serving_protocol
 
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args))
-    found = serving_protocol(tokenizer)
+    name = serving_protocol(tokenizer)
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
-    untrained = never_trained(model, tags) if found == "hermes" else []
+    untrained = never_trained(model, tags) if name == "hermes" else []
     if untrained is None:
         echo(
             f"note: {model} has no weights here, so it is unknown whether it was trained on {CALL_START}",
@@ -116,13 +116,13 @@ def protocol(
         )
     elif untrained:
         Retool(tokenizer)  # raises if the model cannot serve this protocol either
-        found = "retool"
+        name = "retool"
         echo(
             f"note: {model} was never trained on {CALL_START} or {CALL_END}: their rows of the output matrix equal "
             "those of unused tokens. A short SFT does not teach hermes",
             err=True,
         )
-    typer.echo(found)
+    typer.echo(name)
 
 
 @app.command()
@@ -183,8 +183,8 @@ def sft(
     one_split(source, split)
     report = ConversionReport()
     on_bad = report.reject_unreadable if reject_bad else None
-    found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
-    rows = list(rows_of_split(found, split))
+    rows_with_messages = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
+    rows = list(rows_of_split(rows_with_messages, split))
 
     async def run(on_row: Callable[[], None]) -> ConversionReport:
         async with contextlib.AsyncExitStack() as stack:
@@ -258,10 +258,10 @@ def _format_of(model: str) -> PromptFormat | None:
     from retool_mcore.config.shared import FORMAT_FILE
     from retool_mcore.data.prompt_format import recorded_format
 
-    found = recorded_format(model) if model else None
-    if model and found is None:
+    recorded = recorded_format(model) if model else None
+    if model and recorded is None:
         echo(f"note: {model} has no {FORMAT_FILE}, so problems get the default instruction of docs/data.md", err=True)
-    return found
+    return recorded
 
 
 def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Callable[[list[dict[str, Any]]], str]:
@@ -350,13 +350,13 @@ def lint(
     columns = Columns.named(problem, answer, solution_box)
     lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False
-    for found in lints:
-        echo(f"{found.source}: {len(found.problems)} rows")
-        for note in found.notes:
+    for file_lint in lints:
+        echo(f"{file_lint.source}: {len(file_lint.problems)} rows")
+        for note in file_lint.notes:
             echo(f"  {note}")
-        for error in found.errors:
+        for error in file_lint.errors:
             echo(f"  error: {error}")
-        bad |= bool(found.errors)
+        bad |= bool(file_lint.errors)
     lines, leaks = overlap_lines(lints)
     if lines:
         echo("\n".join(lines))

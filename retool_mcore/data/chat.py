@@ -93,7 +93,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
         require_tool_turns(tokenizer)
     token_ids: list[int] = []
     loss_mask: list[int] = []
-    pieces = _whole(messages, tools, tokenizer, trained) or _turn_by_turn(messages, tools, tokenizer, trained)
+    pieces = _render_at_once(messages, tools, tokenizer, trained) or _render_turns(messages, tools, tokenizer, trained)
     for text, loss in pieces:
         ids = encode_piece(tokenizer, text) if token_ids else encode(tokenizer, text)
         token_ids.extend(ids)
@@ -104,7 +104,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
 Pieces = list[tuple[str, int]]  # text, and its loss mask (0 or 1)
 
 
-def _whole(
+def _render_at_once(
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -115,7 +115,7 @@ def _whole(
     Returns [] if the text does not start with the prompt of one of its turns.
     """
     fmt = chat_format(tokenizer)
-    if fmt.added:
+    if fmt.lacks_end_token:
         return []
     text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
     pieces: Pieces = []
@@ -134,7 +134,7 @@ def _whole(
     return [piece for piece in (*pieces, (text[done:], 0)) if piece[0]]
 
 
-def _turn_by_turn(
+def _render_turns(
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -151,7 +151,7 @@ def _turn_by_turn(
         if prompt.startswith(done):
             between = prompt[len(done) :]
         else:
-            results = [each["content"] for each in _tools_before(messages, index)]
+            results = [message["content"] for message in _results_before(messages, index)]
             if not results:
                 raise DataError(
                     f"message {index} (assistant): the chat template renders the text before it differently once "
@@ -162,14 +162,14 @@ def _turn_by_turn(
         pieces.append((between, 0))
         pieces += _model_turn(message, turn, index, trained[index])
         pieces.append((fmt.end_of_turn, trained[index]))
-        done = "".join([done, between, turn, "" if fmt.added else fmt.end_of_turn])
-    return [piece for piece in (*pieces, (fmt.after, 0)) if piece[0]]
+        done = "".join([done, between, turn, "" if fmt.lacks_end_token else fmt.end_of_turn])
+    return [piece for piece in (*pieces, (fmt.suffix, 0)) if piece[0]]
 
 
-def _tools_before(messages: Sequence[Message], index: int) -> list[Message]:
+def _results_before(messages: Sequence[Message], index: int) -> list[Message]:
     """The tool messages right before an assistant turn, if an assistant turn precedes them."""
-    found = list(takewhile(lambda message: message["role"] == "tool", reversed(messages[:index])))
-    return found[::-1] if messages[index - len(found) - 1]["role"] == "assistant" else []
+    results = list(takewhile(lambda message: message["role"] == "tool", reversed(messages[:index])))
+    return results[::-1] if messages[index - len(results) - 1]["role"] == "assistant" else []
 
 
 def _turn_alone(
@@ -178,18 +178,18 @@ def _turn_alone(
     """The last message's text as the model samples it after ``prompt``, without the end of turn."""
     fmt, index = chat_format(tokenizer), len(messages) - 1
     text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
-    header = prompt.removesuffix(fmt.opened) if fmt.opened else prompt
+    header = prompt.removesuffix(fmt.opening) if fmt.opening else prompt
     if not text.startswith(header):
         raise DataError(
             f"message {index} (assistant): the chat template renders the conversation with "
             f"{text[len(header) - 40 : len(header)]!r} before the turn, but its prompt ends with {header[-40:]!r}"
         )
     turn = text[len(header) : _end_of_turn(text, len(header), index, fmt)]
-    if not fmt.opened:
+    if not fmt.opening:
         return turn
     if text.startswith(prompt):
-        return turn[len(fmt.opened) :]
-    if "</think>" in fmt.opened or "</think>" in turn:
+        return turn[len(fmt.opening) :]
+    if "</think>" in fmt.opening or "</think>" in turn:
         return turn.lstrip("\n").removeprefix("<think>").lstrip("\n") if "</think>" in turn else turn
     return f"{_thought(messages[-1])}\n</think>\n\n{turn.lstrip()}"  # the prompt opens <think>, so the model closes it
 
@@ -205,8 +205,8 @@ def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
 
     If the template has no end-of-turn token, the turn ends with the text.
     """
-    end = len(text) - len(fmt.after) if fmt.added else text.find(fmt.end_of_turn, start)
-    if end < start or (fmt.added and not text.endswith(fmt.after)):
+    end = len(text) - len(fmt.suffix) if fmt.lacks_end_token else text.find(fmt.end_of_turn, start)
+    if end < start or (fmt.lacks_end_token and not text.endswith(fmt.suffix)):
         raise DataError(f"message {index} (assistant): the template does not end the turn with {fmt.end_of_turn}")
     return end
 
@@ -216,7 +216,7 @@ def _model_turn(message: Message, turn: str, index: int, trained: int) -> Iterat
     if not trained:
         yield turn, 0
         return
-    _require_whole(message, turn, index)
+    _require_nothing_lost(message, turn, index)
     _require_calls_end_once(message, turn, index)
     done = 0
     for output in INTERPRETER_OUTPUT.finditer(turn):
@@ -226,7 +226,7 @@ def _model_turn(message: Message, turn: str, index: int, trained: int) -> Iterat
     yield turn[done:], 1
 
 
-def _require_whole(message: Message, turn: str, index: int) -> None:
+def _require_nothing_lost(message: Message, turn: str, index: int) -> None:
     parts = [message.get("reasoning_content", ""), *message["content"].replace("<think>", "").split("</think>")]
     lost = next((part.strip() for part in parts if part.strip() not in turn), None)
     if lost is None:
@@ -313,7 +313,7 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)\n")]},
     ]
-    if chat_format(tokenizer).added:
+    if chat_format(tokenizer).lacks_end_token:
         raise CheckpointError(
             f"the chat template of {name_of(tokenizer)!r} has no end-of-turn token, so it cannot render tool turns. "
             f"{_INLINE}"
@@ -368,9 +368,9 @@ class ChatFormat:
 
     end_of_turn: str  # "<|im_end|>": a single token, possibly with whitespace before it
     end_of_turn_id: int
-    after: str  # text after end_of_turn: a line break for ChatML
-    added: bool  # the template has no end-of-turn token, so training and sampling use eos_token
-    opened: str  # text after the header that only a generation prompt has: "<think>\n" for R1
+    suffix: str  # text after end_of_turn: a line break for ChatML
+    lacks_end_token: bool  # the template has no end-of-turn token, so training and sampling use eos_token
+    opening: str  # text after the header that only a generation prompt has: "<think>\n" for R1
     specials: tuple[str, ...]  # tokens that no message may contain
     markup: re.Pattern[str]  # markup that a tool's output must not forge
     # The tokenizer's normaliser for added tokens. Some fold case or full-width letters.
@@ -392,7 +392,7 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     prompt of its last turn; the message has a minimal example. ``chat.require_tool_turns`` checks
     tool turns separately.
     """
-    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
+    added_tokens = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     question, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}
     try:
@@ -402,25 +402,25 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
         raise CheckpointError(f"{error}. The conversation was one user turn and its answer") from error
     if PROBE not in text:
         raise CheckpointError(f"the chat template renders an assistant turn as {text!r}, without its content")
-    after = text[text.index(PROBE) + len(PROBE) :]
-    opened = _opened(prompt, text)
+    suffix = text[text.index(PROBE) + len(PROBE) :]
+    opening = _prompt_opening(prompt, text)
     _require_exact(tokenizer, prompt, text)
-    blank = after[: len(after) - len(after.lstrip())]
-    first_id = encode_piece(tokenizer, after[len(blank) :])[:1]
+    blank = suffix[: len(suffix) - len(suffix.lstrip())]
+    first_id = encode_piece(tokenizer, suffix[len(blank) :])[:1]
     end_token = decode(tokenizer, first_id)
-    added_end = not end_token.strip() or end_token not in added or not after.startswith(blank + end_token)
-    if added_end:
-        blank, end_token = "", _eos_of(tokenizer, after)
+    lacks_end = not end_token.strip() or end_token not in added_tokens or not suffix.startswith(blank + end_token)
+    if lacks_end:
+        blank, end_token = "", _eos_of(tokenizer, suffix)
         first_id = encode_piece(tokenizer, end_token)
     normalised = _normaliser(tokenizer)
-    marks = {*added, *map(normalised, added), *HERMES_MARKUP} - {""}
-    _require_same_end(tokenizer, "" if added_end else blank + end_token)
+    marks = {*added_tokens, *map(normalised, added_tokens), *HERMES_MARKUP} - {""}
+    _require_same_end(tokenizer, "" if lacks_end else blank + end_token)
     return ChatFormat(
         end_of_turn=blank + end_token,
         end_of_turn_id=first_id[0],
-        after=after if added_end else after[len(blank + end_token) :],
-        added=added_end,
-        opened=opened,
+        suffix=suffix if lacks_end else suffix[len(blank + end_token) :],
+        lacks_end_token=lacks_end,
+        opening=opening,
         specials=tuple(dict.fromkeys((*tokenizer.all_special_tokens, *specials, end_token))),
         markup=re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len)[::-1])),
         normalised=normalised,
@@ -466,7 +466,7 @@ def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
         )
 
 
-def _opened(prompt: str, text: str) -> str:
+def _prompt_opening(prompt: str, text: str) -> str:
     """The text that the prompt has after the header of a turn, such as "<think>\\n".
 
     Raises CheckpointError if the conversation and the prompt differ in any other way.
@@ -474,13 +474,13 @@ def _opened(prompt: str, text: str) -> str:
     if text.startswith(prompt):
         return ""
     header = prompt[: _common(prompt, text)]
-    opened, instead = prompt[len(header) :], text[len(header) :]
-    if opened.startswith("<think>") and instead.lstrip().startswith(PROBE):
-        return opened
+    opening, instead = prompt[len(header) :], text[len(header) :]
+    if opening.startswith("<think>") and instead.lstrip().startswith(PROBE):
+        return opening
     raise CheckpointError(
         "the chat template is not stable: a conversation does not start with the prompt of its answer, so training "
         f'would not see what sampling saw. The shortest example is a user turn "x" and its answer "{PROBE}": after '
-        f"{header[-_SHOWN:]!r} the prompt continues with {opened[:_SHOWN]!r}, but the conversation with "
+        f"{header[-_SHOWN:]!r} the prompt continues with {opening[:_SHOWN]!r}, but the conversation with "
         f"{instead[:_SHOWN]!r}. Set model.template_args if an argument of the template controls this, or "
         "model.chat_template"
     )
@@ -503,10 +503,10 @@ def _require_exact(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -
         )
 
 
-def _common(one: str, other: str) -> int:
+def _common(first: str, second: str) -> int:
     """The length of the common prefix of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 # ------------------------------------------------------- text and token ids
@@ -634,32 +634,32 @@ def _one_text(content: Any) -> Any:
 
 
 def _unify_reasoning(turn: dict[str, Any], where: str) -> None:
-    found = {key: value for key in REASONING if (value := turn.pop(key, None))}
-    if not found:
+    texts = {key: value for key in REASONING if (value := turn.pop(key, None))}
+    if not texts:
         return
-    if wrong := [f"{key} is {value!r:.80}" for key, value in found.items() if not isinstance(value, str)]:
+    if wrong := [f"{key} is {value!r:.80}" for key, value in texts.items() if not isinstance(value, str)]:
         raise DataError(f"{where}: {wrong[0]}, not text")
-    if len(set(found.values())) > 1:
-        raise DataError(f"{where}: {' and '.join(found)} differ. Keep one of them")
+    if len(set(texts.values())) > 1:
+        raise DataError(f"{where}: {' and '.join(texts)} differ. Keep one of them")
     if turn["role"] != "assistant":
-        raise DataError(f"{where} ({turn['role']}): only an assistant has {next(iter(found))}")
-    turn["reasoning_content"] = next(iter(found.values()))
+        raise DataError(f"{where} ({turn['role']}): only an assistant has {next(iter(texts))}")
+    turn["reasoning_content"] = next(iter(texts.values()))
 
 
 def _unify_weight(turn: dict[str, Any], where: str) -> None:
-    found = {key: value for key in TRAINED if (value := turn.pop(key, None)) is not None}
-    for key, value in found.items():
+    values = {key: value for key in TRAINED if (value := turn.pop(key, None)) is not None}
+    for key, value in values.items():
         if value not in (0, 1):
             raise DataError(f"{where}: {key} = {value!r:.80}. A turn is trained on (1) or not (0)")
-    weights = {int(value) for value in found.values()}
+    weights = {int(value) for value in values.values()}
     if len(weights) > 1:
-        raise DataError(f"{where}: {' and '.join(found)} contradict each other")
+        raise DataError(f"{where}: {' and '.join(values)} contradict each other")
     if not weights:
         return
     if turn["role"] == "assistant":
         turn["weight"] = weights.pop()
     elif weights == {1}:
-        raise DataError(f"{where} ({turn['role']}): {next(iter(found))} = 1, but only assistant turns are trained on")
+        raise DataError(f"{where} ({turn['role']}): {next(iter(values))} = 1, but only assistant turns are trained on")
 
 
 def normalised_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -684,16 +684,16 @@ def _in_order_of_calls(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             end += 1
         results = ordered[position + 1 : end]
         names = [function.get("name") for call in calls if is_table(function := call.get("function"))]
-        if unknown := next((name for each in results if (name := each.get("name")) and name not in names), None):
+        if unknown := next((name for result in results if (name := result.get("name")) and name not in names), None):
             raise DataError(
                 f"message {position}: a result has name {unknown!r:.80}, but the calls are of {names!r:.200}"
             )
         answered = [result.get("tool_call_id") for result in results]
         if None in answered or None in ids or not answered or len(set(ids)) < len(ids):
             continue
-        if twice := next((each for each in answered if answered.count(each) > 1), None):
+        if twice := next((call_id for call_id in answered if answered.count(call_id) > 1), None):
             raise DataError(f"message {position}: two results have tool_call_id {twice!r:.80}. Keep one of them")
-        if unknown := next((each for each in answered if each not in ids), None):
+        if unknown := next((call_id for call_id in answered if call_id not in ids), None):
             raise DataError(
                 f"message {position}: a result has tool_call_id {unknown!r:.80}, but the calls have "
                 f"{', '.join(map(repr, ids))[:200]}"
@@ -743,7 +743,7 @@ def with_call_ids(messages: Sequence[Message], call_ids: Sequence[str] = ()) -> 
     turn, as nine letters and digits ("call00000"), which Mistral's templates require. Templates
     that do not render ids ignore them.
     """
-    found: list[dict[str, Any]] = []
+    with_ids: list[dict[str, Any]] = []
     waiting: list[str] = []
     for original in messages:
         message = dict(original)
@@ -753,8 +753,8 @@ def with_call_ids(messages: Sequence[Message], call_ids: Sequence[str] = ()) -> 
             message["tool_calls"] = [{**call, "id": call_id} for call, call_id in calls]
         elif message["role"] == "tool" and waiting:
             message["tool_call_id"] = waiting.pop(0)
-        found.append(message)
-    return found
+        with_ids.append(message)
+    return with_ids
 
 
 def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, Any]:
@@ -779,23 +779,23 @@ def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, A
     if calls is not None:
         if role != "assistant":
             raise DataError(f"message {index} ({role}): only an assistant makes tool calls")
-        clean["tool_calls"] = [_clean_call(call, f"message {index}, call {n}", fmt) for n, call in enumerate(calls)]
+        clean["tool_calls"] = [normalised_call(call, f"message {index}, call {n}") for n, call in enumerate(calls)]
+        for number, call in enumerate(clean["tool_calls"]):
+            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            _refuse_specials(arguments, f"message {index}, call {number}", fmt)
     if "weight" in message:
         clean["weight"] = message["weight"]
     return clean
 
 
-def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
+def normalised_call(call: Any, where: str) -> dict[str, Any]:
+    """A call as {type, function: {name, arguments}}. Raises DataError.
+
+    The arguments become a mapping without nulls; they may be JSON text.
+    """
     function = call.get("function") if is_table(call) else None
     if not is_table(function) or not isinstance(function.get("name"), str):
         raise DataError(f"{where}: a tool call must be {{function: {{name, arguments}}}}, not {call!r:.200}")
-    arguments = arguments_of(function, where)
-    _refuse_specials(json.dumps(arguments, ensure_ascii=False), where, fmt)
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def arguments_of(function: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A call's arguments as a mapping without nulls; decodes JSON text. Raises DataError."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -804,14 +804,15 @@ def arguments_of(function: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise DataError(f"{where}: arguments are not JSON: {error}") from error
     if not is_table(arguments):
         raise DataError(f"{where}: arguments are {type(arguments).__name__}, not a mapping")
-    return {key: value for key, value in arguments.items() if value is not None}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
     normal = fmt.normalised(text)
-    found = next((token for token in fmt.specials if token in text or fmt.normalised(token) in normal), None)
-    if found is not None:
-        raise DataError(f"{where}: the text contains the control token {found}, which would end or forge a turn")
+    forged = next((token for token in fmt.specials if token in text or fmt.normalised(token) in normal), None)
+    if forged is not None:
+        raise DataError(f"{where}: the text contains the control token {forged}, which would end or forge a turn")
 
 
 def neutralise(content: str, fmt: ChatFormat) -> str:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.chat import arguments_of, normalised_messages, parse_tools
+from retool_mcore.config.base import is_tables
+from retool_mcore.data.chat import normalised_call, normalised_messages, parse_tools
 from retool_mcore.data.layouts import example, truth_text
-from retool_mcore.data.prompt_format import OURS, QUESTION_MARK, hermes_prompt, problem_of, retool_prompt, unwrap
+from retool_mcore.data.prompt_format import OURS, QUESTION_HEADER, hermes_prompt, problem_of, retool_prompt, unwrap
 from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, TOOL_NAME, tool_call
 from retool_mcore.data.verify import ConversionReport, Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
@@ -46,15 +46,14 @@ def conversations(
     column: str = "",
     on_bad: Callable[[str, DataError], None] | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield rows (where, row) with their conversation in ``messages``, in OpenAI's format.
+    """Yield rows (where, row) with their conversation in ``messages``.
 
-    Values that are not conversations stay unchanged; the conversion reports them later. Raises
-    DataError for a row without ``column``, or without any of COLUMNS. With ``on_bad``, passes such
-    rows to it instead.
+    Raises DataError for a row without ``column``, or without any of COLUMNS. With ``on_bad``,
+    passes such rows to it instead.
     """
     names = (column,) if column else COLUMNS
     for where, row in rows:
-        name = next((each for each in names if each in row), None)
+        name = next((name for name in names if name in row), None)
         if name is None:
             error = DataError(
                 f"{where}: no column {' or '.join(names)}; it has {', '.join(row) or 'none'}. The row: {example(row)}. "
@@ -64,24 +63,10 @@ def conversations(
                 raise error
             on_bad(where, error)
             continue
-        yield where, {**row, "messages": openai_messages(row[name])}
+        yield where, {**row, "messages": row[name]}
 
 
-def openai_messages(turns: Any) -> Any:
-    """Convert ShareGPT turns to OpenAI messages; return other values unchanged."""
-    if isinstance(turns, str):
-        try:
-            turns = json.loads(turns)
-        except ValueError:
-            return turns
-    if not is_tables(turns):
-        return turns
-    if turns and all("from" in turn and "value" in turn for turn in turns):
-        turns = _joined([_of_sharegpt(turn) for turn in turns])
-    return turns
-
-
-def _of_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _from_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
     sender, text = turn["from"], turn["value"]
     rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
     role = ROLES.get(sender, sender) if isinstance(sender, str) else sender
@@ -89,10 +74,10 @@ def _of_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
         return {**rest, "role": role, "content": text}
     if sender == "function_call":
         return {**rest, "role": role, "content": "", "tool_calls": _calls(text)}
-    if role == "assistant" and (found := list(_CALL.finditer(text))):
-        after = text[found[-1].end() :].strip()
-        calls = [call for match in found for call in _calls(match[1])]
-        outside = f"{text[: found[0].start()].strip()}\n{after}".strip()
+    if role == "assistant" and (matches := list(_CALL.finditer(text))):
+        after = text[matches[-1].end() :].strip()
+        calls = [call for match in matches for call in _calls(match[1])]
+        outside = f"{text[: matches[0].start()].strip()}\n{after}".strip()
         return {**rest, "role": role, "content": outside, "tool_calls": calls}
     if role == "tool":
         text = re.sub(r"</?tool_response>", "", text).strip()
@@ -105,10 +90,10 @@ def _calls(text: str) -> list[dict[str, Any]]:
     Invalid JSON yields a call that the conversion rejects later.
     """
     try:
-        found: object = json.loads(text)
+        decoded: object = json.loads(text)
     except ValueError:
-        found = text
-    calls = cast("list[object]", found) if isinstance(found, list) else [found]
+        decoded = text
+    calls = cast("list[object]", decoded) if isinstance(decoded, list) else [decoded]
     return [{"type": "function", "function": call} for call in calls]
 
 
@@ -160,24 +145,25 @@ class CallStep:
 def read_turns(messages: Any) -> list[dict[str, Any]]:
     """Normalise the turns of a row; put reasoning in <think> tags before an assistant's text.
 
-    Raises Rejected for a value that is not a list of messages, or for unsupported keys.
+    ``messages``: OpenAI's messages or ShareGPT's turns, possibly as JSON text. Raises DataError for
+    any other value, or for unsupported keys.
     """
     if isinstance(messages, str):
-        messages = _json(messages)
-    if not is_tables(messages):
-        raise Rejected("source", f"messages is {type(messages).__name__}, not a list of messages")
-    try:
-        turns = normalised_messages(messages)
-    except DataError as error:
-        raise Rejected("source", str(error)) from error
-    if not turns:
-        raise Rejected("source", "messages is empty")
+        try:
+            messages = json.loads(messages)
+        except ValueError as error:
+            raise DataError(f"messages is not JSON: {error}") from error
+    if not is_tables(messages) or not messages:
+        raise DataError(f"messages is {messages!r:.80}, not a list of messages")
+    if all("from" in turn and "value" in turn for turn in messages):
+        messages = _joined([_from_sharegpt(turn) for turn in messages])
+    turns = normalised_messages(messages)
     for turn in turns:
         calls = turn.setdefault("tool_calls", [])
         if not isinstance(calls, list):
-            raise Rejected("source", f"a message has tool_calls = {calls!r:.80}, which is not a list")
+            raise DataError(f"a message has tool_calls = {calls!r:.80}, which is not a list")
         if not isinstance(content := turn.setdefault("content", ""), str):
-            raise Rejected("source", "the content of a message is not text")
+            raise DataError("the content of a message is not text")
         if thoughts := turn.pop("reasoning_content", "").strip():
             turn["content"] = f"<think>\n{thoughts}\n</think>\n\n{content}".rstrip()
         if not calls:
@@ -246,8 +232,8 @@ def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
         start = run.end()
     final = text[start:].strip()
     outside = [*(step.text for step in steps), final if markdown else _ANSWER.sub("", final, count=1)]
-    if found := next((match for each in outside if (match := stray.search(each))), None):
-        raise Rejected("format", f"{found[0].strip()} is out of place: each call must be code followed by its output")
+    if tag := next((match[0].strip() for text in outside if (match := stray.search(text))), None):
+        raise Rejected("format", f"{tag} is out of place: each call must be code followed by its output")
     return tuple(steps), final
 
 
@@ -257,18 +243,11 @@ def _unfenced(code: str) -> str:
 
 
 def code_of(call: Mapping[str, Any]) -> str:
-    """The code of an interpreter call. Raises Rejected."""
+    """The code of an interpreter call. Raises DataError."""
     code = call["function"]["arguments"].get("code")
     if call["function"]["name"] != TOOL_NAME or not isinstance(code, str):
-        raise Rejected("source", f"a call of {TOOL_NAME} without code: {call!r:.200}")
+        raise DataError(f"a call of {TOOL_NAME} without code: {call!r:.200}")
     return code
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise Rejected("source", f"not JSON: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -296,10 +275,9 @@ class Conversion:
         return tuple(stage for stage in STAGES if not skipped.get(stage))
 
     async def row(self, where: str, source: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert one row. Raises Rejected, or DataError for a missing column."""
+        """Convert one row. Raises Rejected, or DataError for a row that cannot be read."""
         notes = Counter[str]()
-        turns = read_turns(source["messages"])
-        turns = expanded(turns)
+        turns = expanded(read_turns(source["messages"]))
         final = turns[-1]["content"]  # still with the <answer> tags, for the inline format
         turns[-1] = {**turns[-1], "content": re.sub(r"\s*</?answer>\s*", "\n", final).strip()}
         tools = self._tools(source, where, notes)
@@ -308,12 +286,12 @@ class Conversion:
             raise Rejected("format", problem)
         row: dict[str, Any] = {}
         if self.truth:
-            row["ground_truth"] = truth = self._truth(where, source)
+            row["ground_truth"] = truth = self._truth(source)
             if problem := await asyncio.to_thread(answer_problem, turns, truth):
                 raise Rejected("answer", problem)
         await self._execute(turns)
         question = next(turn for turn in turns if turn["role"] == "user")["content"]
-        text_only = not calls and "tools" in source and not source["tools"] and QUESTION_MARK not in question
+        text_only = not calls and "tools" in source and not source["tools"] and QUESTION_HEADER not in question
         turns = self._rewrite_prompt(turns, notes)
         if text_only:  # the row offers no tool
             made = {"messages": turns, "tools": None, **row}
@@ -324,12 +302,12 @@ class Conversion:
         self.notes.update(notes)
         return made
 
-    def _truth(self, where: str, source: Mapping[str, Any]) -> str:
-        if self.truth not in source:
-            raise DataError(
-                f"{where}: no column {self.truth}; it has {', '.join(source)}. --truth names the column of the "
-                "ground truth; without it answers are not verified"
-            )
+    def require_truth(self, where: str, source: Mapping[str, Any]) -> None:
+        """Raise DataError if the row lacks the column ``truth``."""
+        if self.truth and self.truth not in source:
+            raise DataError(f"{where}: no column {self.truth}; it has {', '.join(source)}. {REMEDIES['answer']}")
+
+    def _truth(self, source: Mapping[str, Any]) -> str:
         try:
             return truth_text(source[self.truth], f"column {self.truth}")
         except DataError as error:
@@ -337,10 +315,7 @@ class Conversion:
 
     def _tools(self, source: Mapping[str, Any], where: str, notes: Counter[str]) -> list[dict[str, Any]]:
         """The row's tool schemas, with the interpreter's replaced by the rollout's; [] for none."""
-        try:
-            declared = parse_tools(source.get("tools"), where) or []
-        except DataError as error:
-            raise Rejected("source", str(error)) from error
+        declared = parse_tools(source.get("tools"), where) or []
         names = (self.interpreter, TOOL_NAME)
         if self.as_is or not any(tool["function"].get("name") in names for tool in declared):
             return declared
@@ -357,37 +332,26 @@ class Conversion:
         Arguments become mappings, and the interpreter gets its standard name.
         """
         declared = [tool["function"].get("name") for tool in tools] or [TOOL_NAME]
-        found = list[dict[str, Any]]()
+        calls = list[dict[str, Any]]()
         for index, turn in enumerate(turns):
             if not turn.get("tool_calls"):
                 continue
-            calls = [self._call(call, f"message {index}", notes) for call in turn["tool_calls"]]
-            for call in calls:
+            turn["tool_calls"] = [
+                normalised_call(call, f"message {index}, call {number}")
+                for number, call in enumerate(turn["tool_calls"])
+            ]
+            for call in turn["tool_calls"]:
                 name = call["function"]["name"]
+                if name == self.interpreter != TOOL_NAME:
+                    notes[f"calls of {name} renamed to {TOOL_NAME}"] += 1
+                    name = call["function"]["name"] = TOOL_NAME
                 if name not in declared:
                     remedy = f" If it is the interpreter, add --interpreter {name}." if not tools else ""
-                    raise Rejected(
-                        "source", f"a call of {name}, but the row declares {', '.join(map(str, declared))}.{remedy}"
-                    )
+                    raise DataError(f"a call of {name}, but the row declares {', '.join(map(str, declared))}.{remedy}")
                 if name == TOOL_NAME:
                     code_of(call)
-            turn["tool_calls"] = calls
-            found += calls
-        return found
-
-    def _call(self, call: Any, where: str, notes: Counter[str]) -> dict[str, Any]:
-        function = call.get("function") if is_table(call) else None
-        name = function.get("name") if is_table(function) else None
-        if not is_table(function) or not isinstance(name, str):
-            raise Rejected("source", f"{where}: a call without a name: {call!r:.200}")
-        try:
-            arguments = arguments_of(function, f"{where}, call of {name}")
-        except DataError as error:
-            raise Rejected("source", str(error)) from error
-        if name == self.interpreter != TOOL_NAME:
-            notes[f"calls of {name} renamed to {TOOL_NAME}"] += 1
-            name = TOOL_NAME
-        return {"type": "function", "function": {"name": name, "arguments": arguments}}
+            calls += turn["tool_calls"]
+        return calls
 
     def _rewrite_prompt(self, turns: Sequence[dict[str, Any]], notes: Counter[str]) -> list[dict[str, Any]]:
         """Rewrite a single user turn to the prompt that rollouts use for its problem.
@@ -455,11 +419,15 @@ async def convert_sft(
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = report or ConversionReport()
     report.stages = conversion.stages
+    for where, source in rows:
+        conversion.require_truth(where, source)
 
     async def convert(where: str, source: Mapping[str, Any]) -> dict[str, Any] | Rejected:
         async with slots:
             try:
                 return await conversion.row(where, source)
+            except DataError as error:
+                return Rejected("source", str(error))
             except Rejected as rejected:
                 return rejected
             finally:

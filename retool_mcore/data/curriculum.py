@@ -72,7 +72,7 @@ class SolveRateOrder:
         streaks = list(self.streaks.values())
         always, never = sum(streak > 0 for streak in streaks), sum(streak < 0 for streak in streaks)
         skipped = sum(1.0 - self.share(row) for row in self.streaks)
-        found = {
+        counts = {
             "always": always,
             "never": never,
             "mixed": len(streaks) - always - never,
@@ -80,7 +80,7 @@ class SolveRateOrder:
             "mean_weight": 1.0 - skipped / self.rows,
             "epoch": self.epoch + 1,
         }
-        return {f"curriculum/{name}": float(value) for name, value in found.items()}
+        return {f"curriculum/{name}": float(value) for name, value in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
         state = {"rows": self.rows, "epoch": self.epoch, "position": self.position}

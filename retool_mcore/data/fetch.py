@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.data.convert import Conversion, convert_sft
+from retool_mcore.data.convert import Conversion, conversations, convert_sft
 from retool_mcore.data.files import read_source, source_files, write_jsonl, write_parquet
-from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompt_format import problem_of
 from retool_mcore.data.rl import convert_rl
-from retool_mcore.data.split import hold_out_problems
+from retool_mcore.data.split import hold_out_rows
 from retool_mcore.errors import DataError
 
 VAL_ROWS = 100  # of the 2000 rows of ReTool-SFT; the published guide validates on the training file
@@ -73,7 +72,7 @@ def _make(published: Published, folder: Path, source: str) -> list[str]:
     if published is GSM8K:
         return [_copy_split(source, folder / file, Path(file).stem) for file in published.files]
     if published is SFT:
-        report = asyncio.run(convert_sft(list(read_source(source, ("messages",))), Conversion()))
+        report = asyncio.run(convert_sft(list(conversations(read_source(source))), Conversion()))
         parts = training_and_validation(report.rows)
     else:
         (file,) = published.files
@@ -100,9 +99,4 @@ def training_and_validation(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Map
     Validation gets at least min(VAL_ROWS, a tenth of the rows), plus other rows of its problems.
     """
     questions = [next(turn["content"] for turn in row["messages"] if turn["role"] == "user") for row in rows]
-    problems = [normalised(problem_of(question)) for question in questions]
-    held_out = hold_out_problems(problems, min(VAL_ROWS, len(rows) // 10), seed=0)
-    parts: tuple[list[Mapping[str, Any]], ...] = ([], [])
-    for problem, row in zip(problems, rows, strict=True):
-        parts[problem in held_out].append(row)
-    return parts
+    return hold_out_rows([problem_of(question) for question in questions], rows, min(VAL_ROWS, len(rows) // 10), seed=0)

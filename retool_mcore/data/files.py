@@ -156,11 +156,11 @@ def _document(file: BinaryIO) -> list[object] | None:
     except (ValueError, RecursionError):
         pass  # maybe the first line of a multi-line document
     try:
-        found = json.load(file)
+        document = json.load(file)
     except (ValueError, RecursionError):
         file.seek(0)
         return None  # read_jsonl reports the bad lines
-    return cast("list[object]", found) if isinstance(found, list) else [found]
+    return cast("list[object]", document) if isinstance(document, list) else [document]
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
@@ -203,9 +203,9 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
     files = sorted(file for file in inside if _is_data_file(file))
     chosen = [file for file in files if split is None or _has_split(split, str(file.relative_to(path)))]
     if not chosen:
-        found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
+        names = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
         wanted = f" of split {split!r}" if split else ""
-        raise DataError(f"{source}: no data file{wanted} ({', '.join(ENDINGS)}); it has {found}")
+        raise DataError(f"{source}: no data file{wanted} ({', '.join(ENDINGS)}); it has {names}")
     return chosen
 
 
@@ -263,44 +263,26 @@ def one_split(source: str, split: str | None = None) -> str | None:
     """
     files, path = source_files(source, split), Path(source)
     names = {str(file.relative_to(path)) if path.is_dir() else file.name for file in files}
-    found = {name: split_of(name) for name in sorted(names)}
-    if split is None and len(set(found.values())) > 1:
-        listed = ", ".join(f"{name} ({of or 'no split'})" for name, of in list(found.items())[:10])
+    splits = {name: split_of(name) for name in sorted(names)}
+    if split is None and len(set(splits.values())) > 1:
+        listed = ", ".join(f"{name} ({of or 'no split'})" for name, of in list(splits.items())[:10])
         raise DataError(f"{source} has files of several splits: {listed}. Choose one with --split, or name a file")
-    return next(iter(found.values())) if split is None else split
+    return next(iter(splits.values())) if split is None else split
 
 
 def read_source(
-    source: str,
-    required: Sequence[str] = (),
-    split: str | None = None,
-    limit: int | None = None,
-    on_bad: OnBad | None = None,
+    source: str, split: str | None = None, limit: int | None = None, on_bad: OnBad | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, row) from all files of a source; ``where`` is the file and the row or line.
 
-    ``required``: columns that every row must have. ``limit``: maximum number of rows. Raises
-    DataError with file, row and column. With ``on_bad``, unreadable rows go to it (where, error)
-    instead, and reading continues.
+    ``limit``: maximum number of rows. Raises DataError with file and row. With ``on_bad``,
+    unreadable rows go to it (where, error) instead, and reading continues.
     """
-    yield from itertools.islice(_read_files(source, required, split, on_bad), limit)
-
-
-def _read_files(
-    source: str, required: Sequence[str], split: str | None, on_bad: OnBad | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = (row for file in source_files(source, split) for row in read_file(file, on_bad))
     empty = True
-    for file in source_files(source, split):
-        for where, row in read_file(file, on_bad):
-            missing = [column for column in required if column not in row]
-            empty = False
-            if not missing:
-                yield where, row
-                continue
-            error = DataError(f"{where}: no column {', '.join(missing)}; it has {', '.join(row) or 'none'}")
-            if on_bad is None:
-                raise error
-            on_bad(where, error)
+    for row in itertools.islice(rows, limit):
+        empty = False
+        yield row
     if empty:
         raise DataError(f"{source}: no rows")
 

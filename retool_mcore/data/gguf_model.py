@@ -44,8 +44,8 @@ class Vocabulary:
     ends: tuple[int, ...]  # every id that ends generation; the end-of-turn id is first
     template: str | None
 
-    def of_type(self, kind: int) -> list[str]:
-        return [token for token, found in zip(self.tokens, self.types, strict=True) if found == kind]
+    def tokens_of_type(self, kind: int) -> list[str]:
+        return [token for token, token_type in zip(self.tokens, self.types, strict=True) if token_type == kind]
 
 
 def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "float32"]) -> bool:
@@ -128,8 +128,8 @@ def _write_tokenizer(file: Path, vocabulary: Vocabulary, folder: Path) -> None:
     from transformers import AddedToken, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    added = [(token, True) for token in vocabulary.of_type(CONTROL)]
-    added += [(token, False) for token in vocabulary.of_type(USER_DEFINED)]
+    added = [(token, True) for token in vocabulary.tokens_of_type(CONTROL)]
+    added += [(token, False) for token in vocabulary.tokens_of_type(USER_DEFINED)]
     for special in (True, False):
         tokens = [AddedToken(token, normalized=False, special=special) for token, kind in added if kind is special]
         tokenizer.add_tokens(tokens, special_tokens=special)
@@ -183,7 +183,7 @@ def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
     tokenizer = from_pretrained(str(folder))
     own = tokenizer.get_vocab()
     wrong = [token for index, token in enumerate(vocabulary.tokens) if own.get(token) != index]
-    marks = [*vocabulary.of_type(CONTROL), *vocabulary.of_type(USER_DEFINED)]
+    marks = [*vocabulary.tokens_of_type(CONTROL), *vocabulary.tokens_of_type(USER_DEFINED)]
     wrong += [token for token in marks if not _is_one_token(tokenizer, token, own)]
     if wrong or tokenizer.eos_token_id != vocabulary.eos:
         raise CheckpointError(

@@ -99,11 +99,11 @@ VERL = Columns(("prompt",), "reward_model")
 
 def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> Columns:
     """``columns``, or if it is None the first layout that matches the row. Raises UnknownLayout."""
-    found = columns or next((each for each in (VERL, *LAYOUTS) if each.fits(row)), None)
-    if found is None or not found.fits(row):
-        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
+    layout = columns or next((known_layout for known_layout in (VERL, *LAYOUTS) if known_layout.fits(row)), None)
+    if layout is None or not layout.fits(row):
+        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if layout is None else f"not {layout}"
         raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. The row: {example(row)}. {OPTIONS}")
-    return found
+    return layout
 
 
 def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> tuple[str, str]:
@@ -112,16 +112,16 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     Strips known instructions around the problem. Raises NoTruth for a row without a ground truth,
     UnknownLayout for unknown columns, and DataError with row and column for other problems.
     """
-    found = layout_of(row, where, columns)
+    layout = layout_of(row, where, columns)
     require_text_only(row, where)
-    parts = [_problem_text(row[name], f"{where}, column {name}") for name in found.problem]
+    parts = [_problem_text(row[name], f"{where}, column {name}") for name in layout.problem]
     problem = _filled("\n".join(parts), row.get("Numbers"))
     if row.get("context") and isinstance(row["context"], str):  # OlympiadBench
         problem = f"{row['context'].strip()}\n{problem}"
     try:
-        if columns is None and (name := next((each for each in _CHOICES if row.get(each)), None)):
+        if columns is None and (name := next((column for column in _CHOICES if row.get(column)), None)):
             raise NoTruth(f"{where}, column {name}: a multiple choice whose choices are not in the problem. {OPTIONS}")
-        return problem, _truth(row[found.answer], found.answer, where, box=found.box)
+        return problem, _truth(row[layout.answer], layout.answer, where, box=layout.box)
     except NoTruth as error:
         error.problem = problem
         raise
@@ -167,16 +167,16 @@ def turns_in_text(value: Any) -> Any:
     """Decode messages from a JSON string; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
         try:
-            found: Any = json.loads(value)
+            turns: Any = json.loads(value)
         except ValueError:
             return value
-        return found if is_tables(found) and found else value
+        return turns if is_tables(turns) and turns else value
     return value
 
 
 def require_text_only(row: Mapping[str, Any], where: str) -> None:
     """Raise DataError for a row with images, video or audio, which no supported model reads."""
-    if name := next((each for each in MEDIA if row.get(each) is not None and len(row[each])), None):
+    if name := next((column for column in MEDIA if row.get(column) is not None and len(row[column])), None):
         raise DataError(f"{where}, column {name}: the row needs more than text, but models are trained on text only")
 
 
@@ -195,9 +195,9 @@ def _truth(value: Any, column: str, where: str, *, box: bool) -> str:
         value = answers[0]
     truth = truth_text(value, where)
     if box:
-        if not (found := boxes(truth)):
+        if not (answers := boxes(truth)):
             raise NoTruth(f"{where}: no \\boxed{{}} in the solution")
-        return truth_text(found[-1], where)
+        return truth_text(answers[-1], where)
     if match := _GSM8K_ANSWER.search(truth):
         return match[1].replace(",", "")
     counted = _COUNTED.fullmatch(truth)
@@ -218,11 +218,11 @@ def _single(truth: Any) -> Any:
     """Unwrap a one-element list, also as JSON text (``["7"]``); return other values unchanged."""
     if isinstance(truth, str) and truth.strip()[:2] in ('["', "['"):
         try:
-            found: Any = json.loads(truth)
+            values: Any = json.loads(truth)
         except ValueError:
             return truth
-        one = isinstance(found, list) and len(cast("list[Any]", found)) == 1
-        return _single(found) if one else truth
+        is_single = isinstance(values, list) and len(cast("list[Any]", values)) == 1
+        return _single(values) if is_single else truth
     if isinstance(truth, Sequence) and not isinstance(truth, str | bytes):
         several = cast("Sequence[Any]", truth)
         return _single(several[0]) if len(several) == 1 else several

@@ -18,7 +18,7 @@ SHINGLE_WORDS = 5
 NEAR = 0.6
 MIN_SHINGLES = 5  # common shingles a near duplicate needs at least; fewer may match by chance
 COMMON_ROWS, COMMON_SHARE = 20, 0.002  # ignore shingles in more problems than both limits
-SHOWN_PAIRS, SHOWN_CHARS = 3, 70
+SHOWN_CHARS = 70
 _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
 _SPACING = re.compile(r"[\s$]+|\\[()\[\],;!]|\\(?:left|right)(?![a-z])", re.IGNORECASE)
 
@@ -38,35 +38,6 @@ class Pair:
         return f"{self.score:.0%}: {_short(self.second)!r} matches {_short(self.first)!r} in the first"
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """How many of the ``total`` problems in ``second`` are also in ``first``.
-
-    ``same``: equal texts. ``near``: near duplicates, with most shingles in common and the same
-    numbers.
-    """
-
-    first: str
-    second: str
-    total: int
-    same: Sequence[Pair]
-    near: Sequence[Pair]
-
-    @property
-    def leaked(self) -> int:
-        return len(self.same) + len(self.near)
-
-    def lines(self) -> list[str]:
-        """The counts, then up to SHOWN_PAIRS pairs of each kind."""
-        kinds = ((len(self.same), "with the same text"), (len(self.near), "nearly the same"))
-        counts = ", ".join(f"{count} {kind}" for count, kind in kinds if count) or "none"
-        shown = (*self.same[:SHOWN_PAIRS], *self.near[:SHOWN_PAIRS])
-        return [
-            f"{self.second}: of {self.total} problems, {self.first} has {counts}",
-            *(f"  {pair.describe()}" for pair in shown),
-        ]
-
-
 class Index:
     """Index over the problems of one file, to look up problems of another."""
 
@@ -76,11 +47,11 @@ class Index:
         self._problems = list(texts.values())
         self._shingles = [shingles(problem) for problem in self._problems]
         self._positions: dict[int, list[int]] = defaultdict(list)  # shingle -> problems that contain it
-        for position, found in enumerate(self._shingles):
-            for shingle in found:
+        for position, problem_shingles in enumerate(self._shingles):
+            for shingle in problem_shingles:
                 self._positions[shingle].append(position)
         most = max(COMMON_ROWS, COMMON_SHARE * len(self._problems))
-        self._common = {shingle for shingle, found in self._positions.items() if len(found) > most}
+        self._common = {shingle for shingle, positions in self._positions.items() if len(positions) > most}
 
     def find(self, problem: str) -> Pair | None:
         """The indexed problem that ``problem`` duplicates."""
@@ -97,12 +68,10 @@ class Index:
         return None
 
 
-def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str]) -> Overlap:
-    """Compare the problems of two files."""
+def shared_problems(first: Sequence[str], second: Sequence[str]) -> list[Pair]:
+    """The problems of ``second`` that duplicate a problem of ``first``."""
     index = Index(first)
-    found = [pair for problem in second if (pair := index.find(problem)) is not None]
-    same = [pair for pair in found if pair.score == 1]
-    return Overlap(*names, len(second), same, near=[pair for pair in found if pair.score < 1])
+    return [pair for problem in second if (pair := index.find(problem)) is not None]
 
 
 def normalised(problem: str) -> str:
@@ -117,10 +86,10 @@ def shingles(problem: str) -> set[int]:
     return {hash(tuple(words[start : start + SHINGLE_WORDS])) for start in starts}
 
 
-def _same_numbers(one: str, other: str) -> bool:
+def _same_numbers(first: str, second: str) -> bool:
     """Whether the numbers of one text are a subset of the other's (as multisets)."""
-    mine, theirs = (Counter(re.findall(r"\d+", text)) for text in (one, other))
-    return mine <= theirs or theirs <= mine
+    numbers, others = (Counter(re.findall(r"\d+", text)) for text in (first, second))
+    return numbers <= others or others <= numbers
 
 
 def _short(problem: str) -> str:

@@ -16,7 +16,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import parse_tools, render, render_prompt, renders_tool_turns
 from retool_mcore.data.files import read_source
 from retool_mcore.data.layouts import OPTIONS, VERL, Columns, NoTruth, read_problem, turns_in_text
-from retool_mcore.data.leaks import Index, Pair, normalised, overlap
+from retool_mcore.data.leaks import Index, Pair, normalised, shared_problems
 from retool_mcore.data.prompt_format import hermes_prompt, problem_of, retool_messages
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HISTOGRAM_QUANTILES = (0, 0.1, 0.5, 0.9, 0.99, 1)
 INDEX_ROWS = 50_000
+SHOWN_PAIRS = 3  # of each kind
 MAX_OVERLAP = 0.1  # share of validation problems that may be in the training data
 
 
@@ -138,7 +139,7 @@ def _lint_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase, lint: FileL
         lint.errors.append(f"{row.where}: {error}")
     except CheckpointError as error:  # the model's fault and the same for every such row: report it once
         message = f"rows like this one cannot be rendered: {error}"
-        if not any(each.endswith(message) for each in lint.errors):
+        if not any(text.endswith(message) for text in lint.errors):
             lint.errors.append(f"{row.where}: {message}")
 
 
@@ -165,15 +166,21 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
 
 def overlap_lines(lints: Sequence[FileLint]) -> tuple[list[str], bool]:
     """The problems that each pair of files shares, and whether any pair exceeds MAX_OVERLAP."""
-    pairs = [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
     lines, leaks = list[str](), False
-    for pair in pairs:
-        if pair.leaked:
-            too_many = pair.leaked > MAX_OVERLAP * pair.total
-            leaks |= too_many
-            first, *rest = pair.lines()
-            lines += [f"error: {first}" if too_many else first, *rest]
-    if pairs and not lines:
+    for first, second in combinations(lints, 2):
+        if not (pairs := shared_problems(first.problems, second.problems)):
+            continue
+        total = len(second.problems)
+        too_many = len(pairs) > MAX_OVERLAP * total
+        leaks |= too_many
+        same = [pair for pair in pairs if pair.score == 1]
+        near = [pair for pair in pairs if pair.score < 1]
+        kinds = ((len(same), "with the same text"), (len(near), "nearly the same"))
+        counts = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
+        prefix = "error: " if too_many else ""
+        lines.append(f"{prefix}{second.source}: of {total} problems, {first.source} has {counts}")
+        lines += [f"  {pair.describe()}" for pair in (*same[:SHOWN_PAIRS], *near[:SHOWN_PAIRS])]
+    if len(lints) > 1 and not lines:
         lines = ["no files share a problem"]
     return lines, leaks
 
@@ -195,8 +202,8 @@ def require_disjoint(train_file: str, val_file: str) -> None:
     while part := list(islice(trained, INDEX_ROWS)):
         index = Index(part)
         for number, problem in enumerate(held_out):
-            if number not in shared and (found := index.find(problem)):
-                shared[number] = found
+            if number not in shared and (pair := index.find(problem)):
+                shared[number] = pair
     if len(shared) > MAX_OVERLAP * len(held_out):
         first = shared[min(shared)]
         raise DataError(

@@ -31,7 +31,7 @@ ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
 # The paper's inline format. In ReTool's data, the problem follows this mark, after an instruction
 # like RETOOL_INSTRUCTION.
-QUESTION_MARK = "*user question:*"
+QUESTION_HEADER = "*user question:*"
 RETOOL_INSTRUCTION = """Solve the problem step by step. You may write Python code where it helps: it is run, and \
 what it prints is given back to you. Write each piece of code as a complete script in the form
 <code>
@@ -52,10 +52,10 @@ def hermes_prompt(problem: str) -> str:
 
 
 def retool_prompt(problem: str) -> str:
-    """The user turn in the inline format. A turn that already has QUESTION_MARK stays unchanged."""
-    if QUESTION_MARK in problem:
+    """The user turn in the inline format. A turn with QUESTION_HEADER stays unchanged."""
+    if QUESTION_HEADER in problem:
         return problem
-    return f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\n{problem_of(problem)}"
+    return f"{RETOOL_INSTRUCTION}\n\n{QUESTION_HEADER}\n{problem_of(problem)}"
 
 
 def retool_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -64,7 +64,7 @@ def retool_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     A row of ReTool's data already has the instruction and stays unchanged.
     """
     last = messages[-1]
-    if QUESTION_MARK in last["content"]:
+    if QUESTION_HEADER in last["content"]:
         return list(messages)
     return [*messages[:-1], {**last, "content": retool_prompt(last["content"])}]
 
@@ -144,13 +144,13 @@ def _pattern(text: str, form: str) -> re.Pattern[str]:
 
 
 _FORMS = [
-    (text, each.name, form)
-    for each in WRAPPERS
-    for texts, form in ((each.heads, r"\A{}"), (each.tails, r"{}\Z"))
+    (text, wrapper.name, form)
+    for wrapper in WRAPPERS
+    for texts, form in ((wrapper.heads, r"\A{}"), (wrapper.tails, r"{}\Z"))
     for text in texts
 ]
 # Longest first, because a short text may be the end of a longer one.
-_PATTERNS = [(name, _pattern(text, form)) for text, name, form in sorted(_FORMS, key=lambda each: -len(each[0]))]
+_PATTERNS = [(name, _pattern(text, form)) for text, name, form in sorted(_FORMS, key=lambda item: -len(item[0]))]
 
 
 def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
@@ -158,16 +158,16 @@ def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
 
     Also strips nested wrappers. A turn that contains only instructions yields "".
     """
-    found: list[str] = []
+    names: list[str] = []
     text = content.strip()
     if marks := list(_MARK.finditer(text)):
-        found.append("the question's mark")
+        names.append("the question's mark")
         text = text[marks[-1].end() :].strip()
-    while matches := [(name, match) for name, each in _PATTERNS if (match := each.search(text))]:
+    while matches := [(name, match) for name, pattern in _PATTERNS if (match := pattern.search(text))]:
         name, match = matches[0]
         text = (text[: match.start()] + text[match.end() :]).strip()
-        found.append(name)
-    return text, tuple(found)
+        names.append(name)
+    return text, tuple(names)
 
 
 def problem_of(content: str) -> str:
@@ -233,12 +233,12 @@ def recorded_format(folder: str | Path) -> PromptFormat | None:
     if not values:
         return None
     try:
-        found = PromptFormat(**{name: value for name, value in values.items() if name not in (DATE, END_OF_TURN)})
+        record = PromptFormat(**{name: value for name, value in values.items() if name not in (DATE, END_OF_TURN)})
     except TypeError as error:
         raise DataError(f"{path} is not a record of a prompt format: {error}. Export the model again.") from error
-    if wrong := [name for name, value in asdict(found).items() if not isinstance(value, str)]:
+    if wrong := [name for name, value in asdict(record).items() if not isinstance(value, str)]:
         raise DataError(f"{path}: {wrong[0]} is not text. Export the model again.")
-    return found
+    return record
 
 
 def record_format(run_dir: Path, file: str, end_of_turn: tuple[str, int], protocol: str = "") -> None:
@@ -253,12 +253,12 @@ def date_of(*folders: str | Path) -> date:
     "Today" stays the same within a process, even past midnight. Raises DataError.
     """
     for folder in folders:
-        if (found := _record(folder).get(DATE)) is not None:
+        if (day := _record(folder).get(DATE)) is not None:
             try:
-                return date.fromisoformat(found)
+                return date.fromisoformat(day)
             except (ValueError, TypeError) as error:
                 raise DataError(
-                    f"{Path(folder) / FORMAT_FILE}: {DATE} = {found!r} is not a date like 2026-11-29. Correct it."
+                    f"{Path(folder) / FORMAT_FILE}: {DATE} = {day!r} is not a date like 2026-11-29. Correct it."
                 ) from error
     return _today()
 
@@ -307,7 +307,7 @@ def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: 
         user = next((turn.get("content") for turn in messages if turn.get("role") == "user"), None)
         if isinstance(user, str):
             questions.append(user.strip())
-            inline = inline or QUESTION_MARK in user
+            inline = inline or QUESTION_HEADER in user
     if inline:
         return PromptFormat(system=system, instruction="", protocol="retool")
     return PromptFormat(system=system, instruction=_instruction(questions), protocol=protocol)

@@ -121,7 +121,7 @@ def rl_row(
 def name_and_split(source: str) -> tuple[str, str]:
     """Derive data_source and split from a path or hub name: gsm8k/test.jsonl -> "gsm8k", "test"."""
     path = Path(source)
-    ending = max((each for each in ENDINGS if path.name.endswith(each)), key=len, default="")
+    ending = max((suffix for suffix in ENDINGS if path.name.endswith(suffix)), key=len, default="")
     stem = path.name.removesuffix(ending)
     split = split_of(stem) or "train"
     return (path.absolute().parent.name or stem, split) if stem in SPLITS else (stem or source, split)

@@ -37,12 +37,12 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     """
     train, held_out = parquet_files(config.data.train_file), config.validation.files
     notes: list[str] = []
-    rows = {path: _check_file(path, config, render, notes) for path in (*train, *held_out)}
-    found, prompts = sum(rows[path] for path in train), config.train.prompts_per_step
-    if found < prompts:
-        raise DataError(f"{config.data.train_file} has {found} rows, fewer than train.prompts_per_step = {prompts}")
+    counts = {path: _check_file(path, config, render, notes) for path in (*train, *held_out)}
+    rows, prompts = sum(counts[path] for path in train), config.train.prompts_per_step
+    if rows < prompts:
+        raise DataError(f"{config.data.train_file} has {rows} rows, fewer than train.prompts_per_step = {prompts}")
     _check_best_source(config, held_out)
-    return [*notes, *(note for path in rows for note in _notes(path))]
+    return notes
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
@@ -85,7 +85,8 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
     """Check every row of one file, append notes for the user, and return the number of rows."""
     longest = config.data.max_prompt_tokens
     count, wrapped = 0, Counter[str]()
-    media = [name for name in column_names(path) if name in MEDIA]
+    names = column_names(path)
+    media = [name for name in names if name in MEDIA]
     for index, row in read_rows(path, [*COLUMNS, *media]):
         where = f"{path}, row {index}"
         require_text_only(row, where)
@@ -101,11 +102,14 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
             )
         count += 1
         wrapped.update(stripped)
-    if not count:
-        raise DataError(f"{path} has no rows")
     if wrapped:
         counts = ", ".join(f"{name} in {number} rows" for name, number in wrapped.most_common())
         notes.append(f"{path}: other data sets' instructions around its problems are replaced by ours ({counts})")
+    if AGENT_COLUMN in names:
+        notes.append(
+            f"{path}: its column {AGENT_COLUMN} is ignored. It names an agent loop of verl; our loop samples "
+            "responses, with the tools of [rollout]"
+        )
     return count
 
 
@@ -128,20 +132,10 @@ def _check_best_source(config: RlConfig, held_out: Sequence[str]) -> None:
     """Raise DataError if best.metric refers to a data_source that no validation problem has."""
     if not (wanted := config.best_source):
         return
-    found = {str(row["data_source"]) for path in held_out for _, row in read_rows(path, ("data_source",))}
-    if wanted not in found:
-        names = ", ".join(f"val-core/{source}/acc/mean@{config.validation.n}" for source in sorted(found))
+    sources = {str(row["data_source"]) for path in held_out for _, row in read_rows(path, ("data_source",))}
+    if wanted not in sources:
+        names = ", ".join(f"val-core/{source}/acc/mean@{config.validation.n}" for source in sorted(sources))
         raise DataError(
             f'best.metric = "{config.best.metric}" of {config.source}: no problem of validation.files has the '
             f'data_source "{wanted}". Choose one of: {names}'
         )
-
-
-def _notes(path: str) -> list[str]:
-    if AGENT_COLUMN not in column_names(path):
-        return []
-    agents = sorted({str(row[AGENT_COLUMN]) for _, row in read_rows(path, (AGENT_COLUMN,))})
-    return [
-        f"{path}: its column {AGENT_COLUMN} ({', '.join(agents[:5])}) is ignored. It names an agent loop of verl; "
-        "our loop samples responses, with the tools of [rollout]"
-    ]

@@ -29,33 +29,33 @@ def split_file(source: str, hold_out: int, seed: int, columns: Columns | None = 
     Problems are equal if their texts are, ignoring case, spacing and known instructions. ``seed``
     selects the held-out problems. Raises DataError if no row would be left to train on.
     """
-    problems = [normalised(row.problem) for row in read_problem_rows(source, columns=columns)]
-    held_out = hold_out_problems(problems, hold_out, seed)
-    if held_out >= set(problems):
+    problems = [row.problem for row in read_problem_rows(source, columns=columns)]
+    parts = hold_out_rows(problems, [row for _, row in read_source(source)], hold_out, seed)
+    if not parts[0]:
         raise DataError(
-            f"{source}: it has {len(problems)} rows of {len(held_out)} problems, so holding out {hold_out} rows leaves "
-            "none to train on. Hold out fewer"
+            f"{source}: it has {len(problems)} rows of {len(set(map(normalised, problems)))} problems, so holding out "
+            f"{hold_out} rows leaves none to train on. Hold out fewer"
         )
-    parts: tuple[list[Any], list[Any]] = [], []
-    rows: Any = (row for _, row in read_source(source))
-    for problem, row in zip(problems, rows, strict=True):
-        parts[problem in held_out].append(row)
     return parts
 
 
-def hold_out_problems(problems: Sequence[str], rows: int, seed: int) -> set[str]:
-    """Select random problems with at least ``rows`` rows in total.
+def hold_out_rows(problems: Sequence[str], rows: Sequence[Any], count: int, seed: int) -> tuple[list[Any], list[Any]]:
+    """Split rows into training rows and at least ``count`` rows of randomly selected problems.
 
     ``problems``: the problem of each row.
     """
-    rows_of = Counter(problems)
-    order = sorted(rows_of)
+    keys = [normalised(problem) for problem in problems]
+    sizes = Counter(keys)
+    order = sorted(sizes)
     random.Random(seed).shuffle(order)
-    held_out, count = set[str](), 0
-    while order and count < rows:
-        held_out.add(problem := order.pop())
-        count += rows_of[problem]
-    return held_out
+    held_out = set[str]()
+    while order and count > 0:
+        held_out.add(key := order.pop())
+        count -= sizes[key]
+    parts: tuple[list[Any], list[Any]] = [], []
+    for key, row in zip(keys, rows, strict=True):
+        parts[key in held_out].append(row)
+    return parts
 
 
 def part_of(question: str, sft_share: float = SFT_SHARE) -> Part:
@@ -84,8 +84,8 @@ def rows_of_part(
 
 def _question(where: str, row: Mapping[str, Any]) -> str:
     for name in (ORIGINAL, "question", "problem"):
-        if isinstance(found := row.get(name), str):
-            return found
+        if isinstance(text := row.get(name), str):
+            return text
     raise DataError(
         f"{where}: --part reads the text of column question or problem; the row has {', '.join(row) or 'no columns'}"
     )

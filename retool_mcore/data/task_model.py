@@ -138,13 +138,13 @@ def _random_weights(config: Qwen2Config, seed: int) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     hidden, inner = MODEL_SHAPE["hidden_size"], MODEL_SHAPE["intermediate_size"]
     head_size = hidden // MODEL_SHAPE["num_attention_heads"]
     queries, keys = (MODEL_SHAPE[f"num_{name}_heads"] * head_size for name in ("attention", "key_value"))
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=draw) * INITIALIZER_RANGE
+        return torch.randn(rows, columns, generator=generator) * INITIALIZER_RANGE
 
     weights = {"model.embed_tokens.weight": matrix(config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):

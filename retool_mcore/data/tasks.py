@@ -105,18 +105,18 @@ class TaskSpec:
 
 def problems(seed: int) -> Iterator[GeneratedProblem]:
     """Yield distinct problems forever, cycling through the kinds. The seed sets the numbers."""
-    draw = random.Random(f"{DATA_SOURCE} {FORMAT_VERSION} {seed}")
+    rng = random.Random(f"{DATA_SOURCE} {FORMAT_VERSION} {seed}")
     seen: set[str] = set()
     while True:
         for kind in KINDS:
-            while (problem := _draw(kind, draw)) is None or problem.question in seen:
+            while (problem := _random_problem(kind, rng)) is None or problem.question in seen:
                 pass
             seen.add(problem.question)
             yield problem
 
 
-def _draw(kind: Kind, draw: random.Random) -> GeneratedProblem | None:
-    a, b, c = (draw.randint(*bounds) for bounds in kind.ranges)
+def _random_problem(kind: Kind, rng: random.Random) -> GeneratedProblem | None:
+    a, b, c = (rng.randint(*bounds) for bounds in kind.ranges)
     answer, wrong = kind.answer(a, b, c), kind.wrong_answer(a, b, c)
     if not all(100_000 <= value <= 999_999 for value in (answer, wrong)):
         return None
@@ -171,13 +171,13 @@ def tokenizer_rows() -> list[dict[str, Any]]:
 
 
 def sft_rows(
-    stream: Iterator[GeneratedProblem], count: int, spec: TaskSpec, draw: random.Random
+    stream: Iterator[GeneratedProblem], count: int, spec: TaskSpec, rng: random.Random
 ) -> list[dict[str, Any]]:
     """``count`` SFT rows in random order, with the fractions of ``spec``."""
     num_text = round(count * spec.text_fraction)
     num_wrong = round((count - num_text) * spec.wrong_fraction)
     kinds = ["text"] * num_text + ["wrong"] * num_wrong + ["right"] * (count - num_text - num_wrong)
-    draw.shuffle(kinds)
+    rng.shuffle(kinds)
     chosen = zip(kinds, itertools.islice(stream, count), strict=True)
     return [text_trace(problem) if kind == "text" else tool_trace(problem, kind == "wrong") for kind, problem in chosen]
 
@@ -203,9 +203,9 @@ def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None
             f"{directory}: the task cannot be written there: {error.strerror or error}. Name another folder."
         ) from error
     stream = problems(seed)
-    draw = random.Random(f"sorts {seed}")
+    rng = random.Random(f"sorts {seed}")
     for split in ("sft_train", "sft_val"):
-        write_parquet(directory / f"{split}.parquet", sft_rows(stream, getattr(spec, split), spec, draw))
+        write_parquet(directory / f"{split}.parquet", sft_rows(stream, getattr(spec, split), spec, rng))
     for split in ("rl_train", "rl_val", "eval"):
         chosen = itertools.islice(stream, getattr(spec, split))
         write_parquet(

@@ -92,7 +92,7 @@ def endless(template: str) -> str:
         tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
     except (TemplateError, RecursionError):
         return ""
-    numbers = [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, int)]
+    numbers = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, int)]
     if numbers and max(map(abs, numbers)) > MAX_NUMBER:
         return f"it has the number {max(numbers, key=abs)}"
     if next(tree.find_all(nodes.Pow), None):

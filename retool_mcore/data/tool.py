@@ -89,9 +89,9 @@ def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
 def closes(text: str, start: str, end: str) -> bool:
     """Whether the last end tag of the text closes a block, rather than being a mention."""
     upto = text.rfind(end) + len(end)
-    found = list(blocks(text[:upto], start, end))
-    without = list(blocks(text[: upto - len(end)], start, end))
-    return sum(block.closed for block in found) > sum(block.closed for block in without)
+    blocks_with_tag = list(blocks(text[:upto], start, end))
+    blocks_before_tag = list(blocks(text[: upto - len(end)], start, end))
+    return sum(block.closed for block in blocks_with_tag) > sum(block.closed for block in blocks_before_tag)
 
 
 def without_mentions(text: str, start: str, end: str) -> str:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from retool_mcore.data.files import read_jsonl, read_rows, read_source
-from retool_mcore.data.leaks import overlap
+from retool_mcore.data.leaks import shared_problems
 from retool_mcore.data.lint import lint_file
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.split import part_of, rows_of_part
@@ -85,7 +85,7 @@ def test_traces_py_writes_rows_that_training_reads(tmp_path):
         assert answer_problem(row["messages"], row["ground_truth"]) is None
     succeed("rl", SAMPLE, "--out", rl, "--part", "rl")
     found = [lint_file(str(path), None, None).problems for path in (out, rl)]
-    assert overlap(found[0], found[1], ("sft", "rl")).leaked == 0
+    assert shared_problems(found[0], found[1]) == []
 
 
 def here(*_: object, **__: object) -> ThreadPoolExecutor:

@@ -5,17 +5,17 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 
 
-def succeed(*words: object) -> str:
-    """What a command prints that must end well."""
-    return _output(words, 0)
+def succeed(*arguments: object) -> str:
+    """The output of a command that must succeed."""
+    return _output(arguments, 0)
 
 
-def refused(*words: object) -> str:
-    """What a command says that must be refused."""
-    return _output(words, 2)
+def refused(*arguments: object) -> str:
+    """The output of a command that must exit with a user error."""
+    return _output(arguments, 2)
 
 
-def _output(words: tuple[object, ...], code: int) -> str:
-    result = CliRunner().invoke(app, [*map(str, words)])
+def _output(arguments: tuple[object, ...], code: int) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output

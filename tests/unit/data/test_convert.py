@@ -1,4 +1,4 @@
-"""ReTool-SFT rows, raw and converted, into either protocol, with the stages of verification."""
+"""`retool data sft`: each form of a conversation becomes the same row, and no key is dropped."""
 
 import copy
 import json
@@ -8,178 +8,408 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
+from retool_mcore.data.chat import normalised_messages, render
 from retool_mcore.data.convert import Conversion, convert_sft
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
-from retool_mcore.data.prompt_format import QUESTION_MARK, RETOOL_INSTRUCTION
+from retool_mcore.data.prompt_format import QUESTION_HEADER, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
 from tests.unit.data.commands import refused, succeed
 
-CODE = "<code>\n```python\nprint(2 + 2)\n```\n</code>"
+PROBLEM = "What is 2 + 2?"
+CODE = "print(2 + 2)"
+FENCED = f"<code>\n```python\n{CODE}\n```\n</code>"
 OUTPUT = "<interpreter>\n4\n</interpreter>"
 ANSWER = "<answer>\n\\boxed{4}\n</answer>"
-INLINE = f"Let me add.\n{CODE}\n{OUTPUT}\nSo it is four.\n{ANSWER}"
+INLINE = f"Let me add.\n{FENCED}\n{OUTPUT}\nSo it is four.\n{ANSWER}"
 RAW = {
     "messages": [
-        {"role": "user", "content": f"Solve it. You may write code.\n\n{QUESTION_MARK}\nWhat is 2 + 2?"},
+        {"role": "user", "content": f"Solve it. You may write code.\n\n{QUESTION_HEADER}\n{PROBLEM}"},
         {"role": "assistant", "content": INLINE},
     ],
     "answer": "4",
 }
-CALL = {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "print(2 + 2)"}}}
+CALL = {"name": "code_interpreter", "arguments": {"code": CODE}}
 CONVERTED = {
     "messages": [
-        {"role": "user", "content": "What is 2 + 2?\nPut your final answer within \\boxed{}."},
-        {"role": "assistant", "content": "Let me add.", "tool_calls": [CALL]},
+        {"role": "user", "content": f"{PROBLEM}\nPut your final answer within \\boxed{{}}."},
+        {"role": "assistant", "content": "Let me add.", "tool_calls": [{"type": "function", "function": CALL}]},
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "So it is four.\n\\boxed{4}"},
     ],
     "tools": [CODE_INTERPRETER],
     "answer": "4",
 }
+USER = {"role": "user", "content": PROBLEM}
+FINAL = {"role": "assistant", "content": "So it is \\boxed{4}."}
+
+
+def call_of(call_id: str, name: str, **arguments: object) -> dict:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+OPENAI = [
+    {"role": "system", "content": "You may call tools."},
+    USER,
+    {
+        "role": "assistant",
+        "content": "Let me add.",
+        "tool_calls": [call_of("call_1", "code_interpreter", code=CODE)],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "4"},
+    FINAL,
+]
+SHAREGPT = [
+    {"from": "system", "value": "You may call tools."},
+    {"from": "human", "value": PROBLEM},
+    {"from": "gpt", "value": "Let me add."},
+    {"from": "function_call", "value": json.dumps(CALL)},
+    {"from": "observation", "value": "4"},
+    {"from": "gpt", "value": "So it is \\boxed{4}."},
+]
+TAGGED = [
+    {"from": "human", "value": PROBLEM},
+    {"from": "gpt", "value": f"Let me add.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"},
+    {"from": "tool", "value": "<tool_response>\n4\n</tool_response>"},
+    {"from": "gpt", "value": "So it is \\boxed{4}."},
+]
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "The price of a thing.",
+        "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+    },
+}
+SHOP = [
+    {"role": "system", "content": "You are a shop clerk."},
+    {"role": "user", "content": "A pen and two boxes?"},
+    {
+        "role": "assistant",
+        "content": "Prices first.",
+        "tool_calls": [call_of("a", "lookup", thing="pen"), call_of("b", "lookup", thing="box")],
+    },
+    {"role": "tool", "tool_call_id": "b", "name": "lookup", "content": "7"},
+    {"role": "tool", "tool_call_id": "a", "content": "3"},
+    {"role": "assistant", "content": "", "tool_calls": [call_of("c", "code_interpreter", code="print(3 + 2 * 7)")]},
+    {"role": "tool", "tool_call_id": "c", "content": "17"},
+    {"role": "assistant", "content": "\\boxed{17}"},
+]
 
 
 async def convert(rows, protocol: Any = "hermes", truth="answer", sandbox=None):
-    named = [(f"file, row {index}", row) for index, row in enumerate(rows)]
-    return await convert_sft(named, Conversion(protocol, truth, sandbox))
+    numbered = [(f"file, row {index}", row) for index, row in enumerate(rows)]
+    return await convert_sft(numbered, Conversion(protocol, truth, sandbox))
 
 
-async def test_a_raw_trace_becomes_messages_with_tool_calls():
+def convert_file(tmp_path, *rows, options=()):
+    """The command's result for a file with these rows, and the rows that it wrote."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    result = CliRunner().invoke(app, ["sft", str(source), "--out", str(out), *options])
+    return result, [row for _, row in read_rows(out, ("messages", "tools"))] if result.exit_code == 0 else []
+
+
+def trained_text(tmp_path, tokenizer) -> str:
+    """The text with loss in the file that ``convert_file`` wrote."""
+    example = load_sft(str(tmp_path / "out.parquet"), tokenizer, 10_000).examples[0]
+    return tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+
+
+# ------------------------------------------------------- forms of a conversation
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": OPENAI},
+        {"messages": json.dumps(OPENAI)},
+        {"conversations": SHAREGPT},
+        {"conversations": TAGGED, "tools": "[]"},
+    ],
+    ids=["OpenAI", "JSON text", "ShareGPT", "tags"],
+)
+def test_each_form_gives_the_same_row(tmp_path, row):
+    result, (made,) = convert_file(tmp_path, {**row, "answer": "4"}, options=("--truth", "answer"))
+    assert result.exit_code == 0
+    system = [turn["content"] for turn in made["messages"] if turn["role"] == "system"]
+    assert system == ([] if row.get("conversations") is TAGGED else ["You may call tools."])
+    user, call, tool, final = (turn for turn in made["messages"] if turn["role"] != "system")
+    assert user["content"] == CONVERTED["messages"][0]["content"]
+    assert (call["content"], call["tool_calls"][0]["function"]) == ("Let me add.", CALL)
+    assert (tool["role"], tool["content"], final["content"]) == ("tool", "4", FINAL["content"])
+
+
+async def test_the_raw_and_the_converted_form_become_each_other():
     report = await convert([RAW])
-    assert list(report.rows) == [
-        {"messages": CONVERTED["messages"], "tools": [CODE_INTERPRETER], "ground_truth": "4"},
-    ]
-
-
-async def test_a_converted_trace_becomes_the_inline_form_and_back():
-    report = await convert([CONVERTED], protocol="retool")
-    (row,) = report.rows
+    assert report.rows == [{"messages": CONVERTED["messages"], "tools": [CODE_INTERPRETER], "ground_truth": "4"}]
+    (row,) = (await convert([CONVERTED], protocol="retool")).rows
     assert row["tools"] is None
     assert row["messages"] == [
-        {"role": "user", "content": f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\nWhat is 2 + 2?"},
+        {"role": "user", "content": f"{RETOOL_INSTRUCTION}\n\n{QUESTION_HEADER}\n{PROBLEM}"},
         {"role": "assistant", "content": INLINE},
     ]
-    again = await convert([{**row, "answer": "4"}])
-    assert again.rows[0]["messages"] == CONVERTED["messages"]
+    assert (await convert([{**row, "answer": "4"}])).rows[0]["messages"] == CONVERTED["messages"]
+
+
+def test_an_output_in_markdown_is_a_result_and_needs_code_before_it(tmp_path):
+    text = f"Let me add.\n```python\n{CODE}\n```\n```output\n4\n```\nSo it is $\\boxed{{4}}$."
+    _, (made,) = convert_file(tmp_path, {"messages": [USER, {"role": "assistant", "content": text}]})
+    assert [(turn["role"], turn["content"]) for turn in made["messages"][1:]] == [
+        ("assistant", "Let me add."),
+        ("tool", "4"),
+        ("assistant", "So it is $\\boxed{4}$."),
+    ]
+    assert made["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] == CODE
+    text = "Running it:\n```output\n4\n```\nSo \\boxed{4}."
+    result, _ = convert_file(tmp_path, {"messages": [USER, {"role": "assistant", "content": text}]})
+    assert result.exit_code == 2 and "```output is out of place: each call must be code followed by" in result.output
+
+
+def test_openais_older_forms_are_read_and_two_calls_with_one_id_keep_their_results():
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "2+5"}, {"type": "text", "text": "is?"}]},
+        {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "content": "7"},
+    ]
+    read = normalised_messages(turns)
+    assert [turn["role"] for turn in read] == ["system", "user", "assistant", "tool"]
+    assert read[1]["content"] == "2+5\nis?"
+    assert read[2]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    calls = [{"id": "a", "function": {}}, {"id": "a", "function": {}}]
+    results = [{"role": "tool", "tool_call_id": "a", "content": text} for text in ("1", "2")]
+    kept = normalised_messages([{"role": "assistant", "tool_calls": calls}, *results])
+    assert [turn["content"] for turn in kept[1:]] == ["1", "2"]
+
+
+def test_the_option_names_another_column_and_the_error_suggests_it(tmp_path):
+    row = {"dialogue": SHAREGPT, "id": 7}
+    result, _ = convert_file(tmp_path, row)
+    assert result.exit_code == 2
+    assert "line 1: no column messages or conversations; it has dialogue, id. The row: dialogue" in result.output
+    assert "--messages names the column of the conversation" in result.output
+    assert len(convert_file(tmp_path, row, options=("--messages", "dialogue"))[1]) == 1
+
+
+# ------------------------------------------------------- what is kept, changed and counted
+
+
+def test_calls_of_own_tools_are_kept_and_trained_on(tmp_path, tokenizer):
+    row = {"messages": SHOP, "tools": [LOOKUP, CODE_INTERPRETER], "answer": "17"}
+    interpreter_only = {"messages": OPENAI, "answer": "4"}
+    result, (made, other) = convert_file(tmp_path, row, interpreter_only, options=("--truth", "answer"))
+    assert json.loads(made["tools"]) == [LOOKUP, CODE_INTERPRETER]
+    assert [turn["role"] for turn in made["messages"]] == [turn["role"] for turn in SHOP]
+    assert made["messages"][0]["content"] == "You are a shop clerk."
+    assert [turn["content"] for turn in made["messages"] if turn["role"] == "tool"] == ["3", "7", "17"]
+    assert "user turns that get a line asking for a boxed answer (--as-is omits it): 2" in result.output
+    assert json.loads(other["tools"]) == [CODE_INTERPRETER], "a column has one type"
+    trained = trained_text(tmp_path, tokenizer)
+    assert trained.count('"name": "lookup"') == 2 and "print(3 + 2 * 7)" in trained
+    assert trained.index('"thing": "pen"') < trained.index('"thing": "box"')
+
+
+def test_as_is_keeps_user_turns_and_no_box_accepts_any_answer(tmp_path):
+    talk = [*SHOP[:-1], {"role": "assistant", "content": "That is 17."}, {"role": "user", "content": "Thanks."},
+            {"role": "assistant", "content": "Welcome."}]  # fmt: skip
+    row = {"messages": talk, "tools": [LOOKUP, CODE_INTERPRETER]}
+    result, _ = convert_file(tmp_path, row)
+    assert result.exit_code == 2 and "--no-box" in result.output
+    result, (made,) = convert_file(tmp_path, row, options=("--no-box", "--as-is"))
+    assert [made["messages"][index]["content"] for index in (1, -2, -1)] == [SHOP[1]["content"], "Thanks.", "Welcome."]
+    assert "get a line" not in result.output
+
+
+def test_the_option_names_another_interpreter_and_the_error_suggests_it(tmp_path):
+    turns = copy.deepcopy(OPENAI)
+    turns[2]["tool_calls"][0]["function"]["name"] = "python"
+    result, _ = convert_file(tmp_path, {"messages": turns})
+    assert result.exit_code == 2
+    assert "the row declares code_interpreter. If it is the interpreter, add --interpreter python." in result.output
+    schema = {**CODE_INTERPRETER, "function": {**CODE_INTERPRETER["function"], "name": "python"}}
+    result, (made,) = convert_file(
+        tmp_path, {"messages": turns, "tools": [schema]}, options=("--interpreter", "python")
+    )
+    assert made["tools"] == [CODE_INTERPRETER]
+    assert made["messages"][2]["tool_calls"][0]["function"] == CALL
+    assert "calls of python renamed to code_interpreter: 1" in result.output
+    assert "rows whose interpreter schema is replaced by the rollout's (--as-is keeps it): 1" in result.output
+
+
+def test_reasoning_becomes_thoughts_before_the_text(tmp_path):
+    turns = [*OPENAI[:4], {**FINAL, "reasoning": "Done.\n"}]
+    _, (made,) = convert_file(tmp_path, {"messages": turns})
+    assert made["messages"][-1]["content"] == f"<think>\nDone.\n</think>\n\n{FINAL['content']}"
+    result, _ = convert_file(tmp_path, {"messages": [*OPENAI[:4], {**FINAL, "reasoning": ["Done."]}]})
+    assert result.exit_code == 2 and "reasoning is ['Done.'], not text" in result.output
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "train", "trainable"])
+def test_a_marked_turn_has_no_loss(tmp_path, tokenizer, key):
+    talk = [USER, {"role": "assistant", "content": "It is WRONG.", key: False}, {"role": "user", "content": "Again."},
+            {**FINAL, key: 1}]  # fmt: skip
+    _, (made,) = convert_file(tmp_path, {"messages": talk})
+    assert [turn.get("weight") for turn in made["messages"]] == [None, 0, None, 1]
+    assert trained_text(tmp_path, tokenizer) == f"{FINAL['content']}<|im_end|>"
+
+
+def test_training_reads_the_inline_form_without_loss_on_outputs(tmp_path, tokenizer):
+    result, _ = convert_file(
+        tmp_path, RAW, {**RAW, "answer": "5"}, options=("--protocol", "retool", "--truth", "answer")
+    )
+    assert "1 after answer (1 rejected)" in result.output
+    trained = trained_text(tmp_path, tokenizer)
+    assert CODE in trained and "interpreter>" not in trained and "What is" not in trained
+
+
+# ------------------------------------------------------- what is refused or rejected
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "assistant", "content": "a", "weight": 0.5}, "weight = 0.5. A turn is trained on (1) or not (0)"),
+        ({"role": "assistant", "content": "a", "weight": 0, "train": True}, "weight and train contradict each other"),
+        ({"role": "user", "content": "a", "trainable": True}, "only assistant turns are trained on"),
+        ({"role": "user", "content": "a", "images": [{"bytes": "x"}]}, "the message has images"),
+        ({"role": "assistant", "content": "<think>", "prefix": True}, "the message has prefix"),
+        ({"role": "user", "content": "a", "name": "bob"}, "name = 'bob' would not reach the model"),
+        ({"role": "assistant", "content": "a", "thinking": "b", "reasoning": "c"}, "reasoning and thinking differ"),
+        ({"role": "user", "content": "a", "thinking": "b"}, "only an assistant has thinking"),
+    ],
+)
+def test_a_key_with_a_meaning_is_used_or_refused(message, problem):
+    with pytest.raises(DataError) as error:
+        normalised_messages([{"role": "user", "content": "x"}, message])
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("results", "problem"),
+    [
+        (({"tool_call_id": "a"}, {"tool_call_id": "a"}), "two results have tool_call_id 'a'"),
+        (({"tool_call_id": "a"}, {"tool_call_id": "z"}), "a result has tool_call_id 'z', but the calls have 'a', 'b'"),
+        (({"tool_call_id": "a"},), "2 calls before it have 1 results"),
+        (({}, {}, {}), "a result without a call before it"),
+        (({"name": "other"}, {}), "a result has name 'other'"),
+    ],
+)
+def test_conversion_and_training_refuse_results_without_their_call(tmp_path, tokenizer, results, problem):
+    calls = [call_of("a", "code_interpreter", code="1"), call_of("b", "code_interpreter", code="2")]
+    turns = [USER, {"role": "assistant", "content": "", "tool_calls": calls},
+             *({"role": "tool", "content": "1", **result} for result in results), FINAL]  # fmt: skip
+    result, _ = convert_file(tmp_path, {"messages": turns})
+    assert result.exit_code == 2 and problem in result.output.replace("\n", " ")
+    with pytest.raises(DataError, match=problem):
+        render(turns, [CODE_INTERPRETER], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        ({"from": "function_call", "value": "print(4)"}, "a tool call must be {function: {name, arguments}}"),
+        (
+            {"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Ulm"}}'},
+            "a call of get_weather, but the row declares code_interpreter",
+        ),
+        (
+            {"from": "function_call", "value": '{"name": "code_interpreter", "arguments": {"city": "Ulm"}}'},
+            "without code",
+        ),
+        ({"from": 5, "value": "Then."}, "message 1 has role 5"),
+    ],
+)
+def test_a_row_with_an_unknown_turn_is_rejected_with_the_reason(tmp_path, turn, reason):
+    bad = [SHAREGPT[1], turn, {"from": "observation", "value": "4"}, SHAREGPT[-1]]
+    result, rows = convert_file(tmp_path, {"conversations": SHAREGPT}, {"conversations": bad})
+    assert len(rows) == 1, result.output
+    ((_, reject),) = read_jsonl(tmp_path / "out.rejects.jsonl")
+    assert reason in reject["reason"] and reject["messages"] == bad
+
+
+def test_training_refuses_a_conversation_that_the_assistant_starts(tmp_path, tokenizer):
+    write_parquet(tmp_path / "in.parquet", [{"messages": [FINAL, USER, FINAL], "tools": None}])
+    with pytest.raises(DataError, match=r"in\.parquet, row 0, column messages: the conversation starts"):
+        load_sft(str(tmp_path / "in.parquet"), tokenizer, 10_000)
+
+
+def test_protocol_retool_does_not_support_own_tools(tmp_path):
+    row = {"messages": SHOP, "tools": [LOOKUP, CODE_INTERPRETER]}
+    result, _ = convert_file(tmp_path, row, options=("--protocol", "retool"))
+    assert result.exit_code == 2 and "protocol retool does not support the tools lookup" in result.output
 
 
 @pytest.mark.parametrize(("protocol", "tag"), [("hermes", "</tool_call>"), ("retool", "</code>")])
-async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, tag):
+async def test_code_with_the_protocols_end_tag_is_rejected(protocol, tag):
     cut, other = (copy.deepcopy(CONVERTED) for _ in range(2))
     cut["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] = f"print(4, '{tag}')"
     other_tag = "</code>" if protocol == "hermes" else "</tool_call>"
     other["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] = f"print(4, '{other_tag}')"
     report = await convert([cut, other], protocol=protocol)
-    assert [(each["stage"], each["reason"]) for each in report.rejects] == [
+    assert [(reject["stage"], reject["reason"]) for reject in report.rejects] == [
         ("format", f"the arguments of call 1 contain {tag}, which would end the call in a rollout")
     ]
-    assert len(report.rows) == 1  # the other protocol's tag ends nothing here
+    assert len(report.rows) == 1  # the other protocol's tag does not end a call here
 
 
 @pytest.mark.parametrize(
-    "text, reason",
+    ("text", "reason"),
     [
-        (f"{CODE}\nHm.\n{OUTPUT}\n{ANSWER}", "<code> is out of place: each call must be code followed by its output"),
-        (f"{OUTPUT}\n{ANSWER}", "<interpreter> is out of place"),
-        (f"<code>\n{CODE}\n{OUTPUT}\n{ANSWER}", "<code> is out of place"),
-        (f"{ANSWER}\n{CODE}\n{OUTPUT}", "<answer> is out of place"),
-        (f"{ANSWER}\n{ANSWER}", "<answer> is out of place"),
+        (f"{FENCED}\nHm.\n{OUTPUT}\n{ANSWER}", "<code> is out of place: each call must be code followed by its output"),
+        (f"{ANSWER}\n{FENCED}\n{OUTPUT}", "<answer> is out of place"),
         ("four", "its last turn has no answer"),
         ("\\boxed{4} or <answer>\\boxed{5}</answer>", "boxes different answers: 4, 5"),
     ],
 )
-async def test_a_trace_of_the_wrong_form_is_rejected_with_the_reason(text, reason):
-    bad = {"messages": [RAW["messages"][0], {"role": "assistant", "content": text}], "answer": "4"}
-    report = await convert([bad, RAW])
+async def test_a_raw_trace_with_a_wrong_format_is_rejected_and_counted(text, reason):
+    report = await convert([{**RAW, "messages": [RAW["messages"][0], {"role": "assistant", "content": text}]}, RAW])
     (reject,) = report.rejects
-    assert (reject["where"], reject["stage"]) == ("file, row 0", "format")
-    assert reason in reject["reason"]
-    assert report.lines() == [
+    assert (reject["where"], reject["stage"]) == ("file, row 0", "format") and reason in reject["reason"]
+    assert report.lines()[:5] == [
         "2 rows", "2 after source (0 rejected)", "1 after format (1 rejected)", "1 after answer (0 rejected)",
         "50.00% survived",
-        "user turns whose instructions from other data sets are replaced by ours (--as-is keeps them): 1",
     ]  # fmt: skip
 
 
-async def test_an_answer_that_is_not_the_truth_is_rejected():
+async def test_a_wrong_answer_is_rejected_and_a_missing_column_is_an_error():
     report = await convert([RAW, {**RAW, "answer": "5"}, {**RAW, "answer": "4.0"}])
-    assert [reject["where"] for reject in report.rejects] == ["file, row 1"]
-    assert report.rejects[0]["reason"] == "its answer '4' is not equivalent to '5'"
-
-
-async def test_missing_columns_and_nothing_left_are_errors():
+    assert [(reject["where"], reject["reason"]) for reject in report.rejects] == [
+        ("file, row 1", "its answer '4' is not equivalent to '5'")
+    ]
     with pytest.raises(DataError, match="file, row 0: no column solution; it has messages, answer"):
         await convert([RAW], truth="solution")
-    with pytest.raises(DataError, match="none of 1 rows survived; the first: file, row 0: messages is NoneType"):
-        await convert([{"messages": None}])
+    with pytest.raises(DataError, match="none of 1 rows survived; the first: file, row 0: messages is None, not a"):
+        await convert([{"messages": None, "answer": "4"}])
 
 
-@pytest.mark.parametrize("protocol", ["hermes", "retool"])
-def test_the_command_writes_what_training_reads(tmp_path, tokenizer, protocol):
-    source, out, rejects = (tmp_path / name for name in ("in.parquet", "out.parquet", "rejects.jsonl"))
-    write_parquet(source, [{**RAW, "tools": None}, {**RAW, "answer": "5", "tools": None}])
-    options = ["--out", str(out), "--rejects", str(rejects), "--protocol", protocol, "--truth", "answer"]
-    output = succeed("sft", source, *options)
-    assert "1 after answer (1 rejected)" in output
-    assert len(list(read_jsonl(rejects))) == 1
-    (example,) = load_sft(str(out), tokenizer, max_length_tokens=10_000).examples
-    spoken = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
-    assert "print(2 + 2)" in spoken
-    assert "interpreter>" not in spoken
-    assert "What is" not in spoken
-    assert len(list(read_rows(out, ("messages", "ground_truth")))) == 1
-
-
-def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
+def test_unreadable_lines_stop_the_command_or_are_rejected(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
-    lines = [json.dumps(RAW).encode(), b'{"dialogue": []}', b'{"messages": "\xff"}']
-    source.write_bytes(b"\n".join(lines))
-    output = refused("sft", source, "--out", out)
-    assert "line 2: no column messages or conversations; it has dialogue" in output.replace("\n", " ")
-    output = succeed("sft", source, "--out", out, "--reject-bad")
-    assert "3 rows\n1 after source (2 rejected)" in output
-    rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
-    assert [(row["stage"], row["where"]) for row in rejects] == [
-        ("source", f"{source}, line 2"),
-        ("source", f"{source}, line 3"),
-    ]
-    source.write_bytes(lines[1])
-    output = refused("sft", source, "--out", out, "--reject-bad")
-    assert output.count("--messages names the column of the conversation") == 1
+    source.write_bytes(b"\n".join([json.dumps(RAW).encode(), b'{"dialogue": []}', b'{"messages": "\xff"}']))
+    assert "line 2: no column messages or conversations" in refused("sft", source, "--out", out).replace("\n", " ")
+    assert "3 rows\n1 after source (2 rejected)" in succeed("sft", source, "--out", out, "--reject-bad")
+    rejects = [row["where"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    assert rejects == [f"{source}, line 2", f"{source}, line 3"]
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [((), None), (("--split", "train"), 2), (("--split", "test"), 1)],
-    ids=["none", "train", "test"],
-)
-def test_rows_of_several_splits_are_refused_or_chosen(tmp_path, options: tuple[str, ...], kept: int | None):
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+def test_a_file_with_rows_of_several_splits_needs_a_choice(tmp_path):
     rows = [{**RAW, "split": split} for split in ("train", "test", "train")]
-    source.write_text("\n".join(map(json.dumps, rows)))
-    result = CliRunner().invoke(app, ["sft", str(source), "--out", str(out), *options])
-    if kept is None:
-        assert result.exit_code == 2 and not out.exists()
-        assert "line 2: a row of split 'test' after rows of 'train'. Choose one with --split" in result.output
-    else:
-        assert result.exit_code == 0, result.output
-        assert len(list(read_rows(out, ("messages",)))) == kept
+    result, _ = convert_file(tmp_path, *rows)
+    assert result.exit_code == 2
+    assert "line 2: a row of split 'test' after rows of 'train'. Choose one with --split" in result.output
+    assert len(convert_file(tmp_path, *rows, options=("--split", "train"))[1]) == 2
 
 
-def test_format_and_answer_problems_have_their_reasons():
-    user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "\\boxed{1}"}
+def test_a_format_problem_states_the_message_and_the_rule():
     calling = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
     tool = {"role": "tool", "content": "1"}
-    assert format_problem([user, calling, tool, tool, answer]) is None
-    assert format_problem([{"role": "system", "content": "s"}, user, answer]) is None
+    assert format_problem([USER, calling, tool, tool, FINAL]) is None
     for messages, problem in [
-        ([answer], "starts with a turn of role 'assistant'"),
-        ([user, user], "message 1 is a user turn instead of an assistant turn"),
-        ([user, calling, tool, answer], "2 calls before it have 1 results"),
-        ([user, calling, tool, tool], "does not end with an assistant turn without calls"),
-        ([user, answer, answer], "message 2 is a second assistant turn in a row"),
+        ([USER, USER], "message 1 is a user turn instead of an assistant turn"),
+        ([USER, calling, tool, tool], "does not end with an assistant turn without calls"),
+        ([USER, FINAL, FINAL], "message 2 is a second assistant turn in a row"),
     ]:
         assert problem in (format_problem(messages) or "none"), messages
-    assert "no answer" in (answer_problem([user, {"role": "assistant", "content": "x"}], "1") or "")
+    assert "no answer" in (answer_problem([USER, {"role": "assistant", "content": "x"}], "1") or "")

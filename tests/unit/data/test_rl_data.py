@@ -1,108 +1,111 @@
-"""RL problems of the known schemas, each once, in verl's schema."""
+"""`retool data rl`: reads each format and layout, and writes each problem once in verl's schema."""
 
+import gzip
 import json
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_jsonl, read_rows, read_source, source_files, write_parquet
-from retool_mcore.data.layouts import read_problem
-from retool_mcore.data.rl import convert_rl, name_and_split
+from retool_mcore.data.layouts import Columns, NoTruth, read_problem
+from retool_mcore.data.lint import lint_file, read_problem_rows
+from retool_mcore.data.prompt_format import hermes_prompt
+from retool_mcore.data.rl import convert_rl, name_and_split, rl_row
+from retool_mcore.data.rl_prompts import normalised_prompt
+from retool_mcore.data.tasks import make_task
 from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import read_problems
 from tests.unit.data.commands import refused, succeed
 
-DAPO = {
-    "data_source": "math_dapo",
-    "prompt": [
-        {
-            "role": "user",
-            "content": "Solve the following math problem step by step. The last line of your response should be of the "
-            "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is $2 + 2$?\n\n"
-            'Remember to put your answer on its own line after "Answer:".',
-        }
-    ],
-    "ability": "MATH",
-    "reward_model": {"ground_truth": "4", "style": "rule-lighteval/MATH_v2"},
-    "extra_info": {"index": "a"},
-}
+LAYOUTS = {case["name"]: case for _, case in read_jsonl(Path(__file__).parent / "layouts.jsonl")}
+BOXED = "We add and get $\\boxed{\\frac{1}{2}}$."
+ROWS = [{"problem": "How many primes are below 30?", "answer": "10"}, {"problem": "2 + 2?", "answer": "4"}]
 
 
-def named(*rows):
-    return [(f"file, row {index}", row) for index, row in enumerate(rows)]
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
-@pytest.mark.parametrize(
-    "row, problem, truth",
-    [
-        (DAPO, "What is $2 + 2$?", "4"),
-        ({"id": 0, "problem": "P?", "answer": "070", "solution": "..."}, "P?", "070"),
-        ({"question": "P?", "answer": "It is <<1+1=2>>2.\n#### 1,080"}, "P?", "1080"),
-        ({"problem": "P?", "answer": 12345678.0}, "P?", "12345678"),
-        ({"problem": "P?", "answer": 0.1234567}, "P?", "0.1234567"),
-    ],
-)
-def test_known_schemas_are_read(row, problem, truth):
-    assert read_problem(row, "here") == (problem, truth)
+def invoke(tmp_path, *rows, options=(), name="in.jsonl"):
+    source = jsonl(tmp_path / name, *rows)
+    return CliRunner().invoke(app, ["rl", str(source), "--out", str(tmp_path / "out.parquet"), *options])
 
 
-@pytest.mark.parametrize(
-    "row, rule",
-    [
-        ({"text": "P?"}, "here: columns text; known layouts: prompt/reward_model, problem/answer"),
-        ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
-        ({"problem": "P?", "answer": ["4", "5"]}, "here, column answer: the answer is ['4', '5']"),
-        ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
-        ({"problem": "P?", "answer": float("nan")}, "here, column answer: the answer is nan"),
-        ({"problem": "P?", "answer": " "}, "here, column answer: the answer is empty"),
-        ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
-        ({"prompt": DAPO["prompt"], "reward_model": None}, "here, column reward_model: no ground_truth in None"),
-    ],
-)
-def test_other_rows_are_errors_that_name_the_column(row, rule):
-    with pytest.raises(DataError) as caught:
-        read_problem(row, "here")
-    assert rule in str(caught.value)
+def written(tmp_path, *columns: str) -> list[dict]:
+    return [row for _, row in read_rows(tmp_path / "out.parquet", columns)]
 
 
-def test_repeats_are_dropped_and_counted():
-    rows = [DAPO] * 100 + [{"problem": "what  is 2+2?", "answer": "4"}, {"problem": "What is 2 - 2?", "answer": "0"}]
-    conflict = {"problem": "What is 2 + 2?", "answer": "5"}
-    unreadable = {"problem": "Why?", "answer": "\\frac{"}
-    report = convert_rl(named(*rows, conflict, unreadable), "mix")
-    assert [row["reward_model"]["ground_truth"] for row in report.rows] == ["4", "0"]
-    assert report.counts == {"repeat": 101, "answer": 1}
-    assert [(reject["where"], reject["stage"]) for reject in report.rejects] == [
-        ("file, row 102", "repeat"),
-        ("file, row 103", "answer"),
-    ]
-    assert report.lines()[0] == "104 rows" and "2 after repeat (101 rejected)" in report.lines()
+# ------------------------------------------------------- files
 
 
-def test_rows_have_verls_schema():
-    assert list(convert_rl(named(DAPO), "math_dapo").rows) == [
-        {
-            "data_source": "math_dapo",
-            "prompt": [{"role": "user", "content": "What is $2 + 2$?\nPut your final answer within \\boxed{}."}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": "4"},
-            "extra_info": {"split": "train", "index": 0},
-        }
-    ]
+def as_csv(folder):
+    path = folder / "own.csv"
+    path.write_text('\ufeffproblem,answer\n"How many primes are below 30?",10\n2 + 2?,4\n', encoding="utf-8")
+    return path
 
 
-def test_the_command_reads_files_and_folders(tmp_path):
-    folder = tmp_path / "set"
-    folder.mkdir()
-    (folder / "test.jsonl").write_text(json.dumps({"problem": "P?", "answer": "1"}) + "\n")
-    write_parquet(folder / "train.parquet", [DAPO, DAPO])
-    out, rejects = tmp_path / "out.parquet", tmp_path / "rejects.jsonl"
-    output = refused("rl", folder, "--out", out, "--rejects", rejects)
-    assert not out.exists()
-    assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in output
-    output = succeed("rl", folder / "train.parquet", "--out", out)
-    assert "2 rows\n" in output and "1 after repeat (1 rejected)" in output
-    succeed("rl", folder, "--out", out, "--rejects", rejects, "--split", "test", "--name", "mine")
-    ((_, row),) = read_rows(out, ("data_source", "extra_info"))
-    assert row == {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}
+def as_gzip(folder):
+    path = folder / "own.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode()))
+    return path
+
+
+def as_json(folder):
+    path = folder / "own.json"
+    path.write_text(json.dumps(ROWS, indent=2))
+    return path
+
+
+def as_saved(folder):
+    """A folder of `save_to_disk`, with a file in which `datasets` caches the result of `map`."""
+    from datasets import Dataset, load_from_disk
+
+    Dataset.from_list(ROWS).save_to_disk(folder / "own")
+    load_from_disk(folder / "own").map(lambda row: {"problem": f"{row['problem']} Say it in Greek."})
+    assert list((folder / "own").glob("cache-*.arrow"))
+    return folder / "own"
+
+
+@pytest.mark.parametrize("write", [as_csv, as_gzip, as_json, as_saved])
+def test_each_format_is_read(tmp_path, write):
+    path = write(tmp_path)
+    succeed("rl", path, "--out", tmp_path / "out.parquet")
+    assert [row["reward_model"]["ground_truth"] for row in written(tmp_path, "reward_model")] == ["10", "4"]
+    if path.is_file():
+        assert [problem.truth for problem in read_problems([path])] == ["10", "4"]
+
+
+def test_a_truncated_file_is_one_error(tmp_path):
+    (tmp_path / "cut.jsonl.gz").write_bytes(as_gzip(tmp_path).read_bytes()[:-12])
+    (tmp_path / "cut.csv").write_text("problem,answer\nHow many?,1,2\n")
+    (tmp_path / "cut.arrow").write_bytes(b"ARROW?")
+    for name, why in (
+        ("cut.jsonl.gz", "cannot be read"),
+        ("cut.csv", "the number of fields differs"),
+        ("cut.arrow", "not a complete"),
+    ):
+        output = refused("rl", tmp_path / name, "--out", tmp_path / "out.parquet").replace("\n", " ")
+        assert name in output and why in output
+
+
+def test_a_missing_source_is_one_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match="neither a local file or folder nor a data set that the hub provides"):
+        source_files("nobody/no-such-set")
+    jsonl(tmp_path / "test.jsonl", {})
+    with pytest.raises(DataError, match="no data file of split 'train'"):
+        source_files(str(tmp_path), "train")
+    with pytest.raises(DataError, match="no rows"):
+        list(read_source(str(jsonl(tmp_path / "empty.jsonl"))))
+
+
+def test_a_column_with_two_types_is_one_error_and_no_file(tmp_path):
+    with pytest.raises(DataError, match=r"rows\.parquet: a column would have values of different types: .*str"):
+        write_parquet(tmp_path / "rows.parquet", [{"n": 1}, {"n": "1"}])
+    assert not (tmp_path / "rows.parquet").exists()
 
 
 BAD_LINES = [
@@ -119,71 +122,200 @@ BAD_LINES = [
 ]
 
 
-def test_bad_rows_are_rejected_and_counted_when_asked(tmp_path):
+def test_bad_lines_stop_the_command_or_are_rejected(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     source.write_bytes(b"\n".join([b'{"problem": "Q?", "answer": "1"}', *BAD_LINES]))
-    output = refused("rl", source, "--out", out)
-    assert output.startswith(f"error: {source}, line 2") and not out.exists()
+    assert refused("rl", source, "--out", out).startswith(f"error: {source}, line 2") and not out.exists()
     output = succeed("rl", source, "--out", out, "--reject-bad")
     assert f"{len(BAD_LINES) + 1} rows\n1 after source ({len(BAD_LINES)} rejected)" in output
-    rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
-    assert {row["where"] for row in rejects} == {f"{source}, line {n}" for n in range(2, len(BAD_LINES) + 2)}
+    rejects = {row["where"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")}
+    assert rejects == {f"{source}, line {n}" for n in range(2, len(BAD_LINES) + 2)}
+
+
+# ------------------------------------------------------- layouts and columns
+
+
+@pytest.mark.parametrize("case", LAYOUTS.values(), ids=LAYOUTS)
+def test_public_layouts_need_no_options(case):
+    assert read_problem(case["row"], "here") == (case["problem"], case["truth"])
+
+
+@pytest.mark.parametrize("name", ["MATH", "DAPO-Processed", "SVAMP", "verl"])
+def test_evaluation_and_lint_read_the_same_layouts(tmp_path, name):
+    case, path = LAYOUTS[name], tmp_path / "in.parquet"
+    write_parquet(path, [case["row"]])
+    (problem,) = read_problems([path])
+    has_turns = isinstance(case["row"].get("prompt"), list)
+    content = case["problem"] if has_turns else hermes_prompt(case["problem"])
+    assert (problem.messages, problem.truth) == ([{"role": "user", "content": content}], case["truth"])
+    assert lint_file(str(path), None, None).problems == [case["problem"]]
 
 
 @pytest.mark.parametrize(
-    "source, name, split",
+    ("row", "rule"),
     [
-        ("sets/gsm8k/test.jsonl", "gsm8k", "test"),
-        ("sets/aime25.jsonl", "aime25", "train"),
-        ("Maxwell-Jia/AIME_2024", "AIME_2024", "train"),
-        ("sets/dapo-math-17k.parquet", "dapo-math-17k", "train"),
+        ({"text": "P?"}, "here: columns text; known layouts: prompt/reward_model, problem/answer"),
+        ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
+        ({"problem": "P?", "answer": ["4", "5"]}, "here, column answer: the answer is ['4', '5']"),
+        ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
+        ({"problem": "P?", "answer": float("nan")}, "here, column answer: the answer is nan"),
+        ({"problem": "P?", "answer": b"\xff"}, "bytes that are not text"),
+        ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
+        ({"prompt": [{"role": "user", "content": "P?"}], "reward_model": None}, "column reward_model: no ground_truth"),
     ],
 )
-def test_the_data_source_is_named_after_the_set_and_not_its_split(source, name, split):
+def test_an_unusable_row_is_an_error_that_names_the_column(row, rule):
+    with pytest.raises(DataError) as caught:
+        read_problem(row, "here")
+    assert rule in str(caught.value)
+
+
+def test_options_name_the_columns(tmp_path):
+    row = {"aufgabe": "P?", "zusatz": "Q?", "loesung": BOXED, "wert": "7"}
+    result = invoke(tmp_path, row)
+    assert result.exit_code == 2
+    assert "columns aufgabe, zusatz, loesung, wert;" in result.output
+    assert "--problem, and --answer, or --solution-box" in result.output
+    for options, truth in ((("--answer", "wert"), "7"), (("--solution-box", "loesung"), "\\frac{1}{2}")):
+        assert invoke(tmp_path, row, options=("--problem", "aufgabe", "--problem", "zusatz", *options)).exit_code == 0
+        (made,) = written(tmp_path, "prompt", "reward_model")
+        assert made["reward_model"]["ground_truth"] == truth
+        assert made["prompt"][0]["content"].startswith("P?\nQ?\n")
+    assert "Use --problem together with one of" in invoke(tmp_path, row, options=("--answer", "wert")).output
+    assert "not aufgabe/x" in invoke(tmp_path, row, options=("--problem", "aufgabe", "--answer", "x")).output
+    (problem,) = read_problems([tmp_path / "in.jsonl"], columns=Columns(("aufgabe",), "loesung", box=True))
+    assert (problem.messages[0]["content"], problem.truth) == (hermes_prompt("P?"), "\\frac{1}{2}")
+
+
+def test_lint_uses_the_named_columns_in_the_files_that_have_them(tmp_path):
+    own = jsonl(tmp_path / "own.jsonl", {"aufgabe": "P?", "wert": "1", "messages": [{"role": "user", "content": "Q?"}]})
+    rl = jsonl(tmp_path / "rl.jsonl", rl_row("P?", "1", "x", "test", 0))
+    result = CliRunner().invoke(app, ["lint", str(own), str(rl), "--problem", "aufgabe", "--answer", "wert"])
+    assert result.exit_code == 1
+    assert f"{rl}: of 1 problems, {own} has 1 with the same text" in result.output
+    assert [row.problem for row in read_problem_rows(str(own))] == ["Q?"]
+
+
+def test_a_multiple_choice_with_choices_in_another_column_is_rejected():
+    row = {"question": "Which?", "options": ["1", "2"], "answer": "A"}
+    with pytest.raises(NoTruth, match="here, column options: a multiple choice") as caught:
+        read_problem(row, "here")
+    assert caught.value.problem == "Which?"
+    assert read_problem(row, "here", Columns(("question",), "answer")) == ("Which?", "A")
+
+
+@pytest.mark.parametrize("column", ["images", "videos"])
+def test_conversion_and_evaluation_refuse_rows_with_images(tmp_path, column):
+    write_parquet(tmp_path / "in.parquet", [{**rl_row("Find x.", "3", "own", "train", 0), column: ["a.png"]}])
+    output = refused("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet").replace("\n", " ")
+    assert f"row 0, column {column}: the row needs more than text" in output
+    with pytest.raises(DataError, match=f"row 0, column {column}: the row needs more than text"):
+        read_problems([tmp_path / "in.parquet"])
+
+
+def test_a_prompt_as_json_text_is_read_as_its_turns(tmp_path):
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    row = {**rl_row("x", "4", "own", "train", 0), "prompt": json.dumps(turns)}
+    output = invoke(tmp_path, row).output.replace("\n", " ")
+    assert "rows whose system turns are dropped (RL keeps them in a file in verl's schema): 1" in output
+    (made,) = written(tmp_path, "prompt")
+    assert made["prompt"] == [{"role": "user", "content": "2 + 2?\nPut your final answer within \\boxed{}."}]
+    assert normalised_prompt(row["prompt"])[0] == turns
+    assert read_problems([tmp_path / "in.jsonl"])[0].messages == turns
+
+
+# ------------------------------------------------------- what is written, dropped and counted
+
+
+def test_rows_have_verls_schema(tmp_path):
+    row = LAYOUTS["DAPO"]["row"]
+    assert convert_rl([("here", row)], "math_dapo").rows == [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": "What is $2 + 2$?\nPut your final answer within \\boxed{}."}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "4"},
+            "extra_info": {"split": "train", "index": 0},
+        }
+    ]
+    write_parquet(tmp_path / "in.parquet", [{"problem": "3 + 4?", "answer": b"7"}])
+    succeed("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet")
+    assert written(tmp_path, "reward_model")[0]["reward_model"]["ground_truth"] == "7"
+
+
+def test_repeats_are_dropped_and_counted_and_conflicts_are_named(tmp_path):
+    first = {"problem": "What is 2 + 2?", "answer": "4"}
+    rows = [*[first] * 100, {"problem": "what  is 2+2?", "answer": "4"}, {"problem": "2 - 2?", "answer": "0"}]
+    result = invoke(tmp_path, *rows, {**first, "answer": "5"}, {"problem": "Why?", "answer": "\\frac{"})
+    assert "104 rows" in result.output and "2 after repeat (101 rejected)" in result.output
+    assert "repeats with a different answer; the first row is kept" in result.output.replace("\n", " ")
+    rejects = [(row["where"], row["stage"]) for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    source = tmp_path / "in.jsonl"
+    assert rejects == [(f"{source}, line 103", "repeat"), (f"{source}, line 104", "answer")]
+
+
+def test_truths_that_cannot_be_judged_are_rejected_with_the_reason(tmp_path):
+    bad = {
+        "the answer is a proof": {"question": "Show it.", "final_answer": None},
+        "2 answers": {"question": "Which?", "final_answer": ["1", "2"]},
+        "'notfound' is not an answer": {"problem": "Where?", "answer": "notfound"},
+        "no \\boxed{}": {"problem": "How?", "solution": "Thus."},
+    }
+    result = invoke(tmp_path, ROWS[0], *bad.values())
+    assert "1 after answer (4 rejected)" in result.output
+    reasons = [row["reason"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    assert all(reason in found for reason, found in zip(bad, reasons, strict=True))
+
+
+def test_too_long_prompts_are_dropped_and_counted_as_the_model_sees_them(tmp_path):
+    make_task(tmp_path / "task")
+    long = {"problem": "Add " + " ".join(map(str, range(400))) + ".", "answer": "79800"}
+    model = ("--model", str(tmp_path / "task" / "model"))
+    result = invoke(tmp_path, *ROWS, long, options=("--max-prompt-tokens", "400", *model))
+    assert "2 after length (1 rejected)" in result.output
+    ((_, reject),) = read_jsonl(tmp_path / "out.rejects.jsonl")
+    assert reject["stage"] == "length" and int(reject["reason"].split()[3]) > 400
+    assert "needs --model" in invoke(tmp_path, *ROWS, options=("--max-prompt-tokens", "5")).output
+
+
+def test_the_split_comes_from_the_row_or_the_file_and_several_need_a_choice(tmp_path):
+    for name, split in (("gsm_test.jsonl", "test"), ("train-00000-of-00001.jsonl", "train"), ("latest.jsonl", "train")):
+        assert invoke(tmp_path, ROWS[0], name=name).exit_code == 0
+        assert written(tmp_path, "extra_info")[0]["extra_info"]["split"] == split
+    rows = [("here", rl_row("P?", "1", "x", "test", 0)), ("here", rl_row("Q?", "1", "x", "train", 0))]
+    with pytest.raises(DataError, match=r"a row of split 'train' after rows of 'test'. Choose one with --split"):
+        convert_rl(rows, "x")
+    (kept,) = convert_rl(rows, "x", "train", wanted="train").rows
+    assert kept["prompt"][0]["content"].startswith("Q?")
+
+
+def test_a_folder_with_several_splits_needs_a_choice(tmp_path):
+    (tmp_path / "set").mkdir()
+    jsonl(tmp_path / "set" / "test.jsonl", ROWS[1])
+    write_parquet(tmp_path / "set" / "train.parquet", ROWS)
+    output = refused("rl", tmp_path / "set", "--out", tmp_path / "out.parquet")
+    assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in output
+    succeed("rl", tmp_path / "set", "--out", tmp_path / "out.parquet", "--split", "test", "--name", "mine")
+    assert written(tmp_path, "data_source", "extra_info") == [
+        {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "split"),
+    [("sets/gsm8k/test.jsonl", "gsm8k", "test"), ("Maxwell-Jia/AIME_2024", "AIME_2024", "train")],
+)
+def test_the_data_source_has_the_name_of_the_set(source, name, split):
     assert name_and_split(source) == (name, split)
 
 
-def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match="neither a local file or folder nor a data set that the hub provides"):
-        source_files("nobody/no-such-set")
-    with pytest.raises(DataError, match="neither a local file or folder"):
-        source_files("not a name at all")
-    with pytest.raises(DataError, match="no data file of split 'train'"):
-        (tmp_path / "test.jsonl").write_text("{}\n")
-        source_files(str(tmp_path), "train")
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match="no rows"):
-        list(read_source(str(tmp_path / "empty.jsonl")))
-    with pytest.raises(DataError, match="line 1: no column messages; it has problem"):
-        (tmp_path / "bad.jsonl").write_text('{"problem": "x"}\n')
-        list(read_source(str(tmp_path / "bad.jsonl"), ("messages",)))
-
-
-def test_a_bad_value_tells_the_columns_and_what_helps():
+def test_a_bad_value_is_an_error_with_the_columns_and_the_options(tmp_path):
     message = r"columns: problem, answer, kind\. Choose others with --problem, .* --solution-box, .* --reject-bad"
     with pytest.raises(DataError, match=message):
         convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
-
-
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        ([{"problem": "Why?", "answer": None, "kind": "x"}], "none of 1 rows survived; the first: {0}, line 1, column"),
-        ([{"problem": 5, "answer": "1"}], "survived; the first: {0}, line 1, column problem: the problem is 5"),
-        (
-            [{"problem": "P?", "answer": "1", "split": "test"}] * 2,
-            "no row can be used (2 rejected by split). Choose another split",
-        ),
-    ],
-)
-def test_when_no_row_is_left_the_error_shows_one_and_what_helps(tmp_path, rows, told):
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
-    source.write_text("\n".join(map(json.dumps, rows)))
-    options = ["--reject-bad", *(["--split", "train"] if "split" in rows[0] else [])]
-    output = refused("rl", source, "--out", out, *options)
-    assert not out.exists()
-    assert told.format(source) in output
-    if "split" not in rows[0]:
-        assert f"A row: problem = {rows[0]['problem']!r}, answer = " in output
-        assert "--problem, and --answer, or --solution-box" in output
+    result = invoke(tmp_path, {"problem": "Why?", "answer": None})
+    assert result.exit_code == 2 and not (tmp_path / "out.parquet").exists()
+    assert f"none of 1 rows survived; the first: {tmp_path / 'in.jsonl'}, line 1, column" in result.output
+    assert "A row: problem = 'Why?', answer = None" in result.output
+    result = invoke(tmp_path, *[{**row, "split": "test"} for row in ROWS], options=("--split", "train"))
+    assert "no row can be used (2 rejected by split). Choose another split" in result.output

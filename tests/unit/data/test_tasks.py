@@ -1,4 +1,4 @@
-"""The quickstart's task: right by execution, disjoint, reproducible, whole or absent."""
+"""The quickstart's task: correct code, disjoint splits, and the same files for a seed."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from retool_mcore.data.chat import render, render_prompt
+from retool_mcore.data.chat import render
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import TaskSpec, make_task, problems, text_trace, tokenizer_rows, tool_trace
@@ -35,7 +35,7 @@ def run(code: str) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def test_a_tool_trace_tells_what_its_code_prints():
+def test_a_tool_trace_has_the_output_of_its_code():
     problem = next(problems(seed=1))
     for wrong, answer in ((False, problem.answer), (True, problem.wrong_answer)):
         messages = tool_trace(problem, wrong)["messages"]
@@ -46,32 +46,24 @@ def test_a_tool_trace_tells_what_its_code_prints():
     assert text_trace(problem)["messages"][-1]["content"].endswith(f"\\boxed{{{problem.answer}}}.")
 
 
-def test_the_stated_share_of_traces_has_the_wrong_habit(task):
-    sorts: Counter[str] = Counter()
+def test_the_stated_fraction_of_traces_has_wrong_code(task):
+    kinds: Counter[str] = Counter()
     for row in rows(task, "sft_train"):
         if row["tools"] is None:
-            sorts["text"] += 1
+            kinds["text"] += 1
             continue
         code = row["messages"][2]["tool_calls"][0]["function"]["arguments"]["code"]
-        # The right code of every kind names the last operand together with an operator of its own.
-        sorts["right" if " + 1" in code or " - " in code or code.count(" ") == 4 else "wrong"] += 1
+        # Only the right code has the last operand, with an operator before it.
+        kinds["right" if " + 1" in code or " - " in code or code.count(" ") == 4 else "wrong"] += 1
     num_text = round(60 * SMALL.text_fraction)
     num_wrong = round((60 - num_text) * SMALL.wrong_fraction)
-    assert sorts == {"text": num_text, "wrong": num_wrong, "right": 60 - num_text - num_wrong}
+    assert kinds == {"text": num_text, "wrong": num_wrong, "right": 60 - num_text - num_wrong}
 
 
 def test_splits_share_no_problem(task):
     questions = [row["messages"][1]["content"] for split in ("sft_train", "sft_val") for row in rows(task, split)]
     questions += [row["prompt"][1]["content"] for split in ("rl_train", "rl_val", "eval") for row in rows(task, split)]
     assert len(questions) == len(set(questions)) == 140
-
-
-def test_conversations_are_short_and_readable_by_the_written_tokenizer(task):
-    tokenizer = load_tokenizer(str(task / "model"))
-    data = load_sft(str(task / "sft_train.parquet"), tokenizer, max_length_tokens=150)
-    assert data.too_long == ()
-    row = rows(task, "eval")[0]
-    assert tokenizer.decode(render_prompt(row["prompt"], None, tokenizer)).endswith("<|im_start|>assistant\n")
 
 
 def test_the_written_tokenizer_is_the_trained_one(task):
@@ -84,18 +76,17 @@ def test_the_written_tokenizer_is_the_trained_one(task):
     for mark in ("<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"):
         assert len(loaded.encode(mark)) == 1
     assert len(loaded.encode("412967")) == 6
+    assert load_sft(str(task / "sft_train.parquet"), loaded, max_length_tokens=150).too_long == ()
 
 
-def test_the_model_directory_is_one_transformers_knows(task):
+def test_transformers_reads_the_model_directory(task):
     from safetensors.torch import load_file
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(task / "model")
     tokenizer = load_tokenizer(str(task / "model"))
     weights = load_file(task / "model" / "model.safetensors")
-    assert config.model_type == "qwen2"
-    assert config.vocab_size % 256 == 0
-    assert config.vocab_size >= len(tokenizer)
+    assert config.model_type == "qwen2" and config.vocab_size % 256 == 0 and config.vocab_size >= len(tokenizer)
     assert config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert weights["model.embed_tokens.weight"].shape == (config.vocab_size, config.hidden_size)
     assert sum(value.numel() for value in weights.values()) < 1_000_000
@@ -104,29 +95,18 @@ def test_the_model_directory_is_one_transformers_knows(task):
     )
 
 
-def test_the_same_seed_gives_the_same_files_and_another_seed_others(task, tmp_path):
-    assert make_task(tmp_path / "same", seed=3, spec=SMALL)
-    assert make_task(tmp_path / "other", seed=4, spec=SMALL)
+def test_a_seed_fixes_the_files_and_an_incomplete_task_is_made_again(task, tmp_path):
+    assert make_task(tmp_path, seed=3, spec=SMALL)
     names = json.loads((task / "manifest.json").read_text())["files"]
-    same, other, first = (
-        {name: (directory / name).read_bytes() for name in names}
-        for directory in (tmp_path / "same", tmp_path / "other", task)
-    )
-    assert same == first
-    assert {name for name in first if first[name] != other[name]} == {
+    first = {name: (task / name).read_bytes() for name in names}
+    assert {name: (tmp_path / name).read_bytes() for name in names} == first
+    assert not make_task(tmp_path, seed=3, spec=SMALL)
+    (tmp_path / "eval.parquet").unlink()
+    assert make_task(tmp_path, seed=3, spec=SMALL) and len(rows(tmp_path, "eval")) == 20
+    (tmp_path / "manifest.json").unlink()  # an interrupted command leaves none
+    assert make_task(tmp_path, seed=3, spec=SMALL)
+    assert make_task(tmp_path, seed=4, spec=SMALL)
+    assert {name for name in first if first[name] != (tmp_path / name).read_bytes()} == {
         "eval.parquet", "model/model.safetensors", "rl_train.parquet", "rl_val.parquet", "sft_train.parquet",
         "sft_val.parquet",
     }  # fmt: skip
-
-
-def test_a_whole_task_is_kept_and_a_part_of_one_made_again(tmp_path):
-    assert make_task(tmp_path, seed=3, spec=SMALL)
-    stamp = (tmp_path / "manifest.json").stat().st_mtime_ns
-    assert not make_task(tmp_path, seed=3, spec=SMALL)
-    assert (tmp_path / "manifest.json").stat().st_mtime_ns == stamp
-    (tmp_path / "eval.parquet").unlink()
-    assert make_task(tmp_path, seed=3, spec=SMALL)
-    assert len(rows(tmp_path, "eval")) == 20
-    (tmp_path / "manifest.json").unlink()  # as an interruption leaves it
-    assert make_task(tmp_path, seed=3, spec=SMALL)
-    assert make_task(tmp_path, seed=4, spec=SMALL)

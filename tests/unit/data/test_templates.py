@@ -34,9 +34,9 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_of(kind: type, path: Path, *own: str):
+def run_of(kind: type, path: Path, *settings: str):
     name = "sft_tiny_cpu.toml" if kind is SftConfig else "rl_tiny_cpu.toml"
-    return load_config(kind, ROOT / "configs" / name, [f"model.path={path}", *own])
+    return load_config(kind, ROOT / "configs" / name, [f"model.path={path}", *settings])
 
 
 def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_path: Path):
@@ -50,20 +50,15 @@ def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_
     assert not any(list(example.loss_mask)[: len(prompt)])  # the block is written, and not learnt
     evaluated = tokenizer_of(EvaluationConfig.of(rl).model, str(qwen3))
     assert evaluated.chat_template == tokenizer.chat_template
-    plain = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(run_of(SftConfig, qwen3).model), 400).examples[0]
-    assert sum(plain.loss_mask) > sum(example.loss_mask)
-
-
-def test_lint_renders_with_the_arguments(qwen3: Path, tmp_path: Path):
-    write_parquet(tmp_path / "rows.parquet", [ROW])
-
-    def loss(*options: str) -> str:
-        output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, *options)
-        return next(line for line in output.splitlines() if "carry loss" in line)
-
-    assert loss() != loss("--template-args", "{ enable_thinking = false }")
+    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", OFF.partition("=")[2])
+    assert f" {sum(example.loss_mask)} in the row with the fewest" in output.replace("(", " ").replace("\n", " ")
     output = refused("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", "3")
     assert "is not a TOML table" in output
+    plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *settings)) for settings in ((), (OFF,)))
+    case = Case(name="m", model=str(qwen3))
+    assert identity_of(plain, case, []) != identity_of(other, case, []), "their samples must not be mixed"
+    default = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(run_of(SftConfig, qwen3).model), 400).examples[0]
+    assert sum(default.loss_mask) > sum(example.loss_mask)
 
 
 def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
@@ -78,12 +73,6 @@ def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
     assert SFT_KEYS["model.custom_chat_template"] == "model.chat_template"
 
 
-def test_samples_of_another_template_are_not_continued(qwen3: Path):
-    plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *own)) for own in ((), (OFF,)))
-    case = Case(name="m", model=str(qwen3))
-    assert identity_of(plain, case, []) != identity_of(other, case, [])
-
-
 @pytest.mark.parametrize("name", [*BUILT_IN, "file"])
 def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Path, name: str):
     tokenizer.save_pretrained(tmp_path / "base")
@@ -91,11 +80,11 @@ def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Pa
     with pytest.raises(CheckpointError, match=r"has no chat template.*model\.chat_template to a file or to one of"):
         load_tokenizer(str(tmp_path / "base"))
     shutil.copy(ROOT / "tests" / "templates" / "plain_chatml.jinja", tmp_path / "file.jinja")
-    given = name if name in BUILT_IN else str(tmp_path / "file.jinja")
-    found = CliRunner().invoke(app, ["protocol", str(tmp_path / "base"), "--chat-template", given])
-    assert found.stdout == ("hermes\n" if name == "chatml" else "retool\n"), found.output
-    model = run_of(SftConfig, tmp_path / "base", f"model.chat_template={given}").model
-    assert template_of(model) == tokenizer_of(model).chat_template == read_template(given)
+    template = name if name in BUILT_IN else str(tmp_path / "file.jinja")
+    result = CliRunner().invoke(app, ["protocol", str(tmp_path / "base"), "--chat-template", template])
+    assert result.stdout == ("hermes\n" if name == "chatml" else "retool\n"), result.output
+    model = run_of(SftConfig, tmp_path / "base", f"model.chat_template={template}").model
+    assert template_of(model) == tokenizer_of(model).chat_template == read_template(template)
 
 
 def test_what_is_no_template_or_no_argument_is_refused(tmp_path: Path, qwen3: Path):

@@ -131,7 +131,7 @@ def test_a_folder_of_files_is_read_whole_by_the_checks_and_by_verl(dataset, toke
 def test_an_ignored_agent_is_told_once_for_its_file(tokenizer, tmp_path: Path):
     notes = check_prompts(config_of(tmp_path, "multiturn_w_tool", "dapo", "plain"), Hermes(tokenizer).prompt_ids)
     assert len(notes) == 1
-    assert "multiturn_w_tool.parquet: its column agent_name (tool_agent) is ignored" in notes[0]
+    assert "multiturn_w_tool.parquet: its column agent_name is ignored" in notes[0]
     assert check_prompts(config_of(tmp_path, "dapo", "plain"), Hermes(tokenizer).prompt_ids) == []
 
 
