@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Column
 
 from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, echo, guarded, unless_named, wide_console
 from retool_mcore.config import load_evaluation
@@ -152,12 +154,12 @@ def compare_two(
     from retool_mcore.evaluate.compare import compare, comparison_lines, read_report
 
     reports = [read_report(path) for path in (first, second)]
-    found = compare(*reports)
-    for line in comparison_lines(found):
+    comparison = compare(*reports)
+    for line in comparison_lines(comparison):
         echo(line)
     if out is not None:
         with replacing(out) as draft:
-            Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
+            Path(draft).write_text(json.dumps(asdict(comparison), indent=1), encoding="utf-8")
 
 
 def _served(models: list[str], url: str | None, endpoint: str | None, protocol: str) -> tuple[list[str], str | None]:
@@ -200,7 +202,7 @@ def _name_of(model: str) -> str:
 
 
 class _Bars:
-    """Progress of an evaluation: the current stage, then one bar per case (model and tool on/off).
+    """Progress of an evaluation: one bar per case (model and tool on/off), with the current stage.
 
     A bar shows the share of right answers so far. Without a terminal, prints a line for each stage
     that takes long, for the end of each case, and every LINE_EVERY_S seconds.
@@ -209,65 +211,59 @@ class _Bars:
     def __init__(self, cases: list[Case]) -> None:
         from retool_mcore.run.status import Stage, bar_of_steps
 
-        self._progress = bar_of_steps(None, Stage())
+        self._progress = bar_of_steps(None, Stage(table_column=Column(no_wrap=True)))
         self._tasks = {case.name: self._progress.add_task(case.name, total=None, stage="") for case in cases}
-        self._right = {case.name: 0 for case in cases}
-        self._new = {case.name: 0 for case in cases}
-        self._left = {case.name: 0 for case in cases}
-        self._now = cases[0].name  # the case that is sampled now or next
-        self._stage = ExitStack()  # shows the stage until there are bars
+        self._right, self._sampled = Counter[str](), Counter[str]()
+        self._current = cases[0].name  # the case that is sampled now or next
+        self._slow_stage = ExitStack()  # without a terminal: prints the stage if it takes long
         self._begun_s = self._printed_s = time.monotonic()
         self._notes = ExitStack()  # prints warnings, such as the sandbox's, above the bars
 
     def __enter__(self) -> _Bars:
         self._notes.enter_context(notes_on(self._progress.console, logging.getLogger("retool_mcore")))
+        self._progress.start()
         self.stage(READING)
         return self
 
     def __exit__(self, *exit_arguments: object) -> None:
-        self._stage.close()
-        if self._progress.live.is_started:
-            self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # after an early error
+        self._slow_stage.close()
+        if not self._progress.disable:
+            self._progress.live.transient = not self._sampled  # no bars remain after an early error
             self._progress.stop()
         self._notes.close()
 
-    def stage(self, words: str) -> None:
+    def stage(self, text: str) -> None:
         """Show the start of a stage that may take a while."""
-        from retool_mcore.run.status import call_if_slow, counting_line, line_of_stage
+        from retool_mcore.run.status import call_if_slow, line_of_stage
 
-        self._stage.close()
+        self._slow_stage.close()
         now_s = time.monotonic()
+        self._progress.update(self._tasks[self._current], stage=text, since_s=now_s)
         if self._progress.disable:
-            line = line_of_stage(now_s - self._begun_s, words)
-            self._stage.enter_context(call_if_slow(lambda: typer.echo(line, err=True), now_s))
-        elif self._progress.live.is_started:
-            self._progress.update(self._tasks[self._now], stage=words)
-        else:
-            self._stage.enter_context(counting_line(self._progress.console, f"{self._now}  {words}", now_s))
+            line = line_of_stage(now_s - self._begun_s, text)
+            self._slow_stage.enter_context(call_if_slow(lambda: typer.echo(line, err=True), now_s))
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         """Print a sentence for the user above the bars."""
         from retool_mcore.run.status import print_text
 
         if self._progress.disable:
-            typer.echo(words, err=True)
+            typer.echo(text, err=True)
         else:
-            print_text(self._progress.console, words)
+            print_text(self._progress.console, text)
 
     def start(self, name: str, finished: int, total: int) -> None:
-        self._now = name
-        self._left[name] = total - finished
+        self._current = name
         self._progress.update(self._tasks[name], total=total, completed=finished)
 
     def advance(self, name: str, correct: bool) -> None:
+        self._slow_stage.close()
         self._right[name] += correct
-        self._new[name] += 1
-        share = f"{self._right[name] / self._new[name]:.3f} right"
-        self._left[name] -= 1
-        self._stage.close()
-        self._progress.start()
-        self._progress.update(self._tasks[name], advance=1, stage=share)
+        self._sampled[name] += 1
+        share = f"{self._right[name] / self._sampled[name]:.3f} right"
+        self._progress.update(self._tasks[name], advance=1, stage=share, since_s=None)
+        left = int(self._progress.tasks[self._tasks[name]].remaining or 0)
         now_s = time.monotonic()
-        if self._progress.disable and (not self._left[name] or now_s - self._printed_s >= LINE_EVERY_S):
+        if self._progress.disable and (not left or now_s - self._printed_s >= LINE_EVERY_S):
             self._printed_s = now_s
-            typer.echo(f"{name}: {self._new[name]} sampled, {self._left[name]} left, {share}", err=True)
+            typer.echo(f"{name}: {self._sampled[name]} sampled, {left} left, {share}", err=True)

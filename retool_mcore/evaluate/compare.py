@@ -120,15 +120,15 @@ def _count(row: Mapping[str, Any]) -> str:
     return f"{sum(row['correct'])}/{len(row['correct'])}"
 
 
-def comparison_lines(found: Comparison) -> Iterator[str]:
+def comparison_lines(result: Comparison) -> Iterator[str]:
     """Text lines with the difference and each flipped problem."""
     yield (
-        f"{found.first:.3f} to {found.second:.3f}: {found.difference:+.3f}, 95 % interval {found.low:+.3f} to "
-        f"{found.high:+.3f}, paired over {found.problems} problems"
+        f"{result.first:.3f} to {result.second:.3f}: {result.difference:+.3f}, 95 % interval {result.low:+.3f} to "
+        f"{result.high:+.3f}, paired over {result.problems} problems"
     )
-    if found.low <= 0 <= found.high:
+    if result.low <= 0 <= result.high:
         yield "The interval contains 0: the difference may be chance."
-    yield f"Only the second solves {len(found.gained)} problems; only the first solves {len(found.lost)}."
-    for sign, flips in (("+", found.gained), ("-", found.lost)):
+    yield f"Only the second solves {len(result.gained)} problems; only the first solves {len(result.lost)}."
+    for sign, flips in (("+", result.gained), ("-", result.lost)):
         for flip in flips:
             yield f"  {sign} problem {flip.id} (truth {flip.truth:.60}): {flip.first} right, then {flip.second}"

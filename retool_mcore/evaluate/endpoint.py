@@ -177,13 +177,13 @@ class Chat:
     def write(self, results: Sequence[str]) -> None:
         """See ``rollout.loop.Conversation``."""
         results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # one error text if malformed
-        for each, result in zip(self._ids, results, strict=True):
-            self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
+        for call_id, result in zip(self._ids, results, strict=True):
+            self._messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
 
 
 def _calls(parsed: Sequence[Mapping[str, Any]], tools: Sequence[Tool], repairs: list[str]) -> list[Call]:
     """The calls that the server parsed. Decoding their JSON arguments is not a repair."""
-    functions = [each["function"] for each in parsed]
+    functions = [call["function"] for call in parsed]
     calls = [call_of(function.get("name"), function.get("arguments"), repairs, tools) for function in functions]
     repairs[:] = [kind for kind in repairs if kind != "encoded_arguments"]
     return calls
@@ -260,5 +260,5 @@ class TextSampler:
         )
 
     def text(self, trajectory: Trajectory) -> str:
-        parts = [each for turn in trajectory.turns for each in (turn.text, *(result.shown for result in turn.results))]
+        parts = [text for turn in trajectory.turns for text in (turn.text, *(result.shown for result in turn.results))]
         return "\n".join(parts)

@@ -167,7 +167,7 @@ async def sample_all(
     slots = asyncio.Semaphore(concurrency)
     dropped: list[str] = []
 
-    async def one(work: CaseSamples, sampler: Sampler, problem: Problem, sample: int) -> None:
+    async def sample_one(work: CaseSamples, sampler: Sampler, problem: Problem, sample: int) -> None:
         name = work.case.name
         context = ToolContext(
             trajectory_id=f"{name}/{problem.id}-{sample}",
@@ -186,9 +186,9 @@ async def sample_all(
                 error = trajectory.drop_error
             dropped.append(f"{name}, problem {problem.id}, sample {sample}: {error}")
 
-    todo = [(at, work, sampler, each) for work, sampler in jobs for at, each in enumerate(work.missing)]
+    todo = [(at, work, sampler, pair) for work, sampler in jobs for at, pair in enumerate(work.missing)]
     todo.sort(key=itemgetter(0))
-    await asyncio.gather(*(one(work, sampler, problem, sample) for _, work, sampler, (problem, sample) in todo))
+    await asyncio.gather(*(sample_one(work, sampler, problem, sample) for _, work, sampler, (problem, sample) in todo))
     if dropped:
         raise RolloutError(
             f"{len(dropped)} of {len(todo)} samples were dropped {TRIES} times by an outage; the first: {dropped[0]}. "
@@ -200,11 +200,13 @@ async def sample_all(
 def make_report(work: CaseSamples) -> dict[str, Any]:
     """The report of a finished evaluation: scores, behaviour metrics, and results per problem."""
     rows = [[work.samples.rows[problem.id, sample] for sample in range(work.n)] for problem in work.problems]
-    flat = [row for each in rows for row in each]
+    flat = [row for samples in rows for row in samples]
     scores = summarize(
         [
-            Samples(scores=[float(row["correct"]) for row in each], votes=[vote(row["extracted"]) for row in each])
-            for each in rows
+            Samples(
+                scores=[float(row["correct"]) for row in samples], votes=[vote(row["extracted"]) for row in samples]
+            )
+            for samples in rows
         ]
     )
     behaviors = [Behavior(**row["behavior"]) for row in flat]
@@ -220,10 +222,10 @@ def make_report(work: CaseSamples) -> dict[str, Any]:
             {
                 "id": problem.id,
                 "truth": problem.truth,
-                "correct": [row["correct"] for row in each],
-                "extracted": [row["extracted"] for row in each],
+                "correct": [row["correct"] for row in samples],
+                "extracted": [row["extracted"] for row in samples],
             }
-            for problem, each in zip(work.problems, rows, strict=True)
+            for problem, samples in zip(work.problems, rows, strict=True)
         ],
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import CheckpointError, ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import CaseSamples
-from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf
+from retool_mcore.model.files import fetch_config, is_hub_name, read_config
 from retool_mcore.platforms.base import engine_environment, get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
@@ -169,7 +168,8 @@ class TokenSampler:
         self.engine = SpreadEngine(())
         limit = work.config.data.max_prompt_tokens
         self._prompts = {
-            each.id: checked_prompt(protocol, each.messages, limit, f"problem {each.id}") for each in work.problems
+            problem.id: checked_prompt(protocol, problem.messages, limit, f"problem {problem.id}")
+            for problem in work.problems
         }
 
     def notes(self, work: CaseSamples) -> Iterator[str]:
@@ -221,28 +221,21 @@ def architecture_of(model: str) -> dict[str, Any]:
     another version of transformers. An unknown model_type is compared entry by entry. Raises
     CheckpointError if config.json is unreadable.
     """
-    found = config_of(model)
+    values = config_of(model)
     from transformers import CONFIG_MAPPING
 
-    if found.get("model_type") in CONFIG_MAPPING:
-        known: Any = CONFIG_MAPPING[found["model_type"]]
-        found = known.from_dict(found).to_dict()
-    return {name: value for name, value in found.items() if name not in NOT_ARCHITECTURE}
+    if values.get("model_type") in CONFIG_MAPPING:
+        config_class: Any = CONFIG_MAPPING[values["model_type"]]
+        values = config_class.from_dict(values).to_dict()
+    return {name: value for name, value in values.items() if name not in NOT_ARCHITECTURE}
 
 
 def config_of(model: str) -> dict[str, Any]:
     """A model's config.json. Raises CheckpointError if it is unreadable."""
-    refuse_gguf(model)
-    path = Path(model) / "config.json"
-    try:
-        return fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        if (Path(model) / CONFIG_FILE).is_file():
-            raise CheckpointError(
-                f"{model} is a run, not a model. Evaluate {Path(model) / 'export'}, or export a checkpoint: "
-                f"`retool export {model} --to FOLDER`"
-            ) from error
+    folder = Path(model)
+    if (folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
         raise CheckpointError(
-            f"{model} is not a model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. "
-            "Name a model directory, or export a run: `retool export RUN --to FOLDER`"
-        ) from error
+            f"{model} is a run, not a model. Evaluate {folder / 'export'}, or export a checkpoint: "
+            f"`retool export {model} --to FOLDER`"
+        )
+    return fetch_config(model) if is_hub_name(model) else read_config(model)

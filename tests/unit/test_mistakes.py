@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
         (
             f"eval {RL} --model no/x/export --data {GSM8K}",
-            "is not a model directory: no/x/export/config.json cannot be read: No su",
+            "model.path = 'no/x/export' does not exist. Create it first, or name a hub",
         ),
         (
             f"{EVAL} --protocol hermess",

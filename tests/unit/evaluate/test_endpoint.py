@@ -170,42 +170,6 @@ def test_its_samples_open_in_the_viewer_without_tokens(server: StandIn, tmp_path
     assert (index["rows"][0]["tokens"], index["rows"][0]["calls"], index["rows"][0]["right"]) == (None, 1, True)
 
 
-def test_all_cases_have_one_sandbox_which_is_closed_after_the_last(
-    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    during: list[bool] = []
-    server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
-    config = load_evaluation(Path("configs/rl_tiny_cpu.toml"), LOCAL)
-    evaluate_many(
-        config,
-        [Case(name=name, model=name) for name in ("first", "second")],
-        endpoint=server.url,
-        data=[problems(tmp_path)],
-        out=tmp_path / "eval",
-        n=1,
-        on_sample=lambda name, right: during.append(right and Here.is_open[-1]),
-    )
-    assert during == [True, True]
-    assert Here.is_open == [False], "one was made, and it is closed"
-
-
-def test_the_sandbox_has_a_worker_for_each_core_and_no_fewer_than_its_setting(
-    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    made: list[int] = []
-
-    def opened(where: Any, *, workers: int, **options: Any) -> Here:
-        made.append(workers)
-        return Here()
-
-    monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", opened)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
-    for workers in ("8", "64"):
-        server.script = [chat("\\boxed{579}")]
-        assert evaluate(server, tmp_path / workers, f"sandbox.workers={workers}")[0] == 0
-    assert made == [16, 64]
-
-
 def test_the_inline_protocol_is_not_asked_of_an_api(server: StandIn, tmp_path: Path):
     code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
     assert code == 2 and server.asked == []
@@ -220,14 +184,6 @@ def test_the_model_reads_that_its_arguments_are_not_json(server: StandIn, tmp_pa
     assert all(each["content"].startswith("Error: arguments must be") for each in results)
     assert report["behavior"]["behavior/malformed/arguments"] == 1.0
     assert report["behavior"]["behavior/calls"] == 0
-
-
-def test_a_server_that_reads_no_calls_leaves_them_in_the_text(server: StandIn, tmp_path: Path):
-    call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(579)"}})
-    server.script = [chat(f"<tool_call>\n{call}\n</tool_call>"), chat("\\boxed{579}")]
-    _, _, report = evaluate(server, tmp_path)
-    assert report["behavior"]["behavior/calls"] == 1
-    assert report["behavior"]["behavior/executable_fraction"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -275,45 +231,12 @@ def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: StandIn,
     assert report["accuracy"] == 1.0, output
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
-)
-def test_a_refused_first_request_is_a_one_line_error(server: StandIn, tmp_path: Path, status: int, message: str):
-    """Also a prompt beyond the context: it is no response that got too long."""
-    server.script = [(status, {"error": {"message": message}})]
-    code, output, _ = evaluate(server, tmp_path)
-    assert code == 3
-    assert message in " ".join(output.split())
-    assert [line.partition(":")[0] for line in output.splitlines() if "rror" in line] == ["error"], output
-    assert "What is 123 + 456?" in output, "the first prompt as it is sent"
-
-
 def test_a_busy_server_gets_the_next_request_after_retry_after(server: StandIn, tmp_path: Path):
     server.script = [(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"}), chat("\\boxed{579}")]
     began = time.monotonic()
     code, output, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 2), output
     assert time.monotonic() - began >= 1
-
-
-def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(server: StandIn, tmp_path: Path):
-    refusal = (400, {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}})
-    server.script = [refusal, chat(None, "print(579)"), chat("\\boxed{579}")]
-    code, output, _ = evaluate(server, tmp_path)
-    assert code == 0, output
-    names = [[name for name in body if name.startswith("max_")] for _, body, _ in server.asked]
-    assert names == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
-
-
-def test_reasoning_is_sent_back_with_a_call_and_may_contain_the_answer(server: StandIn, tmp_path: Path):
-    first, second = chat(None, "print(579)"), chat(None)
-    first["choices"][0]["message"]["reasoning_content"] = "I compute."
-    second["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
-    server.script = [first, second]
-    code, output, report = evaluate(server, tmp_path)
-    assert (code, report["accuracy"]) == (0, 1.0), output
-    assert server.asked[1][1]["messages"][-2]["reasoning_content"] == "I compute."
 
 
 def test_results_have_no_control_tokens_and_are_cut_by_characters(server: StandIn, tmp_path: Path):
@@ -333,27 +256,79 @@ def test_concurrency_limits_the_samples_in_flight(server: StandIn, tmp_path: Pat
     assert server.most == 3
 
 
-def test_a_larger_n_adds_samples_to_those_that_are_there(server: StandIn, tmp_path: Path):
-    server.script = [chat("\\boxed{579}"), chat("\\boxed{1}")]
-    evaluate(server, tmp_path)
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
+)
+def test_a_refused_first_request_is_one_line(server: StandIn, tmp_path: Path, status: int, message: str):
+    """Also for a prompt beyond the context, because the response is not too long."""
+    server.script = [(status, {"error": {"message": message}})]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 3 and message in " ".join(output.split())
+    assert [line.partition(":")[0] for line in output.splitlines() if "rror" in line] == ["error"], output
+    assert "What is 123 + 456?" in output, "the first prompt"
+
+
+def test_reasoning_returns_with_the_call_and_the_newer_name_of_the_limit_is_used(server: StandIn, tmp_path: Path):
+    first, second = chat(None, "print(579)"), chat(None)
+    first["choices"][0]["message"]["reasoning_content"] = "I compute."
+    second["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
+    refusal = (400, {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}})
+    server.script = [refusal, first, second]
+    code, output, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"]) == (0, 1.0), output
+    names = [[name for name in body if name.startswith("max_")] for _, body, _ in server.asked]
+    assert names == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+    assert server.asked[2][1]["messages"][-2]["reasoning_content"] == "I compute."
+
+
+def test_calls_that_the_server_leaves_in_the_text_are_parsed_and_a_larger_n_adds_samples(
+    server: StandIn, tmp_path: Path
+):
+    call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(579)"}})
+    server.script = [chat(f"<tool_call>\n{call}\n</tool_call>"), chat("\\boxed{579}"), chat("\\boxed{1}")]
+    _, _, report = evaluate(server, tmp_path)
+    assert report["behavior"]["behavior/calls"] == report["behavior"]["behavior/executable_fraction"] == 1
     code, output, report = evaluate(server, tmp_path, "--n", "2")
-    assert (code, report["accuracy"], len(server.asked)) == (0, 0.5, 2), output
-    seeds = [body["seed"] for _, body, _ in server.asked]
-    assert len(set(seeds)) == 2
+    assert (code, report["accuracy"], len(server.asked)) == (0, 0.5, 3), output
+    assert len({body["seed"] for _, body, _ in server.asked}) == 2
 
 
-def test_an_unreachable_server_is_reported_at_once_and_before_any_bar(tmp_path: Path):
-    with StandIn() as server:
+def test_cases_share_one_sandbox_with_a_worker_for_each_core(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    workers: list[int] = []
+    during: list[bool] = []
+
+    def opened(where: Any, **options: Any) -> Here:
+        workers.append(options["workers"])
+        return Here()
+
+    monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", opened)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    for name, setting in (("few", 8), ("many", 64)):
+        server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
+        evaluate_many(
+            load_evaluation(Path("configs/rl_tiny_cpu.toml"), [*LOCAL, f"sandbox.workers={setting}"]),
+            [Case(name=model, model=model) for model in ("first", "second")],
+            endpoint=server.url,
+            data=[problems(tmp_path)],
+            out=tmp_path / name,
+            n=1,
+            on_sample=lambda name, right: during.append(right and Here.is_open[-1]),
+        )
+    assert workers == [16, 64] and during == [True] * 4
+    assert Here.is_open == [False, False], "each evaluation closes its sandbox"
+
+
+def test_an_unreachable_server_and_a_folder_in_use_are_reported_before_any_request(server: StandIn, tmp_path: Path):
+    with StandIn() as closed:
         pass
     began = time.monotonic()
-    code, output, _ = evaluate(server, tmp_path)
-    assert code == 2 and time.monotonic() - began < 30, "requests are tried again for 120 s"
-    assert f"--endpoint {server.url}: no server responds" in " ".join(output.split())
+    code, output, _ = evaluate(closed, tmp_path)
+    assert code == 2 and time.monotonic() - began < 30, "requests are retried for 120 s"
+    assert f"--endpoint {closed.url}: no server responds" in " ".join(output.split())
     assert len(output.strip().splitlines()) <= 3 and "0/1" not in output, output
-
-
-def test_a_second_evaluation_into_the_same_folder_asks_nothing(server: StandIn, tmp_path: Path):
-    server.script = [chat("\\boxed{579}")]
     with lock_run(tmp_path / "out"):
         code, output, _ = evaluate(server, tmp_path)
     assert (code, server.asked) == (2, [])

@@ -1,4 +1,4 @@
-"""Problem files: verl's parquet and the benchmarks' JSON lines; a bad row is named."""
+"""Problems keep their own turns, or get the format of the model."""
 
 import json
 from pathlib import Path
@@ -24,25 +24,13 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"Problem": "1 + 1?", "Answer": 2},
-        {"question": "1 + 1?", "answer": "One and one.\n<<1+1=2>>\n#### 2"},
-    ],
-)
-def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
-    asked = [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
-    assert read_problems([jsonl(tmp_path / "p.jsonl", row)]) == [
-        Problem(id=0, messages=asked, truth="2", text="1 + 1?")
-    ]
-
-
 def test_a_bare_problem_is_asked_as_the_model_was_and_a_files_own_turns_stay(tmp_path: Path):
     known = PromptFormat(system="Be brief.", instruction="")
     (bare,) = read_problems([jsonl(tmp_path / "p.jsonl", {"problem": "1 + 1?", "answer": "2"})])
     assert bare.in_format(known).messages == known.messages("1 + 1?")
-    assert bare.in_format(None) == bare
+    assert bare.in_format(None) == bare and bare.messages == PromptFormat().messages("1 + 1?")
+    with pytest.raises(DataError, match=r"line 1, column answer: the answer is None.* leaves such rows out"):
+        read_problems([jsonl(tmp_path / "none.jsonl", {"problem": "1 + 1?", "answer": None})])
     turns = [{"role": "user", "content": "1 + 1?"}]
     row = {"prompt": turns, "reward_model": {"ground_truth": "2"}}
     (own,) = read_problems([jsonl(tmp_path / "q.jsonl", row)])
@@ -56,19 +44,6 @@ def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
     (problem,) = read_problems([tmp_path / "p.parquet"])
     assert problem.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 1?", "name": "me"}]
     assert (problem.id, problem.truth) == (0, "2")
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"problem": "1 + 1?", "answer": None}, "line 1, column answer: the answer is None.* leaves such rows out"),
-        ({"problem": 5, "answer": "2"}, "line 1, column problem: the problem is 5"),
-        ({"text": "1 + 1?"}, "line 1: columns text; known layouts: prompt/reward_model, problem/answer"),
-    ],
-)
-def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], message: str):
-    with pytest.raises(DataError, match=message):
-        read_problems([jsonl(tmp_path / "p.jsonl", row)])
 
 
 def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path: Path, tokenizer: Any):

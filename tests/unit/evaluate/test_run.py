@@ -102,15 +102,6 @@ async def test_the_report_counts_right_and_wrong_samples(tokenizer, tmp_path: Pa
     json.dumps(report)
 
 
-def test_a_sample_is_drawn_as_the_validation_of_a_run_draws_it(tmp_path: Path):
-    """tests/engine/test_agent_loop.py has the seed of a held-out row, test_verl_worker.py the
-    sampling.
-    """
-    own = ["validation.temperature=0.7", "validation.top_p=0.9", "run.seed=3", "rollout.temperature=0.5"]
-    drawn = samples_in(tmp_path, PROBLEMS, *own).sampling(replace(PROBLEMS[2], id=5), 1)
-    assert drawn == Sampling(temperature=0.7, top_p=0.9, seed=trajectory_seed(3, 5, 1))
-
-
 async def test_every_sample_has_another_seed_which_is_reproducible(tokenizer, tmp_path: Path):
     """With one seed for all samples of a problem, the engine would repeat the same answer."""
 
@@ -124,7 +115,10 @@ async def test_every_sample_has_another_seed_which_is_reproducible(tokenizer, tm
     assert not set(first.values()) & set((await seeds("other", 1)).values())
 
 
-def test_a_seed_reaches_the_server():
+def test_a_sample_has_the_settings_and_the_seed_of_a_validation(tmp_path: Path):
+    settings = ["validation.temperature=0.7", "validation.top_p=0.9", "run.seed=3", "rollout.temperature=0.5"]
+    sampling = samples_in(tmp_path, PROBLEMS, *settings).sampling(replace(PROBLEMS[2], id=5), 1)
+    assert sampling == Sampling(temperature=0.7, top_p=0.9, seed=trajectory_seed(3, 5, 1))
     request = TurnRequest(
         token_ids=[1], max_new_tokens=2, stop_token_ids=[3], sampling=Sampling(seed=77), trajectory_id="t"
     )
@@ -196,17 +190,11 @@ def test_samples_of_other_settings_are_not_mixed(tmp_path: Path, setting: str, m
         samples_in(tmp_path, PROBLEMS, setting)
 
 
-async def test_a_sample_dropped_once_is_sampled_again(tokenizer, tmp_path: Path):
-    work = samples_in(tmp_path)
-    engine = await run(tokenizer, work, [None, *ANSWERS])
-    assert engine.asked == 3 * N + 1
-    assert len(work.samples.rows) == 3 * N
-
-
-async def test_a_lasting_outage_is_an_error_and_keeps_finished_samples(tokenizer, tmp_path: Path):
-    with pytest.raises(
-        RolloutError, match="1 of 12 samples were dropped 2 times by an outage; the first: m, problem 0"
-    ):
+async def test_an_outage_is_retried_and_a_lasting_one_keeps_finished_samples(tokenizer, tmp_path: Path):
+    work = samples_in(tmp_path / "once")
+    assert (await run(tokenizer, work, [None, *ANSWERS])).asked == 3 * N + 1 and len(work.samples.rows) == 3 * N
+    message = "1 of 12 samples were dropped 2 times by an outage; the first: m, problem 0"
+    with pytest.raises(RolloutError, match=message):
         await run(tokenizer, samples_in(tmp_path), [None, None, *ANSWERS[1:]])
     assert len(samples_in(tmp_path).samples.rows) == 3 * N - 1
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.data.task_model import write_model
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
 from retool_mcore.evaluate.servers import Servers, SpreadEngine
-from retool_mcore.platforms.base import PREFILLS_ENV, get_platform
+from retool_mcore.platforms.base import PREFILLS_ENV
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 
@@ -45,13 +48,8 @@ def h200x8(*settings: str) -> EvaluationConfig:
 )
 def test_servers_fill_the_devices_of_the_node(present: int, settings: tuple[str, ...], groups: list[list[int]]):
     assert Node(present).server_devices(h200x8(*settings)) == groups
-
-
-def test_too_few_devices_are_an_error_and_a_cpu_has_one_server():
     with pytest.raises(ConfigError, match=r"rollout.engine_tp = 4 is more than the 2 devices"):
         Node(2).server_devices(h200x8("rollout.engine_tp=4"))
-    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", ["cluster.gpus_per_node=4"])
-    assert get_platform("cpu").server_devices(config) == [[]]
 
 
 def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
@@ -171,23 +169,15 @@ def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, P
     assert running.urls_of(str(first)) == urls  # the same model without its tool
     assert running.urls_of(str(second)) == urls
     assert (Holding.started, Holding.held) == ([str(first)], {urls[0]: str(second)})
-
-
-def test_another_architecture_starts_a_server_anew(tiny: tuple[Servers, Path, Path]):
-    running, first, second = tiny
-    path = second / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
-    urls = running.urls_of(str(first))
-    assert running.urls_of(str(second)) != urls
-    assert Holding.started == [str(first), str(second)]
-
-
-def test_a_server_that_keeps_its_weights_is_an_error(tiny: tuple[Servers, Path, Path]):
-    running, first, second = tiny
-    running.urls_of(str(first))
     Holding.deaf = True
-    with pytest.raises(RolloutError, match=r"should have loaded .*second, but reports .*first"):
-        running.urls_of(str(second))
+    with pytest.raises(RolloutError, match=r"should have loaded .*first, but reports .*second"):
+        running.urls_of(str(first))
+    path = first / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
+    assert running.urls_of(str(first)) != urls, "another architecture needs another server"
+    assert Holding.started == [str(first), str(first)]
+    with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
+        Servers(load_evaluation(CONFIGS / "rl_tiny_cpu.toml", []), first, "http://x", ["a", "b"])
 
 
 PUBLISHED = {
@@ -213,6 +203,7 @@ PUBLISHED = {
 def folder_of(path: Path, config: dict[str, Any]) -> str:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({"weight": torch.zeros(1)}, path / "model.safetensors")
     return str(path)
 
 
@@ -221,25 +212,14 @@ def test_a_published_model_and_its_export_share_a_server(tmp_path: Path):
 
     published = folder_of(tmp_path / "published", PUBLISHED)
     AutoConfig.from_pretrained(published).save_pretrained(tmp_path / "export")  # as the bridge writes it
+    shutil.copy(Path(published) / "model.safetensors", tmp_path / "export")
     exported = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
     assert "rope_parameters" in exported, "else the two files spell it alike, and this test shows nothing"
-    assert servers.architecture_of(published) == servers.architecture_of(str(tmp_path / "export"))
-
-
-@pytest.mark.parametrize("changed", [{"rope_theta": 10000.0}, {"eos_token_id": 151643}])
-def test_models_that_compute_otherwise_do_not_share_one(tmp_path: Path, changed: dict[str, Any]):
-    first = servers.architecture_of(folder_of(tmp_path / "first", PUBLISHED))
-    assert first != servers.architecture_of(folder_of(tmp_path / "second", PUBLISHED | changed))
-
-
-def test_a_type_that_transformers_does_not_know_is_compared_by_entry(tmp_path: Path):
-    config = {"model_type": "unknown", "width": 8, "dtype": "float32"}
-    first = servers.architecture_of(folder_of(tmp_path / "first", config))
-    assert first == servers.architecture_of(folder_of(tmp_path / "second", config | {"dtype": "bfloat16"}))
-    assert first != servers.architecture_of(folder_of(tmp_path / "third", config | {"width": 9}))
-
-
-def test_one_server_evaluates_one_model(tmp_path: Path):
-    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", [])
-    with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
-        Servers(config, tmp_path, "http://x", ["a", "b"])
+    architecture = servers.architecture_of(published)
+    assert architecture == servers.architecture_of(str(tmp_path / "export"))
+    for key, value in (("rope_theta", 10000.0), ("eos_token_id", 151643)):
+        assert servers.architecture_of(folder_of(tmp_path / key, PUBLISHED | {key: value})) != architecture
+    config = {"model_type": "unknown", "width": 8, "dtype": "float32"}  # transformers does not know this type
+    known = servers.architecture_of(folder_of(tmp_path / "first", config))
+    assert known == servers.architecture_of(folder_of(tmp_path / "second", config | {"dtype": "bfloat16"}))
+    assert known != servers.architecture_of(folder_of(tmp_path / "third", config | {"width": 9}))

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from retool_mcore.evaluate.stats import Samples, interval, pass_at, sizes, summarize
+from retool_mcore.evaluate.stats import Samples, interval, pass_at, summarize
 
 
 def made_up(problems: int, k: int, seed: int) -> list[Samples]:
@@ -16,11 +16,6 @@ def made_up(problems: int, k: int, seed: int) -> list[Samples]:
         right = draw.choice(["1", "2", "4"])
         rows.append(Samples(scores=[float(vote == right) for vote in votes], votes=votes))
     return rows
-
-
-@pytest.mark.parametrize(("k", "ns"), [(1, []), (3, [2, 3]), (8, [2, 4, 8])])
-def test_sizes_are_powers_of_two_and_k(k: int, ns: list[int]):
-    assert sizes(k) == ns
 
 
 @pytest.mark.parametrize(
