@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.data import rl
 from retool_mcore.data.files import replacing, write_parquet
 from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.task_model import build_tokenizer, write_model
@@ -28,6 +29,7 @@ from retool_mcore.errors import DataError
 
 DATA_SOURCE = "retool_mcore/arithmetic"
 SYSTEM_PROMPT = "Solve the problem. Put the answer in \\boxed{}."
+FORMAT = PromptFormat(system=SYSTEM_PROMPT, instruction="")
 FORMAT_VERSION = 2  # increment when a change makes the same seed produce different files
 MANIFEST = "manifest.json"
 
@@ -125,16 +127,12 @@ def _random_problem(kind: Kind, rng: random.Random) -> GeneratedProblem | None:
     return GeneratedProblem(kind.name, *texts, str(wrong))
 
 
-def prompt_messages(question: str) -> list[dict[str, Any]]:
-    return PromptFormat(system=SYSTEM_PROMPT, instruction="").messages(question)
-
-
 def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:
     """An SFT row {messages, tools} with the code, its output, and the output as the answer."""
     code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
     call = tool_call(code)
     messages = [
-        *prompt_messages(problem.question),
+        *FORMAT.messages(problem.question),
         {"role": "assistant", "content": "Let me run code.", "tool_calls": [call]},
         {"role": "tool", "content": output},
         {"role": "assistant", "content": f"The answer is \\boxed{{{output}}}."},
@@ -145,18 +143,14 @@ def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:
 def text_trace(problem: GeneratedProblem) -> dict[str, Any]:
     """An SFT row without tools that answers correctly at once."""
     reply = {"role": "assistant", "content": f"The answer is \\boxed{{{problem.answer}}}."}
-    return {"messages": [*prompt_messages(problem.question), reply], "tools": None}
+    return {"messages": [*FORMAT.messages(problem.question), reply], "tools": None}
 
 
 def rl_row(problem: GeneratedProblem, split: str, index: int) -> dict[str, Any]:
     """A row in verl's RL schema."""
-    return {
-        "data_source": DATA_SOURCE,
-        "prompt": prompt_messages(problem.question),
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"split": split, "index": index, "kind": problem.kind},
-    }
+    row = rl.rl_row(problem.question, problem.answer, DATA_SOURCE, split, index, prompt_format=FORMAT)
+    row["extra_info"]["kind"] = problem.kind
+    return row
 
 
 def tokenizer_rows() -> list[dict[str, Any]]:
