@@ -48,8 +48,8 @@ from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
 
 STAGES = ("source", "calculation", "execution")
-SMALLEST_FACTOR, LARGEST_FACTOR = 1_000, 100_000
-LARGEST_VALUE = 10**13  # of any intermediate result: a float represents it to two decimals
+MIN_FACTOR, MAX_FACTOR = 1_000, 100_000
+MAX_VALUE = 10**13  # of any intermediate result: a float represents it to two decimals
 DRAWS_OF_ALL, DRAWS_OF_SOME = 60, 90  # tries to replace all numbers, then some of them
 JITTER = 1.35  # random factor of each number around the common scale of a draw
 NUM_MODES = 3  # of `_draw`
@@ -98,13 +98,14 @@ def find_sources(question: str, answer: str) -> Problem:
     # is right in both cases.
     free = {number.value for number in named if not number.fixed and counts[number.value] == 1} - constants
     if AVERAGE.search(question):  # a divisor may be the number of things that the question lists
-        found = [(step.expression, each) for step in solution.steps for each in literals(step.expression)]
-        free -= {each.value for expression, each in found if divides(expression, each)}
+        operands_of = [(step.expression, literal) for step in solution.steps for literal in literals(step.expression)]
+        free -= {literal.value for expression, literal in operands_of if divides(expression, literal)}
     operands = _operands(solution, stated, counts, free, constants)
-    used = {operand.literal.value for each in operands for operand in each if operand.free}
+    used = {operand.literal.value for of_step in operands for operand in of_step if operand.free}
     if not used:
         raise Rejected("source", "nothing to replace: no calculation uses an integer of the question")
-    fixed = {operand.literal.value for each in operands for operand in each if operand.is_fixed} | (set(counts) - used)
+    unchanged = {operand.literal.value for of_step in operands for operand in of_step if operand.is_fixed}
+    fixed = unchanged | (set(counts) - used)
     free_used = tuple(number.value for number in named if number.value in used)
     return Problem(question, solution, operands, free_used, stated, frozenset(fixed | constants))
 
@@ -146,12 +147,15 @@ def _operands(
     A constant that equals the previous step's value counts as that step if no other operand uses
     the step, because a solution does not calculate an unused value.
     """
-    found = [literals(step.expression) for step in solution.steps]
+    literals_of = [literals(step.expression) for step in solution.steps]
 
     def equal_steps(literal: Literal, index: int) -> list[int]:
-        return [each for each in range(index) if stated[each] == literal.value]
+        return [step for step in range(index) if stated[step] == literal.value]
 
-    uses = Counter(step for index, each in enumerate(found) for literal in each for step in equal_steps(literal, index))
+    uses = Counter[int]()
+    for index, of_step in enumerate(literals_of):
+        for literal in of_step:
+            uses.update(equal_steps(literal, index))
 
     def operand(literal: Literal, index: int) -> Operand:
         steps, value, expression = equal_steps(literal, index), literal.value, solution.steps[index].expression
@@ -164,7 +168,7 @@ def _operands(
             raise Rejected("source", reason)
         return Operand(literal, free=named and value in free, step=steps[0] if steps else None)
 
-    return tuple(tuple(operand(literal, index) for literal in each) for index, each in enumerate(found))
+    return tuple(tuple(operand(literal, index) for literal in of_step) for index, of_step in enumerate(literals_of))
 
 
 @dataclass(frozen=True)
@@ -179,8 +183,8 @@ class Enlarged:
 def enlarge(problem: Problem, generator: random.Random) -> Enlarged:
     """Draw new numbers until some fit. Raises Rejected if none do."""
     for numbers in _draws(problem, generator):
-        if (found := recalculate(problem, numbers)) is not None:
-            return found
+        if (enlarged := recalculate(problem, numbers)) is not None:
+            return enlarged
     raise Rejected("calculation", f"no numbers fit: {', '.join(step.expression for step in problem.solution.steps)}")
 
 
@@ -204,11 +208,11 @@ def _draw(
     that quotients stay integers.
     """
     if mode == 2:
-        small = generator.randint(SMALLEST_FACTOR, 4 * SMALLEST_FACTOR)
-        large = small * generator.randint(2, LARGEST_FACTOR // (4 * SMALLEST_FACTOR))
+        small = generator.randint(MIN_FACTOR, 4 * MIN_FACTOR)
+        large = small * generator.randint(2, MAX_FACTOR // (4 * MIN_FACTOR))
         return {value: value * generator.choice((small, large)) for value in chosen}
     modulus = _modulus(problem)
-    scale = 10 ** generator.uniform(log10(SMALLEST_FACTOR * JITTER), log10(LARGEST_FACTOR / JITTER))
+    scale = 10 ** generator.uniform(log10(MIN_FACTOR * JITTER), log10(MAX_FACTOR / JITTER))
     made: dict[Fraction, Fraction] = {}
     for value in chosen:
         wanted = int(value * Fraction(scale) * Fraction(generator.uniform(1 / JITTER, JITTER)))
@@ -225,12 +229,12 @@ def _modulus(problem: Problem) -> int:
                 out *= literal.value.denominator
             elif literal.value > 1 and divides(step.expression, literal):
                 out *= literal.value.numerator
-    return out if out <= SMALLEST_FACTOR else 1
+    return out if out <= MIN_FACTOR else 1
 
 
 def recalculate(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlarged | None:
     """The solution with these numbers, or None if they do not fit."""
-    in_range = all(SMALLEST_FACTOR * old <= new <= LARGEST_FACTOR * old for old, new in numbers.items())
+    in_range = all(MIN_FACTOR * old <= new <= MAX_FACTOR * old for old, new in numbers.items())
     in_order = all(numbers[low] < numbers[high] for low, high in pairwise(sorted(numbers)))
     distinct = len(set(numbers.values()) | problem.constants) == len(numbers) + len(problem.constants)
     bounds = [number for number in numbers_in(problem.question) if number.bound and not number.fixed]
@@ -249,7 +253,7 @@ def recalculate(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlar
         except Rejected:
             return None
         signs = all(_sign(a) == _sign(b) for a, b in zip(before, after, strict=True))
-        if not signs or value.denominator != 1 or any(abs(each) > LARGEST_VALUE for each in after):
+        if not signs or value.denominator != 1 or any(abs(number) > MAX_VALUE for number in after):
             return None
         steps.append(value)
         expressions.append(expression)
@@ -266,30 +270,35 @@ def variant(question: str, answer: str, seed: int) -> dict[str, str]:
     """A row in GSM8K's form with large numbers. Depends on seed and question. Raises Rejected."""
     problem = find_sources(question, answer)
     digest = blake2b(f"{seed}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    found = enlarge(problem, random.Random(int.from_bytes(digest, "big")))
-    changed = {old for old, new in zip(problem.stated, found.steps, strict=True) if old != new} | set(found.numbers)
+    enlarged = enlarge(problem, random.Random(int.from_bytes(digest, "big")))
+    changed = {old for old, new in zip(problem.stated, enlarged.steps, strict=True) if old != new} | set(
+        enlarged.numbers
+    )
     if as_words := changed & set(word_numbers(problem.solution.body)):
         raise Rejected("source", f"number word: the solution writes {min(as_words)} as a word")
-    new = [(number, found.numbers.get(number.value, number.value)) for number in numbers_in(question)]
-    return {"question": replace_numbers(question, new), "answer": _answer(problem, found), ORIGINAL: question}
+    new = [(number, enlarged.numbers.get(number.value, number.value)) for number in numbers_in(question)]
+    return {"question": replace_numbers(question, new), "answer": _answer(problem, enlarged), ORIGINAL: question}
 
 
-def _answer(problem: Problem, found: Enlarged) -> str:
+def _answer(problem: Problem, enlarged: Enlarged) -> str:
     """The solution's text with new numbers and marks."""
     candidates: dict[Fraction, set[Fraction]] = {value: {value} for value in problem.constants}
     for value in problem.free:
-        candidates.setdefault(value, set()).add(found.numbers.get(value, value))
+        candidates.setdefault(value, set()).add(enlarged.numbers.get(value, value))
     texts = problem.solution.body.replace(">>", "<<").split("<<")[::2]
     out: list[str] = []
     first: tuple[Fraction, Fraction] | None = None
-    for index, expression in enumerate(found.expressions):
-        new = [(each.literal.value, each.new(found.numbers, found.steps)) for each in problem.operands[index]]
+    for index, expression in enumerate(enlarged.expressions):
+        new = [
+            (operand.literal.value, operand.new(enlarged.numbers, enlarged.steps))
+            for operand in problem.operands[index]
+        ]
         out.append(rewrite(texts[index], candidates, first=first, last=new))
-        out.append(f"<<{expression}={found.steps[index].numerator}>>")
-        first = problem.stated[index], found.steps[index]
+        out.append(f"<<{expression}={enlarged.steps[index].numerator}>>")
+        first = problem.stated[index], enlarged.steps[index]
         candidates.setdefault(first[0], set()).add(first[1])
     out.append(rewrite(texts[-1], candidates, first=first, last=()))
-    return f"{''.join(out).rstrip()}\n#### {found.steps[-1].numerator}"
+    return f"{''.join(out).rstrip()}\n#### {enlarged.steps[-1].numerator}"
 
 
 def variant_or_reject(question: str, answer: str, seed: int) -> dict[str, str] | tuple[str, str]:
@@ -327,15 +336,15 @@ async def build(
                 return Rejected("execution", f"program: {rejected}")
             return row
 
-    wanted = [(*row, each) for each in range(seed, seed + draws) for row in rows]
+    wanted = [(*row, row_seed) for row_seed in range(seed, seed + draws) for row in rows]
     with _processes(len(rows)) as pool:  # searching for numbers takes 5 ms of Python per row
-        results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
+        results = await asyncio.gather(*(made(index, *row) for index, row in enumerate(wanted)))
     report, seen = ConversionReport(STAGES), set[str]()
-    for (where, source, of_seed), result in zip(wanted, results, strict=True):
+    for (where, source, row_seed), result in zip(wanted, results, strict=True):
         if isinstance(result, Rejected):
             report.reject(where, result, source)
         elif result["question"] in seen:
-            copy = Rejected("calculation", f"duplicate: seed {of_seed} draws the same numbers as an earlier seed")
+            copy = Rejected("calculation", f"duplicate: seed {row_seed} draws the same numbers as an earlier seed")
             report.reject(where, copy, source)
         else:
             seen.add(result["question"])

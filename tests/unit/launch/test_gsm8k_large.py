@@ -11,7 +11,7 @@ from retool_mcore.data.verify import Rejected
 from tests.unit.launch.gsm8k import ANSWER, QUESTION
 
 # isort: split
-from large import LARGEST_FACTOR, SMALLEST_FACTOR, find_sources, recalculate, variant
+from large import MAX_FACTOR, MIN_FACTOR, find_sources, recalculate, variant
 from solutions import evaluate, parse
 from texts import numbers_in
 
@@ -143,7 +143,7 @@ def test_every_variant_is_right_whole_and_of_the_same_relations(a, b, c, shape, 
     x, y, z, percent = values_of(row["question"])
     assert percent == 25 and (x, y, z) != (a, b, c)
     for old, new in ((a, x), (b, y), (c, z)):
-        assert new == old or SMALLEST_FACTOR * old <= new <= LARGEST_FACTOR * old
+        assert new == old or MIN_FACTOR * old <= new <= MAX_FACTOR * old
     changed = sorted((old, new) for old, new in ((a, x), (b, y), (c, z)) if old != new)
     assert changed == sorted(changed, key=lambda pair: pair[1])
     after = solve(x, y, z)
