@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ async def open_at(level: Level, **options: Any) -> LocalSandbox:
             raise  # a bug, not a kernel that lacks the level
         pytest.skip(f"no {level} here: {error}")
     return sandbox
+
+
+async def longest_stall_s(call: asyncio.Future[Any]) -> float:
+    """Return the longest CPU time that the event loop spent without a pause during ``call``.
+
+    It is not wall time, because other threads and processes may use the cores of a busy machine.
+    """
+    longest_s = 0.0
+    while not call.done():
+        before = time.thread_time()
+        await asyncio.sleep(0.002)
+        longest_s = max(longest_s, time.thread_time() - before)
+    return longest_s
 
 
 async def until_running(name: str, count: int) -> None:

@@ -2,15 +2,10 @@
 
 import asyncio
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +14,7 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import client as clients
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.client import RemoteSandbox
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from tests.sandbox.sandbox_helpers import start
 
 # ------------------------------------------------- scripted servers
 
@@ -245,37 +238,28 @@ async def test_a_cancelled_call_frees_its_place():
             assert (await sandbox.execute("1")).ok
 
 
-# --------------------------------------------------------------- our own servers
+async def test_an_answer_of_another_service_counts_as_an_outage():
+    async def no_result() -> str:
+        return '200 {"status": "Success"}'
+
+    async with listening(ScriptedServer(pong, no_result)) as servers, client(*servers, attempts=2) as sandbox:
+        with pytest.raises(SandboxUnavailable, match="without a run_result"):
+            await sandbox.execute("1")
 
 
-def start(port: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", "--workers", "1"]
-    return subprocess.Popen(
-        [*command, "--port", str(port)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-
-
-def url_of(server: subprocess.Popen[str]) -> str:
-    assert server.stdout is not None
-    url = server.stdout.readline().strip()
-    assert url, "the server did not start"
-    return url
-
-
-async def test_no_call_is_lost_when_servers_die():
-    servers = [start(0) for _ in range(3)]
+async def test_no_call_is_lost_when_one_of_our_servers_dies():
+    starting = (asyncio.to_thread(start, "--port", "0", "--workers", "1") for _ in range(3))
+    servers = await asyncio.gather(*starting)
     try:
-        urls = [await asyncio.to_thread(url_of, server) for server in servers]
-        async with RemoteSandbox(urls, workers_per_url=4) as sandbox:
+        async with RemoteSandbox([url for _, url in servers], workers_per_url=4) as sandbox:
             calls = [asyncio.ensure_future(sandbox.execute(f"import time; time.sleep(0.05); {n}")) for n in range(150)]
             async with asyncio.timeout(60):
                 while not calls[10].done():
                     await asyncio.sleep(0.01)
-            servers[0].kill()
+            servers[0][0].kill()
             assert not all(call.done() for call in calls)
             assert [(await call).stdout for call in calls] == [f"{number}\n" for number in range(150)]
     finally:
-        for server in servers:
-            os.killpg(server.pid, signal.SIGKILL)
+        for server, _ in servers:
+            server.kill()
             server.communicate()

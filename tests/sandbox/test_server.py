@@ -6,7 +6,6 @@ It refuses unauthorised requests and survives invalid ones.
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -26,12 +25,11 @@ import uvicorn
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.client import RemoteSandbox
 from retool_mcore.sandbox.server import app
 from retool_mcore.sandbox.server.wire import read_token
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.slots import MemoryCgroup, remove_stale
-from tests.sandbox.sandbox_helpers import ROOT, children_of, processes_named, start
+from tests.sandbox.sandbox_helpers import ROOT, children_of, longest_stall_s, processes_named, start
 
 verl_client: Any = pytest.importorskip("verl.utils.reward_score.sandbox_fusion.utils")
 
@@ -248,22 +246,6 @@ async def test_sessions_over_http(url: str):
             await remote.execute("1", session="a")
 
 
-async def test_an_answer_of_another_service_counts_as_an_outage():
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = (await reader.readline()).decode()
-        body = b'"pong"' if "ping" in request else json.dumps({"status": "Success"}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    sandbox = RemoteSandbox([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"], attempts=2)
-    with pytest.raises(SandboxUnavailable, match="without a run_result"):
-        await sandbox.execute("1")
-    await sandbox.close()
-    server.close()
-
-
 # ------------------------------------------------------------------------------ refusals
 
 
@@ -374,23 +356,13 @@ def test_a_server_bounds_its_connections_by_its_descriptors():
         stop(server)
 
 
-async def longest_stall_s(call: asyncio.Future[object]) -> float:
-    """Return the longest CPU time that the event loop spent without a pause during ``call``."""
-    longest_s = 0.0
-    while not call.done():
-        before = time.thread_time()
-        await asyncio.sleep(0.002)
-        longest_s = max(longest_s, time.thread_time() - before)
-    return longest_s
-
-
 @pytest.mark.parametrize("frame", ["'=cII', b'N', 4, 0", "'=cI', b'?', 0"])
 async def test_forged_frames_do_not_delay_others(strongest: LocalSandbox, frame: str):
     """Frames with the same file again, and of an unknown kind."""
     code = f"import os, struct\nframes = struct.pack({frame}) * 100_000\n"
     code += "try:\n  for _ in range(60): os.write(3, frames)\nexcept OSError: pass"
     call = asyncio.ensure_future(strongest.execute(code, fetch_files=["a"], run_timeout_s=5))
-    stall_s = await longest_stall_s(call)  # type: ignore[arg-type]
+    stall_s = await longest_stall_s(call)
     assert len((await call).files) <= 1
     assert stall_s < 0.2
 
