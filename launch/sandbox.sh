@@ -2,7 +2,7 @@
 # Serves the code sandbox of one node, on any hardware. It prints the URL once the server answers, restarts
 # the server if it dies, and stops it on exit.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
-#                          [--processes N] [--drain-s S] [--python PATH] [--preload MODULE ...]
+#                          [--processes N] [--python PATH] [--preload MODULE ...]
 # To run a command with it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
 set -euo pipefail
 : "${PYTHON:=python}"

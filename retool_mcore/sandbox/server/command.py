@@ -29,6 +29,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 # the server cannot.
 _KEEP_ALIVE_S = 75
 _MAX_CONNECTIONS = 4096
+_DRAIN_S = 10  # wait for calls in flight at shutdown
 
 
 @app.command()
@@ -45,7 +46,6 @@ def serve(
     sessions: Annotated[
         int, typer.Option(min=0, help="interpreters kept alive between calls; 0 turns sessions off")
     ] = 0,
-    drain_s: Annotated[int, typer.Option(min=0, help="seconds to wait for calls in flight at shutdown")] = 10,
     python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
     preload: Annotated[list[str] | None, typer.Option(help="module to import in advance; may be repeated")] = None,
     processes: Annotated[
@@ -88,7 +88,7 @@ def serve(
             log_level="warning",
             limit_concurrency=_connection_limit(sandbox.workers + sessions),
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=drain_s,
+            timeout_graceful_shutdown=_DRAIN_S,
         )
         if processes == 1:
             server = uvicorn.Server(server_config(create_app(sandbox, token=token, only_local=only_local)))
