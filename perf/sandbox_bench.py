@@ -3,7 +3,6 @@ r"""Measures the speed of our sandbox and of SandboxFusion-compatible servers on
     python perf/sandbox_bench.py            # ours, in process and over HTTP
     python perf/sandbox_bench.py --peer sandboxfusion=http://127.0.0.1:8080 \
         --peer-pid sandboxfusion=4711
-    python perf/sandbox_bench.py --fresh    # also a fresh interpreter per call, for comparison
     python perf/sandbox_bench.py --imports pandas --python /opt/sandbox/bin/python
         # calls that import pandas, without and with sandbox.preload
 
@@ -156,7 +155,7 @@ async def in_process(
 
 @asynccontextmanager
 async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | None]]:
-    """Start our server or the fresh-interpreter server. Its first line of output is its URL."""
+    """Start our server. Its first line of output is its URL."""
     end = partial(die_with_parent, signal.SIGTERM)  # even if this process is killed
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end)  # noqa: PLW1509
     assert server.stdout is not None, "Popen was called with a pipe"
@@ -173,46 +172,6 @@ async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | No
 async def peer(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int | None]]:
     async with RemoteSandbox([url], workers_per_url=256) as sandbox:
         yield sandbox, pid
-
-
-# -------------------------------------------------- for comparison: fresh interpreters
-
-
-def serve_fresh(workers: int) -> None:
-    """Serve SandboxFusion's protocol, with an unconfined interpreter per call."""
-    import uvicorn
-    from fastapi import FastAPI, Request
-
-    app, slots = FastAPI(), asyncio.Semaphore(workers)
-
-    @app.get("/v1/ping")
-    async def ping() -> str:
-        return "pong"
-
-    @app.post("/run_code")
-    async def run_code(request: Request) -> dict[str, object]:
-        code = (await request.json())["code"]
-        async with slots:
-            started = time.perf_counter()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            out, err = await process.communicate()
-        fields = {"status": "Finished", "execution_time": time.perf_counter() - started}
-        fields |= {"return_code": process.returncode, "stdout": out.decode(), "stderr": err.decode()}
-        return {"status": "Failed" if process.returncode else "Success", "message": "", "run_result": fields}
-
-    assert ping and run_code, "registered above"
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=5))
-
-    async def run() -> None:
-        task = asyncio.ensure_future(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        print(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", flush=True)
-        await task
-
-    asyncio.run(run())
 
 
 # -------------------------------------------------------------------- command
@@ -260,9 +219,6 @@ async def run(options: argparse.Namespace) -> list[Row]:
     for name, url in (pair.split("=", 1) for pair in options.peer):
         pid = int(pids[name]) if name in pids else None
         subjects.append((name, lambda url=url, pid=pid: peer(url, pid)))
-    if options.fresh:
-        fresh = [sys.executable, __file__, "--serve-fresh", *workers]
-        subjects.append(("fresh interpreter per call", lambda: over_http(fresh)))
     rows: list[Row] = []
     for name, opened in subjects:
         foreign = not name.startswith("ours")
@@ -290,15 +246,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="also measure this server")
     parser.add_argument("--peer-pid", action="append", default=[], metavar="NAME=PID", help="measure its CPU time, too")
-    parser.add_argument("--fresh", action="store_true", help="also measure a fresh interpreter per call")
     parser.add_argument("--imports", action="append", default=[], metavar="MODULE", help="measure calls that import it")
     parser.add_argument("--python", default="", help="for --imports: the interpreter that runs the code")
     parser.add_argument("--json", type=Path, help="file for the record")
-    parser.add_argument("--serve-fresh", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve_fresh:
-        serve_fresh(options.workers)
-        return
     facts = provenance(options.workers)
     print(json.dumps(facts))
     rows = asyncio.run(run_imports(options) if options.imports else run(options))
