@@ -152,8 +152,10 @@ class WarmImage:
             ours.send(config)
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await asyncio.get_running_loop().sock_recv(ours, 1 << 16)
-        except (OSError, TimeoutError) as error:
-            answer = zygote.FAILED + f"no answer: {error!r}".encode()
+        except TimeoutError:
+            answer = zygote.FAILED + f"no answer within {_START_TIMEOUT_S:.0f} s".encode()
+        except OSError:  # the process ended without reading its configuration
+            answer = b""
         if answer[:1] != zygote.READY:
             ours.close()
             process.kill()
