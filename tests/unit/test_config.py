@@ -1,6 +1,8 @@
 """A configuration is strict, complete and says what is wrong with it."""
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from retool_mcore.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
+WRONG = tomllib.loads(Path(__file__).with_name("wrong_settings.toml").read_text(encoding="utf-8"))["case"]
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda p: p.name)
@@ -25,82 +28,12 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
     assert load_config(RlConfig, copy).model_dump() == run.model_dump()
 
 
-@pytest.mark.parametrize(
-    ("path", "overrides", "message"),
-    [
-        (RL, "sandbox.sessions=1", "sandbox.sessions = 1 is below sandbox.workers = "),
-        (
-            RL,
-            ("cluster.nodes=2", "rollout.agent_workers=3", "sandbox.sessions=63"),
-            "Set at least 64: up to 96 trajectories are in flight, each keeps its interpreter to its end, and rollout.",
-        ),
-        (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean train.steps?"),
-        (SFT, "train.steps=many", 'train.steps = "many": expected a whole number'),
-        (SFT, "optim.lr=inf", "optim.lr = Infinity: expected a finite number"),
-        (SFT, "run.platform=tpu", "run.platform = \"tpu\": choose one of 'cpu', 'cuda' or 'ascend'"),
-        (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
-        (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
-        (SFT, "steps=3", "is not of the form section.key=value"),
-        (
-            RL,
-            "rollout.group_size=1",
-            'algorithm.name = "grpo" compares the responses to a prompt, and rollout.group_size = 1',
-        ),
-        (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
-        (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
-        (RL, "validation.files=[]", "validation.files = []: expected 1 or more"),
-        (
-            RL,
-            "reward.answer=[1.0, 2.0]",
-            "reward.answer = [1.0, 2.0]: the first number, for a right answer, must be above the",
-        ),
-        (RL, "reward.overlong_buffer_tokens=161", "is above rollout.max_response_tokens = 160"),
-        (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
-        (SFT, "parallel.vpp=2", "parallel.vpp = 2 divides pipeline stages, and parallel.pp = 1 has only one"),
-        (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
-        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "expected at most 1"),
-        (
-            SFT,
-            "memory.recompute=0",
-            'Unknown memory.recompute = 0. Choose one of "none", "selective", "full", "auto", or',
-        ),
-        (
-            RL,
-            ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
-            'algorithm.router_replay = "R2" replays the experts of the pass that',
-        ),
-        (
-            RL,
-            ("algorithm.router_replay=R3", "memory.recompute=auto"),
-            'algorithm.router_replay = "R3" cannot be combined with memory.recompute = "auto"',
-        ),
-        (
-            SFT,
-            ("memory.recompute=auto", "parallel.ep=2"),
-            "and parallel.ep = 2 sends tokens between ranks in each layer",
-        ),
-        (
-            RL,
-            ("memory.recompute=auto", "experts.load_balancing={global_aux_loss=0.1}"),
-            "and experts.load_balancing = {'global_aux_loss': 0.1} sends counts between ranks",
-        ),
-        (
-            RL,
-            ("algorithm.name=ppo", "algorithm.filter_groups=10", "rollout.group_size=1"),
-            "algorithm.filter_groups needs groups of several responses, and rollout.group_size = 1",
-        ),
-        (
-            RL,  # the step's 96 responses do divide over 16
-            ("cluster.gpus_per_node=16", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
-            "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 16 data-parallel",
-        ),
-    ],
-)
-def test_a_wrong_setting_is_one_clear_error(path: Path, overrides: str | tuple[str, ...], message: str):
-    kind = SftConfig if path is SFT else RlConfig
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: " ".join(case["settings"]))
+def test_a_wrong_setting_is_one_clear_error(case: dict[str, Any]):
+    kind, path = (SftConfig, SFT) if case["run"] == "sft" else (RlConfig, RL)
     with pytest.raises(ConfigError) as caught:
-        load_config(kind, path, [overrides] if isinstance(overrides, str) else overrides)
-    assert message in str(caught.value)
+        load_config(kind, path, case["settings"])
+    assert case["message"] in str(caught.value)
     assert str(path) in str(caught.value) or "command line" in str(caught.value) or "section.key=" in str(caught.value)
 
 

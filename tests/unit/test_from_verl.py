@@ -18,66 +18,8 @@ from retool_mcore.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
-# What verl's ReTool recipe for 32B sets in its DAPO form, as facts. Its script has bash variables,
-# which are written out; it counts epochs, and STEPS says as many steps.
-RECIPE = """
-algorithm.adv_estimator=grpo
-algorithm.use_kl_in_reward=False
-algorithm.kl_ctrl.kl_coef=0.0
-data.train_files=[data/dapo_math_17k.parquet]
-data.val_files=[data/aime_2025.parquet]
-data.return_raw_chat=True
-data.train_batch_size=512
-data.max_prompt_length=2048
-data.max_response_length=16384
-data.filter_overlong_prompts=True
-data.truncation=error
-data.custom_cls.path=recipe/retool/retool.py
-data.custom_cls.name=CustomRLHFDataset
-custom_reward_function.path=recipe/retool/retool.py
-custom_reward_function.name=compute_score
-actor_rollout_ref.model.path=runs/sft/export
-actor_rollout_ref.model.use_remove_padding=True
-actor_rollout_ref.model.enable_gradient_checkpointing=True
-actor_rollout_ref.actor.use_kl_loss=False
-actor_rollout_ref.actor.kl_loss_coef=0.0
-actor_rollout_ref.actor.clip_ratio_low=0.2
-actor_rollout_ref.actor.clip_ratio_high=0.28
-actor_rollout_ref.actor.clip_ratio_c=10.0
-actor_rollout_ref.actor.optim.lr=1e-6
-actor_rollout_ref.actor.use_dynamic_bsz=True
-actor_rollout_ref.actor.ppo_mini_batch_size=64
-actor_rollout_ref.actor.ppo_max_token_len_per_gpu=18432
-actor_rollout_ref.actor.ulysses_sequence_parallel_size=8
-actor_rollout_ref.actor.fsdp_config.param_offload=True
-actor_rollout_ref.actor.fsdp_config.optimizer_offload=True
-actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=73728
-actor_rollout_ref.rollout.name=vllm
-actor_rollout_ref.rollout.mode=async
-actor_rollout_ref.rollout.tensor_model_parallel_size=4
-actor_rollout_ref.rollout.multi_turn.enable=True
-actor_rollout_ref.rollout.multi_turn.max_user_turns=8
-actor_rollout_ref.rollout.multi_turn.max_assistant_turns=8
-actor_rollout_ref.rollout.multi_turn.tool_config_path=recipe/retool/sandbox_fusion_tool_config.yaml
-actor_rollout_ref.rollout.multi_turn.format=hermes
-actor_rollout_ref.rollout.gpu_memory_utilization=0.9
-actor_rollout_ref.rollout.n=16
-actor_rollout_ref.rollout.val_kwargs.top_p=0.6
-actor_rollout_ref.rollout.val_kwargs.temperature=1.0
-actor_rollout_ref.rollout.val_kwargs.n=30
-trainer.logger=[console,wandb]
-trainer.project_name=my_retool
-trainer.experiment_name=qwen2.5-32b dapo
-trainer.n_gpus_per_node=8
-trainer.nnodes=2
-trainer.val_before_train=True
-trainer.log_val_generations=100
-trainer.save_freq=30
-trainer.test_freq=5
-trainer.default_local_dir=checkpoints
-trainer.total_epochs=1
-"""
-RECOMPUTE = "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
+RECIPE = Path(__file__).with_name("verl_retool_32b.txt").read_text(encoding="utf-8").partition("\n")[2]
+VALUES = tomllib.loads(Path(__file__).with_name("verl_values.toml").read_text(encoding="utf-8"))["case"]
 STEPS = "trainer.total_training_steps=33"
 
 
@@ -150,50 +92,14 @@ def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: P
     assert tree["train"]["micro_batch_tokens"] == 512 + 512, "without dynamic batches verl takes rows of full length"
 
 
-@pytest.mark.parametrize(
-    ("theirs", "section", "ours"),
-    [
-        ("algorithm.adv_estimator=gae trainer.critic_warmup=5", "critic", {"warmup_steps": 4}),
-        ("algorithm.adv_estimator=gae algorithm.lam=0.95", "algorithm", {"name": "ppo", "lam": 0.95}),
-        (
-            "actor_rollout_ref.actor.use_kl_loss=true actor_rollout_ref.actor.kl_loss_type=mse",
-            "algorithm",
-            {"kl_coef": 0.001, "kl_type": "k2"},
-        ),
-        (
-            "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.02",
-            "algorithm",
-            {"kl_coef": 0.02, "kl_in": "reward", "kl_type": "k1"},
-        ),
-        ("trainer.save_freq=-1 trainer.test_freq=-1", "checkpoint", {"every_steps": 0}),
-        (
-            "actor_rollout_ref.actor.optim.lr_warmup_steps=6 data.train_batch_size=512",
-            "optim",
-            {"warmup_fraction": 0.1},
-        ),
-        ("trainer.device=npu", "run", {"platform": "ascend"}),
-        ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": 10}),
-        ("actor_rollout_ref.actor.optim.betas=[0.8,0.95]", "optim", {"betas": [0.8, 0.95]}),
-        ("+actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm", {"clip": [0.2, 0.3, 3.0]}),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm", {"loss": "gspo", "clip": [0.2, 0.2]}),
-        (
-            f"{RECOMPUTE}granularity=full {RECOMPUTE}method=block {RECOMPUTE}num_layers=4",
-            "memory",
-            {"recompute": 4},
-        ),
-        (
-            "actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_neg=1.3",
-            "algorithm",
-            {"loss": "sapo", "tau": [1.0, 1.3]},
-        ),
-    ],
-)
-def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, theirs: str, section: str, ours: dict[str, Any]):
-    steps = "trainer.total_training_steps=30" if "warmup_steps=6" in theirs else STEPS
-    tree, _, _ = converted(tmp_path, "algorithm.adv_estimator=grpo\n", steps, *theirs.split())
-    for name, value in ours.items():
-        found = tree[section].get(name)
-        assert found == (pytest.approx(value) if isinstance(value, float) else value), name
+@pytest.mark.parametrize("case", VALUES, ids=lambda case: case["verl"])
+def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, case: dict[str, Any]):
+    steps = "trainer.total_training_steps=30" if "warmup_steps=6" in case["verl"] else STEPS
+    tree, _, _ = converted(tmp_path, "algorithm.adv_estimator=grpo\n", steps, *case["verl"].split())
+    for section, settings in case["settings"].items():
+        for name, value in settings.items():
+            found = tree[section].get(name)
+            assert found == (pytest.approx(value) if isinstance(value, float) else value), name
 
 
 def test_epochs_are_steps_where_the_data_is_here_and_a_formula_elsewhere(tmp_path: Path):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tomllib
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +21,8 @@ RL = ROOT / "configs/rl_tiny_cpu.toml"
 GSM8K = ROOT / "tests/data/samples/gsm8k_60.jsonl"
 RUN = ROOT / "tests/report/view/run"
 EVAL = f"eval --endpoint http://127.0.0.1:9/v1 --model m --data {GSM8K} --limit 1"
+PLACES = {"RL": str(RL), "RUN": str(RUN), "GSM8K": str(GSM8K), "EVAL": EVAL}
+CASES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))["case"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,80 +50,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            f"get train.steps=2 {RL}",
-            "train.steps=2: No such file or directory. The run file comes first, then the ",
-        ),
-        ("get here.toml run.name", "No such file or directory. Name a TOML file, such as configs/rl_tiny_cpu.toml."),
-        (
-            "get . run.name",
-            "cannot read the configuration .: Is a directory. Name one of its files, such as loop.tom",
-        ),
-        (f"get {RL} run.name train.step=2", "train.step is not a setting; did you mean train.steps?"),
-        (
-            f"get {RL} run.name actor_rollout_ref.actor.optim.lr=1e-6",
-            "actor_rollout_ref.actor.optim.lr is verl's name. Write optim.lr=1e-6",
-        ),
-        (f"get {RL} run.name data.train_batch_size=8", "verl's name. Write train.prompts_per_step=8"),
-        (f"get {RL} run.name trainer.total_epochs=3", "is a key of verl: train.steps counts steps."),
-        (
-            f"get {RL} run.name validation.files=[a/b.parquet]",
-            "In a shell, quote it: 'validation.files=[\"...\"]' (command line).",
-        ),
-        (
-            f"eval {RL} --model m.gguf --data mine.jsonl",
-            "m.gguf is a GGUF file, but a model must be a folder. Convert it: `retool data model m.gguf m`.",
-        ),
-        ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: the name must end in .parquet."),
-        ("data rl a.parquet --out a.parquet", "--out a.parquet is also an input and would be overwritten"),
-        (
-            "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",
-            "mine.jsonl: no problem is in part sft with --",
-        ),
-        ("data fetch here --local nowhere --only openai/gsm8k", "neither nowhere/openai/gsm8k nor nowhere/gsm8k e"),
-        (
-            "data lint mine.jsonl --model runs/no/export",
-            "model.path = 'runs/no/export' does not exist. Create it",
-        ),
-        ("data task file", "file: the task cannot be written there: File exists. Name another folder."),
-        ("watch file", "file is not a run's folder: it is a file."),
-        ("export nothere --to out", "nothere has no complete checkpoint: there is no such folder."),
-        ("quickstart --root file", "configs/sft_tiny_cpu.toml does not exist here."),
-        (f"{EVAL} --out file", "expected a folder, found a file (file). Choose another path."),
-        (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Choose a shorter one."),
-        ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
-        (
-            f"eval {RL} --model no/x/export --data {GSM8K}",
-            "model.path = 'no/x/export' does not exist. Create it first, or name a hub",
-        ),
-        (
-            f"{EVAL} --protocol hermess",
-            "Unknown rollout.protocol = 'hermess'. Choose one of: hermes, qwen3_coder, retool",
-        ),
-        (
-            f"get {RL} run.name run.name=../up",
-            'run.name = "../up": it must have only letters, digits, ".", "_" and "-",',
-        ),
-        (f"rl {RL} train.steps=5&&&6", 'train.steps = "5\\n6": expected a whole number'),
-        (
-            "data protocol empty",
-            "empty has no tokenizer: it contains no tokenizer.json. Copy the tokenizer's files into it,",
-        ),
-        ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
-        ("score cut.parquet --out s.jsonl", "cut.parquet: not a complete parquet file: "),
-        ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
-        ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
-    ],
-)
-def test_a_mistake_is_one_line(words: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["words"])
+def test_a_mistake_is_one_line(case: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
+    words = case["words"]
+    for name, value in PLACES.items():
+        words = words.replace(f"{{{name}}}", value)
     spelt = [word.replace("&&&", "\n").replace("&", " ") for word in words.split()]
     done = CliRunner().invoke(all_commands(), spelt)
     assert done.exit_code == 2, done.exception or done.output
-    assert message in done.stderr
+    assert case["message"] in done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert "━" not in done.stdout, "a bar of nothing stands before it"
