@@ -25,7 +25,8 @@ from retool_mcore.run import start
 from retool_mcore.run.checkpoint import STATE_FILE, read_best, step_folders
 from retool_mcore.run.environment import read_environment
 from retool_mcore.run.folder import is_locked
-from retool_mcore.run.metrics import MetricsFile, Row
+from retool_mcore.run.metrics import Row
+from retool_mcore.run.progress import MetricsFile
 from retool_mcore.run.start import STAGE_TEXTS
 from retool_mcore.run.status import printable
 

@@ -26,7 +26,7 @@ from retool_mcore.report.record import (
     state_of,
 )
 from retool_mcore.report.warnings import warnings_of
-from retool_mcore.run.metrics import MetricsFile
+from retool_mcore.run.progress import MetricsFile
 from retool_mcore.run.start import STAGE_TEXTS
 from retool_mcore.run.status import printable
 

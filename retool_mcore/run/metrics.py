@@ -7,16 +7,13 @@ and meanings.
 
 import json
 import math
-import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from retool_mcore.config import RunConfig
-from retool_mcore.config.base import is_table
-from retool_mcore.errors import DataError, ReToolError
+from retool_mcore.errors import ReToolError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.metric_table import is_of_validation, is_written
@@ -169,49 +166,3 @@ def _lines(path: Path) -> Generator[dict[str, float]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
-
-
-class MetricsFile:
-    """Incremental reader of a ``metrics.jsonl`` that may still grow.
-
-    Each ``read`` reads only new lines. A resumed run replaces the file, which is then read again
-    from the start.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[Row] = []
-        self._inode, self._offset, self._lines = 0, 0, 0
-
-    def read(self) -> list[Row]:
-        """Return all rows so far, without an incomplete last line. Raises DataError."""
-        try:
-            with self.path.open("rb") as file:
-                self._read_new(file)
-        except FileNotFoundError:
-            self.rows, self._offset, self._lines = [], 0, 0
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
-        return self.rows
-
-    def _read_new(self, file: Any) -> None:
-        status = os.fstat(file.fileno())
-        if status.st_ino != self._inode or status.st_size < self._offset:
-            self.rows, self._inode, self._offset, self._lines = [], status.st_ino, 0, 0
-        file.seek(self._offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break  # truncated by a kill, or still being written
-            self._offset += len(line)
-            self._lines += 1
-            add_row(self.rows, self._row(line, self._lines))
-
-    def _row(self, line: bytes, number: int) -> Row:
-        try:
-            row: Any = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{self.path}, line {number}, is not JSON: {error}. The file is damaged.") from error
-        numeric = is_table(row) and all(isinstance(value, int | float) for value in row.values())
-        if not numeric or "step" not in row or not math.isfinite(row["step"]):
-            raise DataError(f"{self.path}, line {number}, is not a row of metrics: an object of numbers with a step.")
-        return row

@@ -1,23 +1,28 @@
-"""Shows a run's progress: the stages of its start, its steps and its alarms.
+"""Reads and shows a run's progress: the stages of its start, its steps and its alarms.
 
 On a terminal, the current stage is a line that counts seconds, and the steps are a progress bar.
 Elsewhere, each stage and step is a line. A run prints its stages once its folder is locked and its
 log is open. If it fails before that, it prints only the error.
 """
 
+import json
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from retool_mcore.config import RunConfig, SftConfig
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
-from retool_mcore.run.alarms import Row, alarms
-from retool_mcore.run.metrics import MetricsFile
+from retool_mcore.run.alarms import alarms
+from retool_mcore.run.metrics import Row, add_row
 from retool_mcore.run.start import STAGE_TEXTS, begun
 from retool_mcore.run.status import SLOW_AFTER_S, bar_of_steps, line_of_stage, notes_on, print_text
 
@@ -34,6 +39,52 @@ STEP_METRICS = {  # metrics in a step's line: name -> format
 BAR_METRICS = ("loss", "critic/rewards/mean")  # metrics on the bar, of SFT and RL
 LINE_EVERY_S = 1.0
 POLL_S = 0.5
+
+
+class MetricsFile:
+    """Incremental reader of a ``metrics.jsonl`` that may still grow.
+
+    Each ``read`` reads only new lines. A resumed run replaces the file, which is then read again
+    from the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._inode, self._offset, self._lines = 0, 0, 0
+
+    def read(self) -> list[Row]:
+        """Return all rows so far, without an incomplete last line. Raises DataError."""
+        try:
+            with self.path.open("rb") as file:
+                self._read_new(file)
+        except FileNotFoundError:
+            self.rows, self._offset, self._lines = [], 0, 0
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
+        return self.rows
+
+    def _read_new(self, file: Any) -> None:
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self.rows, self._inode, self._offset, self._lines = [], status.st_ino, 0, 0
+        file.seek(self._offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # truncated by a kill, or still being written
+            self._offset += len(line)
+            self._lines += 1
+            add_row(self.rows, self._row(line, self._lines))
+
+    def _row(self, line: bytes, number: int) -> Row:
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{self.path}, line {number}, is not JSON: {error}. The file is damaged.") from error
+        numeric = is_table(row) and all(isinstance(value, int | float) for value in row.values())
+        if not numeric or "step" not in row or not math.isfinite(row["step"]):
+            raise DataError(f"{self.path}, line {number}, is not a row of metrics: an object of numbers with a step.")
+        return row
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from retool_mcore.report.record import State, read_run, runs_below, state_of, st
 from retool_mcore.run import start
 from retool_mcore.run.checkpoint import BestStep
 from retool_mcore.run.folder import lock_run
-from retool_mcore.run.metrics import MetricsFile
+from retool_mcore.run.progress import MetricsFile
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
 
