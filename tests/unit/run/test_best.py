@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError, RunError
 from retool_mcore.run import checkpoint
+from retool_mcore.run import export as end
 from retool_mcore.run.checkpoint import BestKeeper, BestStep, best_so_far, lacks_value, read_best
-from retool_mcore.run.export import export, export_at_end, find_weights
+from retool_mcore.run.export import export, find_weights
 from tests.unit.run.test_checkpoints import steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -191,11 +192,14 @@ def test_the_mode_follows_from_the_name_unless_it_is_named():
     assert load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", ["best.metric=val_loss"]).best_mode == "min"
 
 
-def test_a_run_exports_its_best_checkpoint(tmp_path: Path):
+def test_a_run_that_stopped_early_prints_why_and_exports_its_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     from safetensors.torch import save_file
     from torch import ones
 
-    config = run_in(tmp_path)
+    monkeypatch.setattr(end, "exit_on_sigterm", lambda: None)  # pytest has its own handlers
+    config = run_in(tmp_path, "best.patience=[1, 0]")
 
     def write(folder: str, step: int) -> None:
         write_model(folder, step)
@@ -206,5 +210,8 @@ def test_a_run_exports_its_best_checkpoint(tmp_path: Path):
         for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
             keeper.validated(step, {"val_loss": loss})
             saver.save(step)
-    export_at_end(config)
+    end.finish(config)
     assert json.loads((config.run.dir / "export" / "config.json").read_text())["step"] == 20
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "note: best val_loss 1 at step 20, no improvement in 1 validation"
+    assert lines[1].startswith(f"exported {config.run.dir}/export: best val_loss 1 at step 20")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from retool_mcore.cli import evaluate
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.cases import Case
 from retool_mcore.run import progress, start, status
@@ -94,6 +94,29 @@ def test_a_start_that_fails_at_once_prints_no_line_for_its_newest_stage(config: 
             start.begin(config.run.dir, stage)
         raise ConfigError("a mistake")
     assert [line.split(" s  ")[1] for line in output.getvalue().splitlines()] == [start.STAGES["checks"]]
+
+
+def test_a_long_run_of_sft_shows_new_steps_and_keeps_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "POLL_S", 0.02)
+    config = load_config(SftConfig, RL.with_name("sft_tiny_cpu.toml"), [f"run.root={tmp_path}", "train.steps=3"])
+    config.run.dir.mkdir()
+    files: list[progress.MetricsFile] = []
+    read = progress.MetricsFile.read
+    monkeypatch.setattr(progress.MetricsFile, "read", lambda file: (files.append(file), read(file))[1])
+    output = io.StringIO()
+    with progress.progress(config, Console(file=output)), open(config.run.dir / "metrics.jsonl", "w") as file:
+        for step in (1, 2, 3):
+            file.write(
+                json.dumps({"step": step, "loss": step / 2, "grad_norm": step - 2.0, "unix_s": time.time()}) + "\n"
+            )
+            file.flush()
+            time.sleep(0.2)
+    assert output.getvalue().splitlines() == [
+        "step 1/3  loss 0.5000",
+        "warning: grad_norm of step 2 is 0, so the step changed no weights",
+        "step 3/3  loss 1.5000",
+    ]
+    assert [row["step"] for row in files[-1].rows] == [3]
 
 
 def on_terminal(config: RlConfig, *, step: bool) -> str:
