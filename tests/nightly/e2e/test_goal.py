@@ -49,7 +49,7 @@ def prompts_by_step(run_dir: Path) -> dict[int, set[str]]:
 def test_a_resumed_run_keeps_its_best_step_its_patience_and_its_curriculum(tmp_path: Path, mark: str):
     common = settings(tmp_path)
     stderr = train(tmp_path, mark, *common, "run.name=whole", "train.steps=9")
-    assert f"not bettered by more than 1 in {LAST - 1} validations" in stderr
+    assert f"no improvement by more than 1 in {LAST - 1} validations" in stderr
     train(tmp_path, mark, *common, "run.name=cut", "train.steps=3")
     file = tmp_path / "cut" / "best.json"
     record = json.loads(file.read_text())
@@ -79,7 +79,7 @@ def test_a_resumed_run_keeps_its_best_step_its_patience_and_its_curriculum(tmp_p
     assert prompts_by_step(tmp_path / "cut") == prompts_by_step(tmp_path / "whole")
     before = (tmp_path / "cut" / "start.jsonl").read_text()
     stderr = train(tmp_path, mark, *common, "run.name=cut", "train.steps=9")
-    assert "not bettered" in stderr and len(before.splitlines()) > 1
+    assert "no improvement" in stderr and len(before.splitlines()) > 1
     assert len((tmp_path / "cut" / "start.jsonl").read_text().splitlines()) == 1, "started no engine"
 
 
