@@ -1,7 +1,8 @@
 """Platform cuda's fused cross-entropy on a CPU: values and gradients against log_softmax.
 
 cuda_twin.py replaces the two kernels, and verl's, by plain torch. test_parallel_parity.py runs the
-same in a real engine with tensor parallelism, and test_cuda.py with the kernels themselves.
+same in a real engine with tensor parallelism, and nightly/numerics/test_gpu_parity.py with the
+kernels themselves.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """Platform cuda: its patches, compared with the originals, and the settings that it refuses."""
 
 import re
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,18 +10,13 @@ import torch
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.cuda import log_probs, patches, platform
+from retool_mcore.platforms.cuda import patches, platform
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.patches_sglang import HOST_COPY_PATCH
 from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH, LOG_PROB_PATCH
 from retool_mcore.preflight import machine
 from tests.scenario import ROOT
-
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
-]
 
 
 class OneStep:
@@ -121,81 +115,6 @@ def test_the_page_lists_the_changes_to_sglang_on_cuda():
 def test_the_replacement_of_apex_is_last_on_the_path_and_only_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", f"{platform.KERNELS}:/somewhere")
     assert get_platform("cuda").process_env()["PYTHONPATH"] == f"/somewhere:{platform.KERNELS}"
-
-
-def assert_alike(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """Gradients of 16-bit products."""
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.nn.functional.cosine_similarity(ours.float().flatten(), theirs.float().flatten(), 0) > 0.9999
-        torch.testing.assert_close(ours.float().norm(), theirs.float().norm(), atol=0, rtol=1e-2)
-
-
-class TestOnGpu:
-    pytestmark = on_gpu
-
-    @pytest.fixture
-    def group(self) -> Any:
-        pytest.importorskip("transformer_engine")
-        from megatron.core import parallel_state
-
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:29577", rank=0, world_size=1)
-            parallel_state.initialize_model_parallel()
-        return parallel_state.get_tensor_model_parallel_group()
-
-    @pytest.mark.parametrize(("temperature", "request_entropy"), [(1.0, False), (0.7, False), (1.0, True)])
-    def test_fused_log_probs_and_gradients_equal_a_float32_softmax(
-        self, group: Any, temperature: float, request_entropy: bool
-    ):
-        from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
-
-        fused = log_probs.log_probs_by_transformer_engine(linear_cross_entropy)
-        torch.manual_seed(0)
-        tokens, hidden, vocab = 257, 256, 5003
-        inputs = [torch.randn(n, hidden, device="cuda", dtype=torch.bfloat16) * 0.3 for n in (tokens, vocab)]
-        hidden_TH, weight_VH = (tensor.requires_grad_() for tensor in inputs)
-        labels_T = torch.randint(vocab, (tokens,), device="cuda")
-        upstream_2T = torch.randn(2, tokens, device="cuda")  # verl's kernel takes no expanded gradient
-
-        def compute(**_: Any) -> Any:
-            return fused(hidden_TH[:, None], weight_VH, labels_T[None], temperature, "none", group)
-
-        forward = log_probs.entropy_on_request(lambda hf_config: compute)(None)
-        exact = temperature == 1 and not request_entropy  # by cuBLAS from bfloat16 logits
-        logits_TV = (hidden_TH @ weight_VH.t()).float() if exact else hidden_TH.float() @ weight_VH.float().t()
-        distribution = torch.distributions.Categorical(logits=logits_TV / temperature)
-        expected, found = (
-            (distribution.log_prob(labels_T), distribution.entropy()),
-            forward(calculate_entropy=request_entropy),
-        )
-        count = 1 if exact else 2
-        for ours, theirs in zip(found[:count], expected[:count], strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-5 if exact else 5e-2, rtol=1e-5 if exact else 0)
-        gradients = [
-            torch.autograd.grad((torch.stack(each[:count]) * upstream_2T[:count]).sum(), (hidden_TH, weight_VH))
-            for each in (found, expected)
-        ]
-        assert_alike(*gradients)
-        with torch.no_grad():
-            entropy_T = forward(calculate_entropy=True)[1]
-        torch.testing.assert_close(entropy_T, expected[1], atol=1e-3 if temperature == 1 else 5e-2, rtol=1e-3)
-
-    def test_the_replacement_of_apex_adds_to_the_gradient_buffer(self):
-        import importlib.util
-
-        path = platform.KERNELS / "fused_weight_gradient_mlp_cuda.py"
-        spec = importlib.util.spec_from_file_location("replacement", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        data = SimpleNamespace(
-            input=torch.randn(64, 32, device="cuda", dtype=torch.bfloat16),
-            grad=torch.randn(64, 48, device="cuda", dtype=torch.bfloat16),
-            main=torch.randn(48, 32, device="cuda"),
-        )
-        expected = data.main + data.grad.float().t() @ data.input.float()
-        module.wgrad_gemm_accum_fp32(data.input, data.grad, data.main)
-        torch.testing.assert_close(data.main, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("visible", "busy"), [("", "1"), ("0", ""), ("GPU-0", ""), ("MIG-0", "1")])
