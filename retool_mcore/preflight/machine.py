@@ -25,7 +25,7 @@ from retool_mcore.preflight.limits import (
     threads_problem,
 )
 from retool_mcore.run.trackers import check_trackers
-from retool_mcore.verl.seams import SEAMS
+from retool_mcore.verl.private_names import SEAMS
 
 GIB = 2**30
 INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to SOCKET_IFNAME, which the user sets

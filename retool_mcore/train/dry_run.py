@@ -5,13 +5,18 @@ login node can check a run for another machine.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from retool_mcore.config import RunConfig
+import yaml
+
+from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import Platform, get_platform, without_devices
 from retool_mcore.preflight.check import Machine, check, require
-from retool_mcore.verl.keys.tree import differences, resolve
+from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_defaults, ppo_tree, sft_defaults, sft_tree
+
+MISSING = "(not set)"
 
 
 def dry_run(config: RunConfig) -> str:
@@ -20,8 +25,8 @@ def dry_run(config: RunConfig) -> str:
     Raises ConfigError for settings that would fail on any machine.
     """
     platform = get_platform(config.run.platform)
-    found = check(config, Machine(platform=platform, is_target=False))  # before the platform changes the environment
-    notes = [*_prepare(platform), *require(found)]
+    problems = check(config, Machine(platform=platform, is_target=False))  # before the platform changes the environment
+    notes = [*_prepare(platform), *require(problems)]
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)
     lines = [
@@ -52,6 +57,40 @@ def _prepare(platform: Platform) -> list[str]:
     except PlatformError:
         os.environ["VERL_PLATFORM"] = "nvidia"
     return [f"this machine cannot start it: {refusal}"]
+
+
+def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict[str, Any]]:
+    """verl's defaults and this run's settings, as nested dicts. Raises ConfigError.
+
+    Needs no device.
+    """
+    from omegaconf import OmegaConf
+
+    if isinstance(config, SftConfig):
+        return yaml.safe_load(sft_defaults()), yaml.safe_load(sft_tree(config, platform))
+    assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
+    tree = ppo_tree(config, platform)
+    check_ppo_tree(tree)
+    # Compare both before interpolation, so that a default that refers to another key is not listed
+    # as a difference.
+    defaults: Any = OmegaConf.to_container(ppo_defaults(), resolve=False)
+    settings: Any = OmegaConf.to_container(tree, resolve=False)
+    return defaults, settings
+
+
+def differences(
+    defaults: Mapping[str, Any], settings: Mapping[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (default, setting) of every leaf that differs; MISSING if one side lacks it."""
+    changed: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys((*defaults, *settings)):
+        default, value = defaults.get(key, MISSING), settings.get(key, MISSING)
+        if isinstance(value, Mapping) and value:
+            below = default if isinstance(default, Mapping) else {}
+            changed |= differences(below, value, f"{prefix}{key}.")
+        elif default != value:
+            changed[f"{prefix}{key}"] = (default, value)
+    return changed
 
 
 def _short(value: Any) -> str:

@@ -111,8 +111,8 @@ class Watchdog:
                 return
 
     def _stalled(self, silent_s: float) -> RunError:
-        of_rank = f"-rank{self._rank}" if self._rank else ""
-        stacks = self._dir / "logs" / f"stall-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}{of_rank}.txt"
+        rank = f"-rank{self._rank}" if self._rank else ""
+        stacks = self._dir / "logs" / f"stall-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}{rank}.txt"
         write_stacks(stacks)
         saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
         return RunError(
@@ -144,11 +144,11 @@ class Watchdog:
 def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
     """Remove shared-memory files that CUDA and loky left behind for processes that have ended."""
     gone = {pid for pid in pids if not psutil.pid_exists(pid)}
-    found = [
+    files = [
         (path, path.name.split(".")[3], 16) for path in folder.glob("*.shm.*.*.*")
     ]  # the CUDA driver's, pid in hex
-    found += [(path, path.name.split("-")[1], 10) for path in folder.glob("sem.loky-*-*")]
-    for path, pid, base in found:
+    files += [(path, path.name.split("-")[1], 10) for path in folder.glob("sem.loky-*-*")]
+    for path, pid, base in files:
         with suppress(ValueError, OSError):
             if int(pid, base) in gone:
                 path.unlink()
@@ -163,15 +163,15 @@ def signs(run_dir: Path) -> dict[Path, int]:
 
     Compare all of them: the newest alone would not change after a clock was set back.
     """
-    found: dict[Path, int] = {}
+    times_ns: dict[Path, int] = {}
     for name in SIGNS:
         path = run_dir / name
         for file in (path, *(path.iterdir() if path.is_dir() else ())):
             try:
-                found[file] = file.stat().st_mtime_ns
+                times_ns[file] = file.stat().st_mtime_ns
             except FileNotFoundError:  # rotated away or not yet written
                 continue
-    return found
+    return times_ns
 
 
 def write_stacks(path: Path) -> None:
@@ -211,9 +211,9 @@ def _processes() -> list[psutil.Process]:
     own = psutil.Process()
     first = own.parent() if "RANK" in os.environ else own  # the parent is torchrun; its children are the ranks
     family = [own, *(first or own).children(recursive=True)]
-    found = {process.pid: process for process in family}
+    processes = {process.pid: process for process in family}
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"], process.info["uids"]
         if words and uids and uids.real == os.getuid() and words[0].startswith(("ray::", "sglang::")):
-            found.setdefault(process.pid, process)
-    return list(found.values())
+            processes.setdefault(process.pid, process)
+    return list(processes.values())

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from verl.workers.rollout.llm_server import LLMServerClient
-    from verl.workers.rollout.replica import TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ logger = logging.getLogger(__name__)
 _remote: Any = AgentLoopWorkerTQ
 _Worker: Any = _remote.__ray_actor_class__
 
-causes: Counter[str] = Counter()  # errors that dropped trajectories in this process: "TYPE: text"
+drop_causes: Counter[str] = Counter()  # errors that dropped trajectories in this process: "TYPE: text"
 
 
 class ReToolAgentLoop(AgentLoopBase):
@@ -121,7 +120,7 @@ class ReToolAgentLoop(AgentLoopBase):
         )
         heartbeat.send()
         if trajectory.dropped:
-            causes[trajectory.drop_error or "an outage"] += 1
+            drop_causes[trajectory.drop_error or "an outage"] += 1
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
         recorded = self._record(trajectory, kwargs) if _is_candidate(kwargs, shared.config) else None
@@ -214,11 +213,10 @@ class VerlEngine:
                 f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
             ) from error
         heartbeat.send()
-        stop = _stop(output.stop_reason, output.token_ids, request.stop_token_ids)
         return EngineTurn(
             token_ids=output.token_ids,
-            logprobs=_logprobs(output, stop),
-            stop=stop,
+            logprobs=output.log_probs or [],  # verl returns None for an abort before the first token
+            stop=_stop(output.stop_reason, output.token_ids, request.stop_token_ids),
             version=int(output.extra_fields.get("max_global_steps") or 0),
             cached_tokens=output.extra_fields.get("num_cached_tokens"),
             routes=None if output.routed_experts is None else output.routed_experts.astype(np.int16),
@@ -270,14 +268,6 @@ def _stop(
     return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
 
 
-def _logprobs(output: TokenOutput, stop: str) -> Sequence[float]:
-    """Log-probs of the sampled tokens; verl returns None for an abort before the first token."""
-    if output.log_probs is None and stop == "abort" and not output.token_ids:
-        return []
-    assert output.log_probs is not None, "verl's server returned no log-probs, although they were requested"
-    return output.log_probs
-
-
 def routes_of(trajectory: Trajectory) -> Routes:
     """The experts chosen in a trajectory of T tokens, for router replay.
 
@@ -326,14 +316,14 @@ def _output(trajectory: Trajectory, recorded: dict[str, Any] | None, *, masked: 
 # ------------------------------------------------- the worker processes
 
 
-class CountCauses(logging.Handler):
+class DropCauseHandler(logging.Handler):
     """Counts the exceptions that dropped trajectories and that verl only logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             first = error.cause if isinstance(error, RayTaskError) else error  # RayTaskError: from a reward worker
-            causes[f"{type(first).__name__}: {first}"] += 1
+            drop_causes[f"{type(first).__name__}: {first}"] += 1
 
 
 class LoopWorker(_Worker):
@@ -353,13 +343,13 @@ class LoopWorker(_Worker):
 
     def construct(self, *settings: Any) -> None:
         super().__init__(*settings)
-        logging.getLogger(AgentLoopManagerTQ.__module__).addHandler(CountCauses(logging.ERROR))
+        logging.getLogger(AgentLoopManagerTQ.__module__).addHandler(DropCauseHandler(logging.ERROR))
 
-    async def take_causes(self) -> dict[str, int]:
+    async def pop_drop_causes(self) -> dict[str, int]:
         """How many trajectories each exception or outage dropped since the last call."""
-        taken = dict(causes)
-        causes.clear()
-        return taken
+        popped = dict(drop_causes)
+        drop_causes.clear()
+        return popped
 
 
 def import_server(_: Any, run_config: str) -> None:
@@ -400,7 +390,7 @@ class LoopManager(AgentLoopManagerTQ):
         _created.clear()
         return manager
 
-    def causes(self) -> Counter[str]:
-        """The sum of ``take_causes`` over all workers."""
-        taken = ray.get([worker.take_causes.remote() for worker in self.agent_loop_workers])
-        return sum(map(Counter, taken), Counter())
+    def pop_drop_causes(self) -> Counter[str]:
+        """The sum of ``pop_drop_causes`` over all workers."""
+        popped = ray.get([worker.pop_drop_causes.remote() for worker in self.agent_loop_workers])
+        return sum(map(Counter, popped), Counter())

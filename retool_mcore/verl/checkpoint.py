@@ -179,9 +179,9 @@ class PendingSave:
         """
         errors: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, self._writer.wait())
-        found = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error is not None]
-        if found:
-            raise CheckpointError(f"{self._folder} could not be written: {'; '.join(found)[:500]}")
+        failures = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error is not None]
+        if failures:
+            raise CheckpointError(f"{self._folder} could not be written: {'; '.join(failures)[:500]}")
         with explain_failed_write(self._folder):
             for finisher in self._finishers:
                 finisher()

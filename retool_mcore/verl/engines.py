@@ -16,7 +16,7 @@ sync, or while it goes to sleep, ends the run.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from statistics import fmean
 from typing import Any
@@ -150,7 +150,7 @@ class EngineRestarts(PPOTrainer):
         Only our SGLang servers poll; see verl/sglang_server.py.
         """
         polls: list[tuple[int, int]] = []
-        for call in [server.take_polls.remote() for server in self.servers() if self._watches]:
+        for call in [server.pop_load_polls.remote() for server in self.servers() if self._watches]:
             with suppress(RayActorError):  # polls of a dead server are lost
                 polls += ray.get(call)
         return polls
@@ -227,28 +227,28 @@ class EngineRestarts(PPOTrainer):
 
         Returns the replicas. Raises RunError above train.max_engine_restarts.
         """
-        back, self._lost = self._lost, []
-        if not back:
+        lost, self._lost = self._lost, []
+        if not lost:
             return []
         started_s = time.monotonic()
         self.actor_rollout_wg.forget_engines()
-        wanted = back
-        while wanted:
-            results = asyncio.run(_relaunch(wanted))
-            failed = [(each, result) for each, result in zip(wanted, results, strict=True) if result is not None]
+        remaining = lost
+        while remaining:
+            errors = asyncio.run(_gather(_relaunch(replica) for replica in remaining))
+            failed = [(replica, error) for replica, error in zip(remaining, errors, strict=True) if error is not None]
             for replica, error in failed:
                 logger.warning("engine %d did not start: %s", replica.replica_rank, error)
                 self._count(error)
-            wanted = [replica for replica, _ in failed]
-        self._managers()[1].add_replicas(back)
-        ranks = ", ".join(str(replica.replica_rank) for replica in back)
+            remaining = [replica for replica, _ in failed]
+        self._managers()[1].add_replicas(lost)
+        ranks = ", ".join(str(replica.replica_rank) for replica in lost)
         logger.warning("engine %s restarted in %.0f s", ranks, time.monotonic() - started_s)
-        return back
+        return lost
 
     def sleep_engines(self, restarted: Sequence[Any]) -> None:
         """Put the restarted engines to sleep; the weight sync expects sleeping engines."""
         if restarted:
-            asyncio.run(_each(replica.sleep() for replica in restarted))
+            asyncio.run(_gather(replica.sleep() for replica in restarted))
 
     def _sync_all_engines(self) -> None:
         """Pause requests in flight and send the weights of ``engine_version`` to all engines."""
@@ -285,16 +285,14 @@ class DetachedEngineRestarts(EngineRestarts):
         self._managers()[1].update_weights(self.engine_version)
 
 
-async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:
-    """Restart each replica. Returns Ray's error or None for each; raises the first other error."""
-    results = await asyncio.gather(*(replica.relaunch() for replica in replicas), return_exceptions=True)
-    failed: list[RayError | None] = []
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, RayError):
-            raise result
-        failed.append(result if isinstance(result, RayError) else None)
-    return failed
+async def _relaunch(replica: Any) -> RayError | None:
+    """Restart the replica. Returns Ray's error if a server does not start."""
+    try:
+        await replica.relaunch()
+    except RayError as error:
+        return error
+    return None
 
 
-async def _each(calls: Any) -> None:
-    await asyncio.gather(*calls)
+async def _gather(calls: Iterable[Any]) -> list[Any]:
+    return await asyncio.gather(*calls)

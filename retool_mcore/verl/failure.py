@@ -117,16 +117,16 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
     if isinstance(error, RayTaskError) and isinstance(error.cause, ReToolError):
         return error.cause
     text = _COLOURS.sub("", str(error))
-    found = _FAILED.search(text) if isinstance(error, RayTaskError) else _DIED.search(text)
-    name = found["what"].rpartition("<locals>.")[2] if found else ""
-    if found is None:
+    match = _FAILED.search(text) if isinstance(error, RayTaskError) else _DIED.search(text)
+    name = match["what"].rpartition("<locals>.")[2] if match else ""
+    if match is None:
         what = f"Ray ended the run: {type(error).__name__}: {text.splitlines()[0]}"
     elif isinstance(error, RayTaskError):
         first, *more = f"{type(error.cause).__name__}: {error.cause}".splitlines()
         cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # Hydra's message is in line 2
-        what = f"{name} (process {found['pid']}) failed with {cause}"
+        what = f"{name} (process {match['pid']}) failed with {cause}"
     else:
-        return death_for_user(name, int(found["pid"]), config, why)
+        return death_for_user(name, int(match["pid"]), config, why)
     what = f"{what}, and {why}" if why else what
     return RunError(f"{what}. The log is {_log(config)}. {_how_to_resume(config)}")
 

@@ -49,11 +49,8 @@ class EngineAdapters:
     def _start(self) -> None:
         self._initialize()
         if not self._engine.engine_config.forward_only:
-            self.skip_base_weights()
-
-    def skip_base_weights(self) -> None:
-        """Make the engine's checkpoints contain the adapters instead of the whole model."""
-        self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
+            # Checkpoints contain the adapters instead of the whole model.
+            self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
 
     def switched_off(self) -> AbstractContextManager[None]:
         return switched_off(self._engine.module)

@@ -76,7 +76,7 @@ def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) 
     right: dict[str, list[float]] = {}
     for key, extra in zip(keys, extras, strict=True):
         right.setdefault(uid_of(key), []).append(float((extra.get("reward_extra_info") or {}).get("acc", 0.0) > 0))
-    means = np.array([np.mean(each) for each in right.values()])
+    means = np.array([np.mean(answers) for answers in right.values()])
     if len(means) < 2:
         return {}
     mean, half = float(means.mean()), INTERVAL_Z * float(means.std(ddof=1)) / math.sqrt(len(means))
@@ -104,23 +104,21 @@ def write_groups(
     names_of = {uid_of(key): f"row {extra['row']}" if partition_id == "val" else "" for key, extra in extra_of.items()}
     ranked = sorted(names_of, key=lambda uid: group_rank(names_of[uid] or uid, seed))
     chosen = set(ranked[:groups])
-    wanted = sorted(key for key in extra_of if uid_of(key) in chosen)
-    if not wanted:
+    chosen_keys = sorted(key for key in extra_of if uid_of(key) in chosen)
+    if not chosen_keys:
         return []
     names = [*SAMPLED, *LEARNT] if partition_id == "train" else [*SAMPLED]
-    data: Any = tq.kv_batch_get(keys=wanted, partition_id=partition_id, select_fields=names)
+    data: Any = tq.kv_batch_get(keys=chosen_keys, partition_id=partition_id, select_fields=names)
     columns = {name: list(data[name].unbind()) for name in names if name in data.keys()}  # noqa: SIM118
     written: list[dict[str, Any]] = []
-    for index, key in enumerate(wanted):
+    for index, key in enumerate(chosen_keys):
         row = {name: column[index] for name, column in columns.items()}
+        extra = extra_of[key]
         named = {"key": key, "step": step, "partition": partition_id}
-        written.append({**named, **_record_columns(extra_of[key]), **_token_columns(row)})
+        parts = {"reward_info": extra.get("reward_extra_info"), "behavior": extra["behavior"], **extra["record"]}
+        written.append({**named, **parts, **_token_columns(row)})
         writer.write(written[-1])
     return written
-
-
-def _record_columns(extra: dict[str, Any]) -> dict[str, Any]:
-    return {"reward_info": extra.get("reward_extra_info"), "behavior": extra["behavior"], **extra["record"]}
 
 
 def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -143,9 +141,9 @@ def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _one_or_all(values_T: torch.Tensor, learnt_T: torch.Tensor) -> float | list[float]:
-    of_learnt = values_T[learnt_T]
-    if len(of_learnt) and bool((of_learnt == of_learnt[0]).all()):
-        return round(float(of_learnt[0]), 6)
+    learnt = values_T[learnt_T]
+    if len(learnt) and bool((learnt == learnt[0]).all()):
+        return round(float(learnt[0]), 6)
     return _rounded(values_T)
 
 

@@ -30,11 +30,11 @@ def assert_loaded() -> None:
     if not os.environ.get(PLATFORM_ENV):
         raise PlatformError(f"{PLATFORM_ENV} is not set: call get_platform(run.platform).activate() first.")
     try:
-        found = verl_platform().vendor_name
+        vendor = verl_platform().vendor_name
     except ValueError as error:  # the name is not registered
         raise PlatformError(f'verl does not know VERL_PLATFORM = "{expected}": {error}') from error
-    if found != expected:
-        raise PlatformError(f'verl runs on platform "{found}", but the run needs "{expected}".')
+    if vendor != expected:
+        raise PlatformError(f'verl runs on platform "{vendor}", but the run needs "{expected}".')
 
 
 _load()

@@ -75,14 +75,14 @@ def end_groups(groups: Collection[int]) -> None:
 
 def members(groups: Collection[int]) -> list[psutil.Process]:
     """The processes of these groups in this process's session, without zombies."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     session = os.getsid(0)  # excludes processes of other sessions that reuse a group's number
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             ours = os.getpgid(process.pid) in groups and os.getsid(process.pid) == session
             if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def ray_folder_name(run_dir: Path, rank: int = 0) -> Path:

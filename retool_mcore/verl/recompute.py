@@ -63,9 +63,9 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
     """
     from verl.utils import tensordict_utils as tu
 
-    longest = max(max(of_rank) for of_rank in lengths)
-    usual = ceil(max(sum(of_rank) for of_rank in lengths) / (usual_tokens * cp))
-    least = min(usual, *(len(of_rank) for of_rank in lengths))
+    longest = max(max(rank) for rank in lengths)
+    usual = ceil(max(sum(rank) for rank in lengths) / (usual_tokens * cp))
+    least = min(usual, *(len(rank) for rank in lengths))
     budget = micro_batch_tokens(usual_tokens, longest, cp)
     tu.assign_non_tensor(data, max_token_len_per_gpu=budget, **{MIN_MICRO_BATCHES: least})
 
@@ -97,7 +97,9 @@ def _choose(
     hidden_T1H = kwargs.get("hidden_states", args[0] if args else None) if block.pre_process else block.input_tensor
     split = config.tensor_model_parallel_size if config.sequence_parallel else 1
     layers = len(block.layers)
-    wanted = layers_to_recompute(hidden_T1H.shape[0] * split, budget_tokens, layers, rest=rest, input_share=input_share)
-    config.recompute_granularity = "full" if wanted else None
-    config.recompute_method = "block" if wanted else None
-    config.recompute_num_layers = min(wanted, layers) if wanted else None
+    recomputed = layers_to_recompute(
+        hidden_T1H.shape[0] * split, budget_tokens, layers, rest=rest, input_share=input_share
+    )
+    config.recompute_granularity = "full" if recomputed else None
+    config.recompute_method = "block" if recomputed else None
+    config.recompute_num_layers = min(recomputed, layers) if recomputed else None

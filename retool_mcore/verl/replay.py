@@ -77,7 +77,8 @@ class ReplayMixin:
         # With filtered groups, verl fetches prompts one by one, so that it can replace exactly the
         # evicted ones.
         kwargs["gen_batch_size"] = 1 if metric else batch
-        self.causes: Callable[[], Counter[str]] = Counter  # errors that dropped trajectories since the last call
+        # Returns the errors that dropped trajectories since the last call.
+        self.pop_drop_causes: Callable[[], Counter[str]] = Counter
         self._add_prompts = kwargs["refill_fn"]
         self.while_waiting: Callable[[], None] = lambda: None  # called at each poll of an unfinished batch
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
@@ -141,8 +142,8 @@ class ReplayMixin:
         self._observe_answers([key for key in present if uid_of(key) in filtered], partition_id)
         failed = self.failure_keys[partition_id] if self.trainer_mode != "sync" else set[str]()
         if failed:
-            there = {tuple(key.rsplit("_", 2)[:2]) for key in present if uid_of(key) in failed}
-            self.failed += self.group_size[partition_id] * len(failed) - len(there)
+            finished_sessions = {tuple(key.rsplit("_", 2)[:2]) for key in present if uid_of(key) in failed}
+            self.failed += self.group_size[partition_id] * len(failed) - len(finished_sessions)
             self._require_few_dropped(self.failed, partition_id)
         return filtered, counts
 
@@ -150,7 +151,7 @@ class ReplayMixin:
         """Raise RolloutError if ``dropped`` is more than rollout.max_dropped_fraction allows."""
         if dropped <= self.max_dropped_fraction * self.expected:
             return
-        causes, step = self.causes(), f"step {self.global_steps} ({partition_id})"
+        causes, step = self.pop_drop_causes(), f"step {self.global_steps} ({partition_id})"
         kinds = {cause.partition(":")[0] for cause in causes}  # by type: messages may differ, as in a time
         most_frequent = causes.most_common(1)[0][0] if causes else "unknown"
         resume = "Fix it and run the same command again; it resumes from the last checkpoint."
@@ -185,7 +186,7 @@ class ReplayMixin:
         self.dropped = {"rollout/dropped": dropped}
         self._require_few_dropped(dropped, partition_id)
         if dropped:
-            self.causes()  # clears them for the next batch
+            self.pop_drop_causes()  # clears them for the next batch
         compared = self.compares_groups and partition_id == "train"
         single = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
         if single:
@@ -196,11 +197,18 @@ class ReplayMixin:
 
     def _measure(self, keys: list[str], partition_id: str, *filtered: Any) -> dict[str, float]:
         extras = read_extras(keys, partition_id)
-        to = {"partition_id": partition_id, "step": self.global_steps}
-        recorded = write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
+        recorded = write_groups(
+            self.writer,
+            keys,
+            extras,
+            partition_id=partition_id,
+            step=self.global_steps,
+            groups=self.record_groups,
+            seed=self.seed,
+        )
         self.traces += traces(recorded, self.tracked)
-        found = batch_metrics(keys, extras, *filtered)
-        return found | accuracy_interval(keys, extras) if partition_id == "val" else found
+        metrics = batch_metrics(keys, extras, *filtered)
+        return metrics | accuracy_interval(keys, extras) if partition_id == "val" else metrics
 
 
 class SyncReplay(ReplayMixin, ReplayBuffer):

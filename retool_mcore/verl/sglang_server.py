@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -31,8 +30,6 @@ from retool_mcore.platforms.network import engine_key
 from retool_mcore.platforms.patches_verl import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.weight_sums import ACTION, Sums
-
-logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5  # polls read SGLang's existing counters; in 0.5.14 they lag up to 15 decoding steps
 KINDS = ("running", "waiting")  # SGLang's names
@@ -61,8 +58,7 @@ class MeasuredServer(SGLangHttpServer):
         self._polls: list[tuple[int, int]] = []
         self._cached_tokens: dict[str, int] = {}
         self.tokenizer_manager.generate_request = self._record_meta_info(self.tokenizer_manager.generate_request)
-        self._poller = asyncio.create_task(self._poll())
-        self._poller.add_done_callback(_log_failed_poll)
+        self._poller = asyncio.create_task(self._poll())  # asyncio drops a task without a reference
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
         """Generate as verl does, and add ``num_cached_tokens`` to the output's extra fields.
@@ -129,16 +125,10 @@ class MeasuredServer(SGLangHttpServer):
         assert success and ranks, f"SGLang returned no checksums of its weights: {message}"
         return [rank["sums"] for rank in ranks]
 
-    async def take_polls(self) -> list[tuple[int, int]]:
+    async def pop_load_polls(self) -> list[tuple[int, int]]:
         """Return (running, queued) of each poll since the last call."""
         polls, self._polls = self._polls, []
         return polls
-
-
-def _log_failed_poll(poller: asyncio.Task[None]) -> None:
-    """Log a warning if polling failed; the run continues without load metrics."""
-    if not poller.cancelled() and (error := poller.exception()):
-        logger.warning("stopped polling SGLang's load: %r", error)
 
 
 _early: dict[str, Any] = {}  # servers that verl has not asked for yet, by their names in Ray

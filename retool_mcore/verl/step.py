@@ -87,7 +87,7 @@ class RlStep(RlRun):
             trained_rows.tags.extend(rows.tags)
 
         metrics |= aggregator.get_aggregated_metrics()
-        metrics |= {name: sum(each[name] for each in batches) for name in SUMMED if name in batches[-1]}
+        metrics |= {name: sum(batch[name] for batch in batches) for name in SUMMED if name in batches[-1]}
         return trained_rows
 
     def sample(self, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -108,7 +108,7 @@ class RlRun(EngineRestarts):
         Raises EndedBySignal if a signal stopped the run before an update.
         """
         start.begin(self._run.run.dir, "weights")
-        self.replay_buffer.causes = agent_loop_manager.causes
+        self.replay_buffer.pop_drop_causes = agent_loop_manager.pop_drop_causes
         for group in self._saved_groups():
             group.start_heartbeat(str(self._run.run.dir.absolute()))
         with self._saver, StopSignals(self._run.checkpoint.grace_s) as self._ending:
@@ -241,7 +241,7 @@ class RlRun(EngineRestarts):
 
     def _save_once(self, step: int) -> None:
         """Save the step, unless it is already saved or the run saves no checkpoints."""
-        saved = [each.step for each in checkpoint.complete_checkpoints(self._run.run.dir / "checkpoints")]
+        saved = [complete.step for complete in checkpoint.complete_checkpoints(self._run.run.dir / "checkpoints")]
         if step and step not in (*saved, self._saver.begun) and self._run.saved_every:
             self._saver.save(step)
 
@@ -345,8 +345,8 @@ class RlRun(EngineRestarts):
         self._stop_without_progress(self.global_steps)
 
         ours = {LOSS_TOKENS: float(metrics[f"actor/{LOSS_TOKENS}"])} if f"actor/{LOSS_TOKENS}" in metrics else {}
-        of_experts = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
-        ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
+        expert_names = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
+        ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in expert_names}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
         lengths = sequence_lengths(batch)
         ours |= token_rates(sum(lengths), ours, self._run.cluster.num_gpus)

@@ -34,7 +34,6 @@ ADAM_MOMENTS = 2 * 4  # bytes per parameter, two float32 moments
 _SUM = "sum_over_tokens/"
 _PER_STEP = "rollout_corr/"  # verl/measure.py computes these once per step, over all rows
 _REJECTED = "rollout_corr/rollout_rs_masked_fraction"
-_CONSTANTS = ("kl_coef",)
 
 
 # ------------------------------------------------- the loss of a micro-batch
@@ -78,13 +77,13 @@ def sum_over_tokens(loss_function: Callable[..., Any], *, data: TensorDict, **re
         return loss, metrics
     rejected = metrics[_REJECTED].aggregate() if _REJECTED in metrics else 0.0
     tokens = round(float(data["response_mask"].values().sum()) * (1 - rejected)) * data["dp_size"]
-    found: dict[str, Any] = {LOSS_TOKENS: _sum(tokens)}
+    sums: dict[str, Any] = {LOSS_TOKENS: _sum(tokens)}
     for name, metric in metrics.items():
-        if name in _CONSTANTS or (isinstance(metric, Metric) and metric.aggregation != AggregationType.MEAN):
-            found[name] = metric
+        if isinstance(metric, Metric) and metric.aggregation != AggregationType.MEAN:
+            sums[name] = metric
         elif not name.startswith(_PER_STEP):
-            found[_SUM + name] = _sum(tokens * (metric.aggregate() if isinstance(metric, Metric) else metric))
-    return loss, found
+            sums[_SUM + name] = _sum(tokens * (metric.aggregate() if isinstance(metric, Metric) else metric))
+    return loss, sums
 
 
 def _sum(value: float) -> Metric:
@@ -125,7 +124,7 @@ class ExpertLoad:
         if torch.is_grad_enabled():
             self._counts_LE[router.layer_number - 1] += output[1].sum(dim=0)
 
-    def take(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """``expert_load_metrics`` of the passes since the last call. Collective.
 
         Exactly one rank counts each token of a layer: data, context and sequence parallelism divide
@@ -166,16 +165,16 @@ def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
     Returns:
         uint8 [bytes] on the device of the states; None if the optimizer will allocate none there.
     """
-    wanted, device = 0, None
+    num_bytes, device = 0, None
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if part.optimizer is None or part.config.optimizer_cpu_offload:
             continue
-        parameters = [each for group in part.optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for group in part.optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:  # the distributed optimizer has only this rank's shards
             if not part.optimizer.state.get(parameter):
-                wanted += bytes_of_states(part.config) * parameter.numel()
+                num_bytes += bytes_of_states(part.config) * parameter.numel()
                 device = parameter.device
-    return torch.empty(wanted, dtype=torch.uint8, device=device) if wanted else None
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device) if num_bytes else None
 
 
 def bytes_of_states(config: Any) -> int:
@@ -260,7 +259,7 @@ class UpdateWorker(TrainingWorker):
             tu.assign_non_tensor(data, global_batch_size=rows)
         output = super().train_batch(data)
         heartbeat.send()
-        load = self._load.take() if self._load is not None else {}
+        load = self._load.pop_metrics() if self._load is not None else {}
         if output is not None:
             tu.get(output, "metrics").update(load, lr=lr)
         return output

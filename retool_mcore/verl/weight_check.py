@@ -24,7 +24,7 @@ class SentWeights:
         self._export = engine.get_per_tensor_param
         self._layers: list[str] = []  # known after the first sync
         self._syncs = 0
-        self._found: list[tuple[str, str, int, torch.Tensor]] = []
+        self._sent: list[tuple[str, str, int, torch.Tensor]] = []
         engine.get_per_tensor_param = self._exported
 
     def _exported(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
@@ -32,25 +32,25 @@ class SentWeights:
         return self._passing(weights) if dist.get_rank() == 0 else weights, adapters
 
     def _passing(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        self._found = []
-        wanted = self._layers[self._syncs % len(self._layers)] if self._layers else ""
+        self._sent = []
+        prefix = self._layers[self._syncs % len(self._layers)] if self._layers else ""
         for name, weight in weights:
-            if name.startswith(wanted):
-                self._found.append((name, str(weight.dtype), weight.numel(), bits_of(weight)))
+            if name.startswith(prefix):
+                self._sent.append((name, str(weight.dtype), weight.numel(), bits_of(weight)))
             yield name, weight
-        self._layers = self._layers or list(dict.fromkeys(layer_of(name) for name, *_ in self._found))
+        self._layers = self._layers or list(dict.fromkeys(layer_of(name) for name, *_ in self._sent))
         self._syncs += 1
 
     def sums(self) -> tuple[str, Sums]:
         """The layer that the last sync compared, "" for all layers, and its sums."""
-        layers = {layer_of(name) for name, *_ in self._found}
-        return layers.pop() if len(layers) == 1 else "", described(self._found)
+        layers = {layer_of(name) for name, *_ in self._sent}
+        return layers.pop() if len(layers) == 1 else "", described(self._sent)
 
 
 def layer_of(name: str) -> str:
     """The name's prefix up to the layer number, or the whole name of a weight outside layers."""
-    found = _LAYER.match(name)
-    return found[0] if found else name
+    match = _LAYER.match(name)
+    return match[0] if match else name
 
 
 def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
@@ -60,7 +60,7 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     layers with a different number of elements, because the engine stores them in another form.
     """
     theirs: list[Sums] = [
-        {name: each for name, each in sums.items() if not (rank and _is_replica(name, each, actor))}
+        {name: values for name, values in sums.items() if not (rank and _is_replica(name, values, actor))}
         for rank, sums in enumerate(engine)
     ]
     ours, engines = _by_layer([actor]), _by_layer(theirs)
@@ -73,13 +73,13 @@ def _is_replica(name: str, sums: tuple[str, int, int], actor: Sums) -> bool:
 
 def _by_layer(ranks: Sequence[Sums]) -> dict[str, dict[str, tuple[int, int]]]:
     """layer -> dtype -> (number of elements, checksum), summed over ``ranks``."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    layers: dict[str, dict[str, tuple[int, int]]] = {}
     for sums in ranks:
         for name, (dtype, size, bits) in sums.items():
-            of_layer = found.setdefault(layer_of(name), {})
-            before = of_layer.get(dtype, (0, 0))
-            of_layer[dtype] = (before[0] + size, (before[1] + bits) % 2**64)
-    return found
+            layer = layers.setdefault(layer_of(name), {})
+            before = layer.get(dtype, (0, 0))
+            layer[dtype] = (before[0] + size, (before[1] + bits) % 2**64)
+    return layers
 
 
 def _differs(ours: Mapping[str, tuple[int, int]], theirs: Mapping[str, tuple[int, int]]) -> bool:

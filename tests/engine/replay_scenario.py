@@ -158,7 +158,7 @@ def main(folder: Path) -> None:
     for uid in "vw":
         put_group(uid, [None] * 4)
     failing = sampler(folder, 0.1)
-    failing.causes = lambda: Counter({"TypeError: wait() got 'initial'": 7, "TypeError: another text": 1})
+    failing.pop_drop_causes = lambda: Counter({"TypeError: wait() got 'initial'": 7, "TypeError: another text": 1})
     out["all failed"] = sample(failing)
     put_group("i", [1.0, 1.0, 1.0, 1.0])
     put_group("j", [0.0, 1.0, 1.0, 1.0])

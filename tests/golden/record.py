@@ -40,7 +40,8 @@ def without_exported_variables(platform: Any) -> Iterator[None]:
 def main(folder: Path) -> None:
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl.keys.tree import differences, resolve, sft_sections
+    from retool_mcore.train.dry_run import differences, resolve
+    from retool_mcore.verl.keys.tree import sft_sections
 
     here = tempfile.mkdtemp()
     os.chdir(here)  # runs and data lie under the folder that a run is started in

@@ -48,7 +48,7 @@ def controlled(server: Any, requests: int) -> int:
     ray.get(server.launch_server.remote())
     calls = [server.generate.remote() for _ in range(requests)]
     started = 0
-    while (polls := ray.get(server.take_polls.remote(), timeout=300)) or not started:  # until no more of them start
+    while (polls := ray.get(server.pop_load_polls.remote(), timeout=300)) or not started:  # until no more of them start
         started = max([started, *(running for running, _ in polls)])
         time.sleep(1.0)
     ray.get(server.abort_all_requests.remote(), timeout=300)

@@ -81,8 +81,8 @@ def updates_of_rl(folder: Path) -> dict[str, Any]:
     load = engine.worker._load
     assert load is not None
     taken: list[dict[str, float]] = []
-    take = load.take
-    load.take = lambda: taken.append(take()) or taken[-1]  # type: ignore[method-assign]
+    pop_metrics = load.pop_metrics
+    load.pop_metrics = lambda: taken.append(pop_metrics()) or taken[-1]  # type: ignore[method-assign]
     engine._outputs(rows(0, 1))  # a pass without an update, which counts for nothing
     counted = int(load._counts_LE.sum())
     data = rows(0, 1)

@@ -194,7 +194,7 @@ class Engine:
             data = as_tensordict(batch(step)[rank::size], self.job.get("temperature", 1.0))
             tu.assign_non_tensor(data, calculate_entropy="entropy_bonus" in self.job)
             output = self.worker.train_batch(data)
-            load = self.expert_load.take() if self.expert_load is not None else {}
+            load = self.expert_load.pop_metrics() if self.expert_load is not None else {}
             if self.has_output:
                 metrics = tu.get(output, "metrics")
                 steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")} | load)

@@ -8,7 +8,6 @@ from typing import Any
 
 PROMPT_TOKENS = 6
 VOCAB = 260
-MEANS = ("loss_tokens", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/entropy")
 # Responses of each of two mini-batches of eight. In the second, one is longer than all others.
 LENGTHS = ([9, 14, 20, 26, 31, 37, 42, 44], [8, 12, 15, 20, 24, 28, 33, 84])
 
@@ -96,7 +95,6 @@ class RlEngine:
             "states": states,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
-            "means": {name: float(*value) for name, value in metrics.items() if name in MEANS},
             "before": before,
             "during": [row.tolist() for update in self.worker.log_probs for row in update.unbind()],
             "after": after,

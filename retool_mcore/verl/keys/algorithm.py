@@ -1,10 +1,9 @@
 """verl's keys for advantages, the loss, importance weights and rejection."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from retool_mcore.config import Algorithm, RlConfig
-from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, same
+from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, from_setting
 
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
@@ -15,7 +14,7 @@ LOSSES = {"ppo": "vanilla"}
 KL_TYPES = {"k3": "low_var_kl"}
 
 
-def _by_engine(run: RlConfig) -> bool:
+def _uses_engine_log_probs(run: RlConfig) -> bool:
     """Whether the engine's log-probs are the old log-probs.
 
     verl's trainer then computes no importance weights and rejects nothing. Its loss "bypass_mode"
@@ -26,18 +25,14 @@ def _by_engine(run: RlConfig) -> bool:
 
 def _corrects_in_the_loss(run: RlConfig) -> bool:
     a = run.algorithm
-    return _by_engine(run) and (a.importance_sampling != "off" or a.rejection != "off")
-
-
-def _verls_name(names: Mapping[str, str], ours: str) -> str:
-    return names.get(ours, ours)
+    return _uses_engine_log_probs(run) and (a.importance_sampling != "off" or a.rejection != "off")
 
 
 def _loss_mode(run: RlConfig) -> str:
-    return "bypass_mode" if _corrects_in_the_loss(run) else _verls_name(LOSSES, run.algorithm.loss)
+    return "bypass_mode" if _corrects_in_the_loss(run) else LOSSES.get(run.algorithm.loss, run.algorithm.loss)
 
 
-def _in_reward(run: RlConfig) -> bool:
+def _kl_is_in_reward(run: RlConfig) -> bool:
     return run.algorithm.kl_in == "reward"
 
 
@@ -74,10 +69,12 @@ def _correction_in_the_loss(run: RlConfig) -> dict[str, Any]:
 
 # The functions take the run.
 ALGORITHM = (
-    Key("algorithm.adv_estimator", "algorithm.name", lambda run: _verls_name(ESTIMATORS, run.algorithm.name)),
-    same("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std"),
-    same("algorithm.gamma", "algorithm.gamma"),
-    same("algorithm.lam", "algorithm.lam"),
+    Key(
+        "algorithm.adv_estimator", "algorithm.name", lambda run: ESTIMATORS.get(run.algorithm.name, run.algorithm.name)
+    ),
+    from_setting("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std"),
+    from_setting("algorithm.gamma", "algorithm.gamma"),
+    from_setting("algorithm.lam", "algorithm.lam"),
     # PF-PPO resamples rows, but verl's trainer stores the results under the keys of the old rows.
     Key("algorithm.use_pf_ppo", "algorithm.name"),
     Key("algorithm.pf_ppo", "algorithm.name"),
@@ -97,14 +94,20 @@ ALGORITHM = (
     Key(ACTOR + "clip_ratio_c", "algorithm.clip", lambda run: run.algorithm.clip_c),
     Key(ACTOR + "tau_pos", "algorithm.tau", lambda run: run.algorithm.tau[0]),
     Key(ACTOR + "tau_neg", "algorithm.tau", lambda run: run.algorithm.tau[1]),
-    same(ACTOR + "loss_agg_mode", "algorithm.loss_agg"),
+    from_setting(ACTOR + "loss_agg_mode", "algorithm.loss_agg"),
     Key(ACTOR + "loss_scale_factor", "algorithm.loss_agg", _loss_scale),
-    Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _in_reward),
-    Key(ACTOR + "use_kl_loss", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef > 0 and not _in_reward(run)),
-    same(ACTOR + "kl_loss_coef", "algorithm.kl_coef"),
-    Key(ACTOR + "kl_loss_type", "algorithm.kl_type", lambda run: _verls_name(KL_TYPES, run.algorithm.kl_type)),
-    same("algorithm.kl_penalty", "algorithm.kl_type", when=_in_reward),
-    same("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coef", when=_in_reward),
+    Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _kl_is_in_reward),
+    Key(
+        ACTOR + "use_kl_loss", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef > 0 and not _kl_is_in_reward(run)
+    ),
+    from_setting(ACTOR + "kl_loss_coef", "algorithm.kl_coef"),
+    Key(
+        ACTOR + "kl_loss_type",
+        "algorithm.kl_type",
+        lambda run: KL_TYPES.get(run.algorithm.kl_type, run.algorithm.kl_type),
+    ),
+    from_setting("algorithm.kl_penalty", "algorithm.kl_type", when=_kl_is_in_reward),
+    from_setting("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coef", when=_kl_is_in_reward),
     *(
         Key(CORRECTION + name, setting, lambda run, name=name: _correction(run.algorithm)[name])
         for name, setting in (
@@ -114,7 +117,7 @@ ALGORITHM = (
             ("rollout_rs_threshold", "algorithm.rejection_bounds"),
         )
     ),
-    Key(CORRECTION + "bypass_mode", OLD_LOG_PROB, True, when=_by_engine),
+    Key(CORRECTION + "bypass_mode", OLD_LOG_PROB, True, when=_uses_engine_log_probs),
     Key(CORRECTION + "loss_type", OLD_LOG_PROB),
     Key(ACTOR + "policy_loss.rollout_correction", None, _correction_in_the_loss, when=_corrects_in_the_loss),
     Key(ACTOR + "use_rollout_log_probs", OLD_LOG_PROB),

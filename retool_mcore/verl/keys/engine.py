@@ -5,7 +5,7 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, same, values
+from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, from_setting, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 OWN_LORA = "the section [lora]"
@@ -59,39 +59,39 @@ def _lora(run: RunConfig, *_: Any) -> dict[str, Any]:
     return {"merge": True, "dropout": run.lora.dropout, "base_precision": run.lora.base_precision}
 
 
-def _in_fp8(run: RunConfig, *_: Any) -> bool:
+def _trains_in_fp8(run: RunConfig, *_: Any) -> bool:
     return run.model.fp8 != "off"
 
 
 # Fields of verl's McoreEngineConfig; the functions take the run and its platform.
 MEGATRON = (
     Key("_target_", "run.platform"),  # RL sets the class in its tree, SFT instantiates it
-    same("tensor_model_parallel_size", "parallel.tp"),
-    same("pipeline_model_parallel_size", "parallel.pp"),
+    from_setting("tensor_model_parallel_size", "parallel.tp"),
+    from_setting("pipeline_model_parallel_size", "parallel.pp"),
     Key(
         "virtual_pipeline_model_parallel_size",
         "parallel.vpp",
         lambda run, _: run.parallel.vpp if run.parallel.vpp > 1 else None,
     ),
-    same("context_parallel_size", "parallel.cp"),
-    same("expert_model_parallel_size", "parallel.ep"),
+    from_setting("context_parallel_size", "parallel.cp"),
+    from_setting("expert_model_parallel_size", "parallel.ep"),
     Key("expert_tensor_parallel_size", "parallel.etp", lambda run, _: run.parallel.etp or None),  # None: as tp
     Key("sequence_parallel", "parallel.tp", _sequence_parallel),
     Key("use_distributed_optimizer", None, True),
     Key("use_mbridge", None, True),
     Key("vanilla_mbridge", OWN_PART, True),  # ARCHITECTURE.md, "The bridge"
-    same("dtype", "model.dtype"),
-    same("seed", "run.seed"),
-    same("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),
+    from_setting("dtype", "model.dtype"),
+    from_setting("seed", "run.seed"),
+    from_setting("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),
     # Gather the states on one rank per data-parallel group, in host memory. Otherwise Megatron
     # gathers them on every rank of the group.
-    same("distrib_optim_fully_reshardable_mem_efficient", "checkpoint.reshardable"),
-    same("param_offload", "memory.offload_idle"),
-    same("optimizer_offload", "memory.offload_idle"),
+    from_setting("distrib_optim_fully_reshardable_mem_efficient", "checkpoint.reshardable"),
+    from_setting("param_offload", "memory.offload_idle"),
+    from_setting("optimizer_offload", "memory.offload_idle"),
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
     # mbridge reads this key, and its default is on.
     Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
-    same(OPTION + "context_parallel_size", "parallel.cp", when=lambda run, _: run.parallel.cp > 1),
+    from_setting(OPTION + "context_parallel_size", "parallel.cp", when=lambda run, _: run.parallel.cp > 1),
     Key(OPTION + "recompute_granularity", "memory.recompute", _granularity, when=_recomputes("selective", "full")),
     # Flash attention keeps no score matrix, so the attention core has nothing to recompute.
     Key(OPTION + "recompute_modules", None, ["layernorm"], when=_recomputes("selective")),
@@ -114,8 +114,8 @@ MEGATRON = (
     Key(OPTION + "moe_router_load_balancing_type", "experts.load_balancing", _balancing(0), when=_balances),
     Key(OPTION + "moe_aux_loss_coeff", "experts.load_balancing", _balancing(1), when=_balances),
     Key(OPTION + "moe_grouped_gemm", GROUPED),
-    Key(OPTION + "fp8", "model.fp8", "hybrid", when=_in_fp8),
-    same(OPTION + "fp8_recipe", "model.fp8", when=_in_fp8),
+    Key(OPTION + "fp8", "model.fp8", "hybrid", when=_trains_in_fp8),
+    from_setting(OPTION + "fp8_recipe", "model.fp8", when=_trains_in_fp8),
 )
 
 
@@ -133,21 +133,21 @@ def _compact(run: RunConfig, _: int) -> bool:
     return run.memory.adam_states != "float32"
 
 
-def _on_cpu(run: RunConfig, _: int) -> bool:
+def _keeps_optimizer_on_cpu(run: RunConfig, _: int) -> bool:
     return bool(run.memory.optimizer_on_cpu)
 
 
 # Fields of verl's McoreOptimizerConfig; the functions take the run and its number of updates, which
 # is the length of the schedule.
 OPTIMIZER = (
-    same("lr", "optim.lr"),
-    same("min_lr", "optim.min_lr"),
-    same("lr_decay_style", "optim.schedule"),
+    from_setting("lr", "optim.lr"),
+    from_setting("min_lr", "optim.min_lr"),
+    from_setting("lr_decay_style", "optim.schedule"),
     Key("lr_decay_steps", "train.steps", lambda _, updates: updates),
     Key("lr_warmup_steps", "optim.warmup_fraction", lambda run, updates: round(run.optim.warmup_fraction * updates)),
     Key("lr_warmup_steps_ratio", "optim.warmup_fraction"),
-    same("weight_decay", "optim.weight_decay"),
-    same("clip_grad", "optim.clip_grad"),
+    from_setting("weight_decay", "optim.weight_decay"),
+    from_setting("clip_grad", "optim.clip_grad"),
     Key("total_training_steps", "train.steps", lambda _, updates: updates),
     # Without this key verl 0.9.1 saves the schedule but does not load it, so a resumed run would
     # repeat its warm-up.
@@ -162,20 +162,20 @@ OPTIMIZER = (
     Key(f"{ADAM}.adam_beta1", "optim.betas", lambda run, _: run.optim.betas[0]),
     Key(f"{ADAM}.adam_beta2", "optim.betas", lambda run, _: run.optim.betas[1]),
     # Keep and update optimizer states in host memory.
-    Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_on_cpu),
-    same(f"{ADAM}.optimizer_offload_fraction", "memory.optimizer_on_cpu", when=_on_cpu),
-    Key(f"{ADAM}.overlap_cpu_optimizer_d2h_h2d", "memory.optimizer_on_cpu", True, when=_on_cpu),
+    Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_keeps_optimizer_on_cpu),
+    from_setting(f"{ADAM}.optimizer_offload_fraction", "memory.optimizer_on_cpu", when=_keeps_optimizer_on_cpu),
+    Key(f"{ADAM}.overlap_cpu_optimizer_d2h_h2d", "memory.optimizer_on_cpu", True, when=_keeps_optimizer_on_cpu),
     # Megatron's CPU-offloading optimizer requires it.
-    Key(f"{ADAM}.use_precision_aware_optimizer", "memory.optimizer_on_cpu", True, when=_on_cpu),
+    Key(f"{ADAM}.use_precision_aware_optimizer", "memory.optimizer_on_cpu", True, when=_keeps_optimizer_on_cpu),
 )
 # Fields of verl's HFModelConfig, for SFT and the actor. The functions take the run and its
 # platform.
 MODEL = (
-    same("path", "model.path"),
+    from_setting("path", "model.path"),
     Key("custom_chat_template", "model.chat_template", chat_template),
     Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("use_remove_padding", None, True),
-    same("use_fused_kernels", "memory.fused_cross_entropy"),
+    from_setting("use_fused_kernels", "memory.fused_cross_entropy"),
     # With lora_rank > 0, verl's trainer uses the actor without adapters as the reference. With
     # lora.merge, it sends merged weights to engines. verl/lora.py reads the other keys. lora.rank
     # must stay 0, or verl calls Megatron-Bridge.
@@ -188,6 +188,6 @@ MODEL = (
 # Only for SFT's engine.
 SFT_BATCHES = (
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
-    same("max_token_len_per_gpu", "train.micro_batch_tokens"),
-    same("infer_max_token_len_per_gpu", "train.micro_batch_tokens"),
+    from_setting("max_token_len_per_gpu", "train.micro_batch_tokens"),
+    from_setting("infer_max_token_len_per_gpu", "train.micro_batch_tokens"),
 )

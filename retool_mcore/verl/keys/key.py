@@ -31,7 +31,7 @@ class Key:
     when: Callable[..., bool] | None = None
 
 
-def same(path: str, setting: str, when: Callable[..., bool] | None = None) -> Key:
+def from_setting(path: str, setting: str, when: Callable[..., bool] | None = None) -> Key:
     """A key of verl whose value is our ``setting``, for example "optim.lr"."""
     read = attrgetter(setting)
     return Key(path, setting, lambda run, *_: read(run), when)
@@ -42,12 +42,12 @@ def values(keys: Iterable[Key], *arguments: Any, under: str = "") -> dict[str, A
 
     ``arguments``: those of the keys' functions.
     """
-    made = (
+    pairs = (
         (under + key.path, key.value(*arguments) if callable(key.value) else key.value)
         for key in keys
         if key.when is None or key.when(*arguments)
     )
-    return {path: value for path, value in made if value is not NOT_SET}
+    return {path: value for path, value in pairs if value is not NOT_SET}
 
 
 def refused(keys: Iterable[Key], *, under: str = "") -> dict[str, str]:

@@ -11,7 +11,7 @@ import yaml
 from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import OWN_PART, Key, same, values
+from retool_mcore.verl.keys.key import OWN_PART, Key, from_setting, values
 
 RUN_CONFIG = "run_config"  # name of the argument in verl's tree that has the path of the run's settings
 VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
@@ -21,7 +21,7 @@ _SAMPLER = "trainer.v1.sampler."
 LENGTH = "rollout.max_response_tokens"
 NODES = "the section [cluster] and rollout.gpus"
 VALIDATION = "the section [validation]"
-WHOLE = "training, whose log-probs assume samples from all tokens,"
+FULL_DISTRIBUTION = "training, whose log-probs assume samples from all tokens,"
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
     "sync": "retool_sync",
@@ -57,30 +57,30 @@ def _validates_by(name: str) -> Any:
 ROLLOUT = (
     Key("name", "run.platform", lambda _, platform: platform.rollout.engine.name),
     Key("mode", None, "async"),
-    same("n", "rollout.group_size"),
-    same("temperature", "rollout.temperature"),
-    same("top_p", "rollout.top_p"),
-    Key("top_k", WHOLE, -1),
+    from_setting("n", "rollout.group_size"),
+    from_setting("temperature", "rollout.temperature"),
+    from_setting("top_p", "rollout.top_p"),
+    Key("top_k", FULL_DISTRIBUTION, -1),
     Key("prompt_length", "data.max_prompt_tokens"),  # verl interpolates both lengths from [data]
     Key("response_length", LENGTH),
-    same("dtype", "model.dtype"),
-    same("quantization", "rollout.precision", when=lambda run, _: run.rollout.precision != "model"),
-    same("seed", "run.seed"),
-    same("tensor_model_parallel_size", "rollout.engine_tp"),
-    same("gpu_memory_utilization", "rollout.engine_memory_fraction"),
-    same("max_num_seqs", "rollout.max_running_requests"),
+    from_setting("dtype", "model.dtype"),
+    from_setting("quantization", "rollout.precision", when=lambda run, _: run.rollout.precision != "model"),
+    from_setting("seed", "run.seed"),
+    from_setting("tensor_model_parallel_size", "rollout.engine_tp"),
+    from_setting("gpu_memory_utilization", "rollout.engine_memory_fraction"),
+    from_setting("max_num_seqs", "rollout.max_running_requests"),
     Key("max_model_len", f"data.max_prompt_tokens and {LENGTH}", lambda run, _: run.max_sequence_tokens),
     Key("load_format", OWN_PART, "dummy"),  # the first weight sync precedes the first rollout
     Key("calculate_log_probs", OWN_PART, True),
     Key("enable_rollout_routing_replay", "algorithm.router_replay", lambda run, _: run.algorithm.router_replay == "R3"),
     Key("free_cache_engine", None, lambda _, platform: platform.rollout.free_cache_engine),
     Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
-    same("agent.num_workers", "rollout.agent_workers"),
+    from_setting("agent.num_workers", "rollout.agent_workers"),
     Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
     Key("agent.agent_loop_manager_class", OWN_PART),  # verl/runner.py creates our manager
     Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py overrides it
     Key("multi_turn.enable", None, True),
-    same("multi_turn.max_assistant_turns", "rollout.max_turns"),
+    from_setting("multi_turn.max_assistant_turns", "rollout.max_turns"),
     Key("val_kwargs", VALIDATION),
     Key("val_kwargs.n", VALIDATION, _validates_by("n")),
     Key("val_kwargs.do_sample", VALIDATION, lambda run, _: run.validation.temperature > 0),
@@ -108,12 +108,12 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
     graphs: dict[str, int] = {}
     if not platform.rollout.enforce_eager:
         graphs = engine.graphs(config.rollout.max_running_requests, config.rollout.engine_tp)
-    found = {**platform.rollout_engine_kwargs(), **graphs, **seed, **config.rollout.engine_args}
+    arguments = {**platform.rollout_engine_kwargs(), **graphs, **seed, **config.rollout.engine_args}
     if isinstance(config, RlConfig) and config.rollout.kv_cache == "fp8":
         assert engine.fp8_cache is not None, f"platform {platform.name} refuses a cache type that its engine lacks"
         name, value = engine.fp8_cache
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> None:
@@ -122,10 +122,10 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
     """
     args = config.rollout.engine_args
     own = OWN_RL_ENGINE_ARGS if isinstance(config, RlConfig) else OWN_ENGINE_ARGS
-    if taken := sorted(args.keys() & own.keys()):
-        ours = ", ".join(f"{name}: {own[name]}" for name in taken)
+    if controlled := sorted(args.keys() & own.keys()):
+        settings = ", ".join(f"{name}: {own[name]}" for name in controlled)
         raise ConfigError(
-            f"{config.source}: rollout.engine_args may not set arguments that a setting controls ({ours})."
+            f"{config.source}: rollout.engine_args may not set arguments that a setting controls ({settings})."
         )
     if not args:
         return
@@ -191,7 +191,7 @@ SAMPLER = (
     ),
     Key(_SAMPLER + "max_off_policy_threshold", "train.max_staleness", lambda run, _: _age_limit(run.train)),
     Key(_SAMPLER + "max_off_policy_strategy", "train.max_staleness", lambda run, _: run.train.when_stale),
-    same("trainer.v1.colocate_async.num_warmup_batches", "train.prefetch_batches"),
+    from_setting("trainer.v1.colocate_async.num_warmup_batches", "train.prefetch_batches"),
 )
 # With train.mode = "async" trainer and engines run on separate devices.
 ASYNC = (
@@ -202,7 +202,7 @@ ASYNC = (
     Key(UNDER + "checkpoint_engine.custom_backend_module", "run.platform", _backend(1)),
     Key("trainer.nnodes", NODES, _trainer_nodes),
     Key("trainer.n_gpus_per_node", NODES, _trainer_devices),
-    same("trainer.v1.separate_async.num_warmup_batches", "train.prefetch_batches"),
+    from_setting("trainer.v1.separate_async.num_warmup_batches", "train.prefetch_batches"),
     Key(
         "trainer.v1.separate_async.parameter_sync_step",
         "train.prompts_per_step and train.mini_batch_prompts",

@@ -7,7 +7,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
-from retool_mcore.verl.keys.key import OWN_PART, Key, same
+from retool_mcore.verl.keys.key import OWN_PART, Key, from_setting
 from retool_mcore.verl.keys.rollout import NODES, RUN_CONFIG, TRAINER_MODES, VERL
 
 RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: path of the run's settings
@@ -23,7 +23,7 @@ def _without_devices(_: RlConfig, platform: Platform) -> bool:
     return not platform.host.has_devices
 
 
-def _of_one_device(run: RlConfig, platform: Platform) -> bool:
+def _has_one_device(run: RlConfig, platform: Platform) -> bool:
     return not platform.host.has_devices or run.cluster.num_gpus == 1
 
 
@@ -50,33 +50,33 @@ def _absolute(paths: Sequence[str]) -> list[str]:
 
 # All functions take the run and its platform. Keys under "actor_rollout_ref.actor.":
 ACTOR = (
-    same("ppo_mini_batch_size", "train.mini_batch_prompts"),
+    from_setting("ppo_mini_batch_size", "train.mini_batch_prompts"),
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
-    same("ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
+    from_setting("ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
     Key("checkpoint.save_contents", None, SAVED),
-    same("checkpoint.async_save", "checkpoint.asynchronous"),
+    from_setting("checkpoint.async_save", "checkpoint.asynchronous"),
     Key("megatron.router_replay", "algorithm.router_replay"),
-    same("megatron.router_replay.mode", "algorithm.router_replay", when=_routes),
+    from_setting("megatron.router_replay.mode", "algorithm.router_replay", when=_routes),
 )
 # Set only for algorithm "ppo", which has a critic; refused for all algorithms.
 CRITIC = (
-    same("critic.model.path", "model.path"),
+    from_setting("critic.model.path", "model.path"),
     Key("critic.model.custom_chat_template", "model.chat_template", chat_template),
     Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("critic.model.use_remove_padding", None, True),
     Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl interpolates the actor's
     Key("critic.ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
     # verl 0.9.1's trainer also uses this key for training.
-    same("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens"),
+    from_setting("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens"),
     Key("critic.checkpoint.save_contents", None, SAVED),
-    same("critic.checkpoint.async_save", "checkpoint.asynchronous"),
+    from_setting("critic.checkpoint.async_save", "checkpoint.asynchronous"),
     # The optimizer's other keys have the actor's values.
-    same("critic.optim.lr", "critic.lr"),
+    from_setting("critic.optim.lr", "critic.lr"),
     Key("critic.optim.min_lr", "critic.lr and optim.min_lr", lambda run, _: min(run.optim.min_lr, run.critic.lr)),
     Key("trainer.max_critic_ckpt_to_keep", "checkpoint.keep", None),
 )
 REWARD = (
-    same("reward.num_workers", "reward.workers"),
+    from_setting("reward.num_workers", "reward.workers"),
     Key("reward.custom_reward_function", "the section [reward]"),
     Key("reward.custom_reward_function.path", "the section [reward]", str(VERL / "reward.py")),
     Key("reward.custom_reward_function.name", "the section [reward]", "compute_score"),
@@ -85,15 +85,15 @@ REWARD = (
 DATA = (
     Key("data.train_files", "data.train_file", lambda run, _: _absolute(parquet_files(run.data.train_file))),
     Key("data.val_files", "validation.files", lambda run, _: _absolute(run.validation.files)),
-    same("data.train_batch_size", "train.prompts_per_step"),
-    same("data.max_prompt_length", "data.max_prompt_tokens"),
-    same("data.max_response_length", "rollout.max_response_tokens"),
+    from_setting("data.train_batch_size", "train.prompts_per_step"),
+    from_setting("data.max_prompt_length", "data.max_prompt_tokens"),
+    from_setting("data.max_response_length", "rollout.max_response_tokens"),
     *(Key(f"data.{name}", OWN_PART) for name in ("train_max_samples", "val_max_samples", "filter_overlong_prompts")),
     Key("data.custom_cls", OWN_PART),
     Key("data.custom_cls.path", OWN_PART, str(VERL / "dataset.py")),
     Key("data.custom_cls.name", OWN_PART, "ReToolDataset"),
     Key("data.return_raw_chat", None, True),
-    same("data.seed", "run.seed"),
+    from_setting("data.seed", "run.seed"),
     Key("data.truncation", None, "error"),
     Key("data.dataloader_num_workers", None, 0),  # prompts are a few strings, not worth worker processes
 )
@@ -101,10 +101,10 @@ TRAINER = (
     Key("trainer.device", "run.platform", lambda _, platform: platform.device.name),
     Key("trainer.nnodes", NODES, lambda run, _: run.cluster.nodes),
     Key("trainer.n_gpus_per_node", NODES, lambda run, _: run.cluster.gpus_per_node),
-    same("trainer.total_training_steps", "train.steps"),
+    from_setting("trainer.total_training_steps", "train.steps"),
     Key("trainer.total_epochs", "train.steps", 1_000_000),  # the number of steps ends the run
     Key("trainer.project_name", None, "retool"),
-    same("trainer.experiment_name", "run.name"),
+    from_setting("trainer.experiment_name", "run.name"),
     # run/metrics.py writes the metrics; verl's file would keep steps that a resumed run repeats.
     Key("trainer.logger", None, ["console"]),
     Key("trainer.default_local_dir", FOLDER, lambda run, _: str(run.run.dir.absolute() / "checkpoints")),
@@ -113,11 +113,11 @@ TRAINER = (
     # run/checkpoint.py deletes old checkpoints, also after a restart.
     Key("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", None),
     Key("trainer.test_freq", "validation.every", lambda run, _: run.validation.every or -1),
-    same("trainer.val_before_train", "validation.before"),
+    from_setting("trainer.val_before_train", "validation.before"),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
     Key(RUN_CONFIG_KEY, FOLDER, _run_config),
     # Start fewer TransferQueue storage processes than verl's 8: the driver waits for their imports.
-    Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, _storage_units, when=_of_one_device),
+    Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, _storage_units, when=_has_one_device),
     Key("transfer_queue.backend.SimpleStorage.total_storage_size", None, 4_000, when=_without_devices),
 )
 RAY_INIT = "ray_kwargs.ray_init."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys import trainer
@@ -42,7 +42,6 @@ RL_TABLES: Tables = (
     *(("", table) for table in (ALGORITHM, SAMPLER, ASYNC, trainer.CRITIC, trainer.REWARD, trainer.DATA)),
     *(("", table) for table in (trainer.TRAINER, trainer.RAY, trainer.RESUME)),
 )
-MISSING = "(not set)"
 
 
 # ------------------------------------------------- keys that [verl_overrides] may not set
@@ -63,9 +62,11 @@ def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str
     ``decided``: verl's key -> our setting. Also refuses a table that contains such a key, and a key
     below one.
     """
-    found = {key: setting for key in overrides if (setting := decided_by(key, decided))}
-    if found:
-        listed = "; ".join(f"{key} = {overrides[key]!r} ({setting} controls it)" for key, setting in found.items())
+    refused_keys = {key: setting for key in overrides if (setting := decided_by(key, decided))}
+    if refused_keys:
+        listed = "; ".join(
+            f"{key} = {overrides[key]!r} ({setting} controls it)" for key, setting in refused_keys.items()
+        )
         raise ConfigError(
             f"{source}: [verl_overrides] refuses {listed}. Remove the raw key, and change that setting instead."
         )
@@ -133,7 +134,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
         # force_add: verl's YAML lacks some documented keys (arguments of Ray and of the engines).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     for key, value in config.verl_overrides.items():
-        if OmegaConf.select(tree, key, default=tree) is tree and not _is_of_megatron(key, platform):
+        if OmegaConf.select(tree, key, default=tree) is tree and not _is_megatron_option(key, platform):
             raise ConfigError(
                 f"{config.source}: [verl_overrides] {key} is not a key of verl {verl.__version__}'s tree."
             )
@@ -141,7 +142,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     return tree
 
 
-def _is_of_megatron(key: str, platform: Platform) -> bool:
+def _is_megatron_option(key: str, platform: Platform) -> bool:
     """Whether the key is one of Megatron's options; verl's tree lists few but passes on any."""
     table, _, option = key.rpartition(".")
     return table.endswith(TRANSFORMER) and platform.has_transformer_option(option)
@@ -280,38 +281,3 @@ def sft_defaults() -> str:
 
 def _as_yaml(parts: Mapping[str, Any]) -> str:
     return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
-
-
-# ------------------------------------------------- --dry-run
-
-
-def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict[str, Any]]:
-    """verl's defaults and this run's settings, as nested dicts. Raises ConfigError.
-
-    Needs no device.
-    """
-    from omegaconf import OmegaConf
-
-    if isinstance(config, SftConfig):
-        return yaml.safe_load(sft_defaults()), yaml.safe_load(sft_tree(config, platform))
-    assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
-    tree = ppo_tree(config, platform)
-    check_ppo_tree(tree)
-    # Compare both before interpolation, so that a default that refers to another key is not listed
-    # as a difference.
-    defaults: Any = OmegaConf.to_container(ppo_defaults(), resolve=False)
-    ours: Any = OmegaConf.to_container(tree, resolve=False)
-    return defaults, ours
-
-
-def differences(defaults: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (default, ours) of every leaf that differs; MISSING if one side lacks it."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in dict.fromkeys((*defaults, *ours)):
-        default, mine = defaults.get(key, MISSING), ours.get(key, MISSING)
-        if isinstance(mine, Mapping) and mine:
-            inner = default if isinstance(default, Mapping) else {}
-            found |= differences(inner, mine, f"{prefix}{key}.")
-        elif default != mine:
-            found[f"{prefix}{key}"] = (default, mine)
-    return found

@@ -23,7 +23,7 @@ from retool_mcore.platforms import (
     patches_verl,
 )
 from retool_mcore.platforms.patches import VERSIONS, Change, Patch, requirement
-from retool_mcore.verl.seams import SEAMS
+from retool_mcore.verl.private_names import SEAMS
 from tests.scenario import ROOT
 
 PATCHES = get_platform("cpu").patches()

@@ -1,7 +1,6 @@
 """How a step's trajectories are assigned to its updates and to the data-parallel ranks."""
 
 import random
-from statistics import mean
 
 import numpy as np
 import pytest
@@ -38,21 +37,6 @@ def test_the_seed_decides_and_not_the_order_in_which_responses_ended():
     assert [{early[row] for row in part} for part in first] == [{late[row] for row in part} for part in second]
     for other in ((1, 1, 0), (0, 2, 0), (0, 1, 1)):
         assert assign_to_updates(early, 4, other) != first
-
-
-def test_updates_of_one_wave_have_lengths_of_one_distribution():
-    """The wave that showed the defect: 64 prompts x 16, ended in the order of their lengths, 4
-    updates.
-    """
-    draw = random.Random(0)
-    rows = sorted((int(draw.lognormvariate(8.2, 0.7)), f"1-{prompt}") for prompt in range(64) for _ in range(16))
-    lengths = [length for length, _ in rows]
-    as_they_ended = [mean(lengths[start : start + 256]) for start in range(0, 1024, 256)]
-    assigned = [
-        mean(lengths[row] for row in part) for part in assign_to_updates([name for _, name in rows], 4, (0, 1, 0))
-    ]
-    assert max(as_they_ended) / min(as_they_ended) > 4.0
-    assert max(assigned) / min(assigned) < 1.35, "four standard deviations of a mean of 256 lengths"
 
 
 def test_fillers_take_the_places_of_rows_that_outages_took():

@@ -1,6 +1,4 @@
-"""An engine that dies leaves routing and weight sync, comes back with the right weights, and is let
-in last.
-"""
+"""A dead engine leaves routing and weight sync, and gets requests again once it has the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
-from retool_mcore.platforms.base import PLATFORM_ENV
 from tests.unit.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -99,16 +96,6 @@ def test_a_dead_engine_is_replaced_and_gets_requests_only_when_it_has_the_weight
     assert trainer._lost == [] and trainer._restarts == 1
 
 
-def test_an_engine_that_is_lost_counts_once_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from ray.exceptions import RayActorError
-
-    trainer = trainer_of(tmp_path, monkeypatch, [Replica(0), Replica(1)], restarts=1)
-    trainer._watch = SimpleNamespace(death=lambda servers: RayActorError() if servers == ["server 0"] else None)
-    trainer.detach_dead_engines()
-    trainer.detach_dead_engines()
-    assert trainer._restarts == 1 and [call[0] for call in trainer.calls] == ["remove_servers", "remove_replicas"]
-
-
 def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from ray.exceptions import RayActorError
 
@@ -120,37 +107,6 @@ def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: 
     trainer._lost = [Replica(2, RayActorError(), None)]
     with pytest.raises(RunError, match=r"train\.max_engine_restarts = 1 is used up"):
         trainer.restart_lost_engines()
-
-
-def test_the_servers_of_engines_that_start_again_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch):
-    from retool_mcore.verl import workers
-
-    freed: list[str] = []
-    device = SimpleNamespace(empty_cache=lambda: freed.append("all"))
-    monkeypatch.setattr(workers, "get_torch_device", lambda: device)
-    worker: Any = object.__new__(workers.SavingActorWorker)
-    worker.actor, worker.rollout = SimpleNamespace(engine=SimpleNamespace()), SimpleNamespace(_engine="an old one")
-    worker.forget_engines()
-    assert freed == ["all"] and worker.rollout._engine is None
-
-
-def test_a_worker_beside_an_engine_applies_its_platforms_patches(monkeypatch: pytest.MonkeyPatch):
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH
-    from retool_mcore.verl.workers import SavingActorWorker
-
-    monkeypatch.setenv(PLATFORM_ENV, "cuda")
-    worker: Any = object.__new__(SavingActorWorker)
-    worker.actor = None
-    beside = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace()))
-    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda worker: setattr(worker, "rollout", rollouts.pop()))
-    rollouts = [beside, None]
-    while rollouts:
-        assert not FLAT_BUCKET_PATCH.applied
-        worker.init_model()
-    assert FLAT_BUCKET_PATCH.applied
-    FLAT_BUCKET_PATCH.revert()
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, max_retry_s: float = 60.0) -> Any:

@@ -60,7 +60,7 @@ def test_each_key_of_rl_is_in_verls_tree(megatrons_classes: dict[str, type]):
 
     assert 'get("reward_kwargs"' in inspect.getsource(reward)
     tree = ppo_defaults()
-    beside = {  # what verl's YAML leaves out, and reads all the same
+    unlisted = {  # keys that verl reads although its YAML lacks them
         RUN_CONFIG_KEY,  # ours
         "reward.custom_reward_function.reward_kwargs",
         *(f"actor_rollout_ref.actor.{name}" for name in fields(McoreActorConfig)),
@@ -77,7 +77,7 @@ def test_each_key_of_rl_is_in_verls_tree(megatrons_classes: dict[str, type]):
         path
         for path in declared(RL_TABLES)
         if not (known := known_to_megatron(path, megatrons_classes))
-        and (known is False or (path not in beside and OmegaConf.select(tree, path, default=tree) is tree))
+        and (known is False or (path not in unlisted and OmegaConf.select(tree, path, default=tree) is tree))
     ]
     assert not missing
 

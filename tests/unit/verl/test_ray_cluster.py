@@ -1,6 +1,4 @@
-"""A run on one node starts a Ray cluster of its own, whatever RAY_ADDRESS and Ray's folder say. No
-stranger reaches it, and no signal to the run's process group.
-"""
+"""A run on one node starts its own Ray cluster, in a folder that only its user can read."""
 
 import os
 from pathlib import Path

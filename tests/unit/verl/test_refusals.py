@@ -1,8 +1,11 @@
 """What does not fit together is refused before anything is started, in one clear error."""
 
+import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -13,9 +16,9 @@ from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.task_model import CHAT_TEMPLATE
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
-from retool_mcore.platforms import get_platform
+from retool_mcore.model.check import check_model
+from retool_mcore.model.tensors import trained_tensors
 from retool_mcore.rollout.protocol import protocol_of
-from retool_mcore.verl.keys.rollout import check_engine_args
 
 RL = Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml"
 TOOL_MESSAGE = "{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}"
@@ -82,14 +85,26 @@ def test_a_prompt_over_the_budget_is_refused_as_its_protocol_renders_it(tokenize
         check_prompts(config_of(tokens - 1), render)
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ('{attention_backnd="triton"}', r"has attention_backnd, which SGLang .* mean attention_backend"),
-        ("{tp_size=2}", r"may not set arguments that a setting controls \(tp_size: rollout\.engine_tp\)"),
-    ],
-)
-def test_an_argument_that_the_engine_does_not_have_or_that_is_ours_is_refused(args, said):
-    config = load_config(RlConfig, RL, [f"rollout.engine_args={args}"])
-    with pytest.raises(ConfigError, match=said):
-        check_engine_args(config, get_platform("cpu"))
+def test_the_engines_log_probs_with_fp8_need_importance_sampling():
+    message = r'algorithm\.old_log_prob.*Set algorithm\.importance_sampling = "token"'
+    with pytest.raises(ConfigError, match=message):
+        load_config(RlConfig, RL, ["algorithm.old_log_prob=rollout", "model.fp8=tensorwise"])
+
+
+def test_the_engines_log_probs_with_experts_need_importance_sampling(tmp_path: Path):
+    from safetensors.numpy import save_file
+
+    values: dict[str, Any] = {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_attention_heads": 4,
+        "num_key_value_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4, "vocab_size": 16,
+        "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 4, "head_dim": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    tensors = {name: np.ones(shape, np.float32) for name, shape in trained_tensors(values).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = [f"model.path={tmp_path}", "algorithm.old_log_prob=rollout"]
+    with pytest.raises(ConfigError, match=r'different experts\. Set algorithm\.importance_sampling = "token"'):
+        check_model(load_config(RlConfig, RL, settings))
+    check_model(load_config(RlConfig, RL, [*settings, "algorithm.importance_sampling=token"]))
+    replay = "algorithm.router_replay=R3"
+    check_model(load_config(RlConfig, RL, [*settings, "algorithm.importance_sampling=token", replay]))

@@ -51,7 +51,7 @@ def buffer(max_dropped_fraction: float) -> Any:
         def __init__(self) -> None:
             self.group_size, self.max_dropped_fraction = {"train": 4, "val": 2}, max_dropped_fraction
             self.seed, self.compares_groups, self.observe = 0, False, None
-            self.causes, self.trainer_mode = Counter, "colocate_async"
+            self.pop_drop_causes, self.trainer_mode = Counter, "colocate_async"
 
         def _measure(self, *_: Any) -> dict[str, float]:
             return {}
@@ -68,13 +68,6 @@ def test_each_failed_trajectory_counts_once_in_its_own_step():
     found.looks, found.takes = [], {"g": 4, "h": 4, "i": 2}
     _, second = found.sample(2, "train", 3)
     assert second["rollout/dropped"] == 2, "none of the step before"
-
-
-def test_a_validation_has_groups_of_its_own_size():
-    found = buffer(1.0)
-    found.looks, found.takes = [], {"x": 2, "y": 1, "z": 2}
-    found.sample(3, "val", 3)
-    assert found.val_metrics["val/rollout/dropped"] == 1
 
 
 def test_failures_of_several_looks_are_held_against_the_limit_together():

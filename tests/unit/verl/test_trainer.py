@@ -1,4 +1,4 @@
-"""What our trainer does around a step: start, resume, validation, and the rows that it writes."""
+"""The trainer around a step: start, resume, validation, and rows of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.errors import RunError
+from retool_mcore.errors import CheckpointError, RunError
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.run import heartbeat
 from retool_mcore.run.metrics import NonFiniteLoss
@@ -66,42 +66,22 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
     assert (traces, buffer.traces) == (["one"], []), "a row's trajectories go with it, and with no other"
 
 
-def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of the update's seconds, not of the step's; a frozen weight counts 4 and not 6."""
+def test_rates_and_mfu_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """MFU counts the update's seconds and the devices that train; token rates count all devices.
+
+    A frozen weight counts 4 FLOP and not 6.
+    """
     shape = ModelShape(layers=2, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn=5, vocab=7, tied=False)
     rows = SimpleNamespace(keys=["a_0_0", "a_1_0"], tags=[{"seq_len": 1}, {"seq_len": 3}], partition_id="train")
     for settings, flops in (((), 7728), (("lora.rank=1", 'lora.targets=["q_proj","down_proj"]'), 6304)):
-        trainer, written = writing_trainer(tmp_path, monkeypatch, *settings)
+        trainer, written = writing_trainer(tmp_path, monkeypatch, *OWN, *settings)
         trainer._shape, trainer._peak_flops = shape, 1000.0
         trainer._compute_metrics(
             rows, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0}, {"step": 9.0, "update_actor": 4.0}
         )
         row = written[0][0]
         assert row["flops"] == flops and row["mfu"] == flops / 4000
-
-
-class Groups:
-    """Stands for verl's buffer: which groups its filter has set aside."""
-
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        return {"a"}, Counter()
-
-
-def test_the_curriculum_gets_the_answers_of_a_filtered_group():
-    from retool_mcore.verl.replay import ReplayMixin
-
-    class Buffer(ReplayMixin, Groups):
-        def __init__(self) -> None:
-            self.finished_keys, self.trainer_mode = {"train": {"a", "b"}}, "sync"
-            self.partitions = {"train": {"a_0_0": {}, "a_1_0": {}, "b_0_0": {}}}
-            self.told: list[list[str]] = []
-
-        def _observe_answers(self, keys: list[str], partition_id: str) -> None:
-            self.told += [sorted(keys)] if keys else []
-
-    buffer = Buffer()
-    buffer._dapo_filtered_keys("train")
-    assert buffer.told == [["a_0_0", "a_1_0"]]
+        assert row["tokens_per_s"] == 4 / 9 and row["perf/throughput"] == 1 / 9
 
 
 def sampled_by(engine: str) -> Any:
@@ -113,7 +93,7 @@ def test_restarts_are_counted_by_row_and_bounded_by_the_run(tmp_path: Path):
 
     trainer = trainer_of(tmp_path, "train.max_engine_restarts=3")
     trainer.config = sampled_by("vllm")
-    assert trainer.engine_metrics() == {}, "nobody watches vLLM, so 0 would tell of nothing"
+    assert trainer.engine_metrics() == {}, "vLLM's restarts are unknown, so there is no count"
     trainer.config = sampled_by("sglang")
     trainer._count(RayActorError())
     trainer._count(RayActorError())
@@ -157,7 +137,7 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(PPOTrainerSync, hook, lambda self: None)
     monkeypatch.setattr(engines.ray, "get", lambda value: value)
     polls = [[(4, 1)], [(90, 90)], [(8, 3)], []]
-    server = SimpleNamespace(take_polls=SimpleNamespace(remote=lambda: polls.pop(0)))
+    server = SimpleNamespace(pop_load_polls=SimpleNamespace(remote=lambda: polls.pop(0)))
     trainer = trainer_of(tmp_path)
     trainer.servers, trainer._writer, trainer.config = lambda: [server], object(), sampled_by("sglang")
     trainer.on_validate_begin()
@@ -176,7 +156,7 @@ def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: P
     assert (trainer.train_dataset.held_out, trainer.val_dataset.held_out) == (False, True)
 
 
-def test_a_curriculum_that_goes_on_has_its_state_before_the_first_batch(tmp_path: Path):
+def test_a_resumed_curriculum_has_its_state_before_the_first_batch(tmp_path: Path):
     """torchdata loads it when the iterator is made; metrics and a save may come before that."""
     trainer = trainer_of(tmp_path)
     trainer._run.run.dir.mkdir(parents=True)
@@ -187,16 +167,6 @@ def test_a_curriculum_that_goes_on_has_its_state_before_the_first_batch(tmp_path
     trainer._order = SimpleNamespace()
     trainer._resume_best(4)
     assert list(trainer.train_dataloader_it) == ["state"]
-
-
-def test_tokens_a_second_are_of_all_devices_and_mfu_of_those_that_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    trainer, written = writing_trainer(tmp_path, monkeypatch, *OWN)
-    rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 80}], partition_id="train")
-    trainer._compute_metrics(rows, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0}, {"step": 2.0})
-    row = written[0][0]
-    assert (row["tokens_per_s"], row["perf/throughput"]) == (40.0, 10.0)
 
 
 @pytest.mark.parametrize(("tp", "pp", "seed"), [(2, 1, None), (1, 1, (5, 6)), (2, 2, (5, 6))])
@@ -213,23 +183,6 @@ def test_another_layout_begins_random_states_of_the_step_that_it_resumes_from(
     now = SimpleNamespace(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, seed=5)
     found = seed_of_other_layout(SimpleNamespace(engine_config=now), tmp_path)
     assert found == (seed and seed_at(*seed)) and seed_at(5, 6) != seed_at(5, 0)
-
-
-@pytest.mark.parametrize(("stopped_early", "steps"), [(True, 6), (False, 24)])
-def test_a_run_that_resumes_with_its_patience_spent_makes_no_step_more(
-    stopped_early: bool, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    monkeypatch.setattr(PPOTrainer, "on_train_begin", lambda self: None)
-    trainer = trainer_of(tmp_path, "run.trackers=[]")
-    trainer._run.run.dir.mkdir(parents=True)
-    trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=stopped_early), 24
-    trainer.global_steps, trainer.validated = 7, {}  # the first that would come
-    trainer.replay_buffer = SimpleNamespace(val_metrics={}, writer=SimpleNamespace(drop_rows_after=lambda step: None))
-    trainer.on_train_begin()
-    trainer._writer.close()
-    assert trainer.total_training_steps == steps
 
 
 def test_log_probabilities_of_updates_are_those_since_they_were_taken():
@@ -252,44 +205,8 @@ def test_log_probabilities_of_updates_are_those_since_they_were_taken():
     assert worker.log_probs_of_update(asked[1]) is None, "a rank without the output"
 
 
-def test_a_checkpoint_is_read_when_the_optimizers_room_is_free(monkeypatch: pytest.MonkeyPatch):
-    from retool_mcore.verl import workers
-
-    done: list[Any] = []
-    read = "engine", "checkpoint/actor"
-    monkeypatch.setattr(workers, "seed_of_other_layout", lambda engine, folder: (engine, str(folder)))
-    monkeypatch.setattr(workers, "load_checkpoint", lambda *given, new_seed: done.append((*given, new_seed)))
-    worker: Any = object.__new__(workers.SavingCriticWorker)
-    saved = SimpleNamespace(engine="engine", free_reserved_memory=lambda: done.append("room"))
-    monkeypatch.setattr(workers.SavingCriticWorker, "_saved_worker", lambda self: saved)
-    worker.load_checkpoint("checkpoint/actor")
-    assert done == ["room", (*read, ("engine", "checkpoint"))]
-
-
-def test_the_rate_of_a_row_is_the_one_that_the_update_took_and_each_update_moves_it(monkeypatch: pytest.MonkeyPatch):
-    from tensordict import TensorDict
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.engine_workers import TrainingWorker
-
-    from retool_mcore.verl.update_worker import UpdateWorker
-
-    group = {"lr": 0.25}
-
-    def update(worker: Any, data: TensorDict) -> TensorDict:
-        assert tu.get(data, "update_lr_scheduler"), "whatever verl's trainer asked for"
-        group["lr"] /= 2  # the schedule, at the end of an update
-        return tu.get_tensordict({}, non_tensor_dict={"metrics": {"loss": 1.0}})
-
-    monkeypatch.setattr(TrainingWorker, "train_batch", update)
-    worker: Any = object.__new__(UpdateWorker)
-    worker.engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[group]))
-    data = TensorDict({"row": torch.zeros(1)}, batch_size=1)
-    rates = [tu.get(UpdateWorker.train_batch.__wrapped__(worker, data), "metrics")["lr"] for _ in range(2)]
-    assert rates == [0.25, 0.125]
-
-
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: dict[str, Any], *words: str) -> Any:
-    """A trainer that has loaded a checkpoint of ``step`` with that queue; 0: there is none."""
+    """A trainer that has loaded a checkpoint of ``step`` with that queue; 0: no checkpoint."""
     from retool_mcore.verl import engines, replay
     from retool_mcore.verl import trainer as module
 
@@ -308,15 +225,6 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: d
     return trainer
 
 
-def test_a_resume_keeps_of_the_queue_what_has_a_prompt_and_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The step's own prompts were taken before the queue was saved; 7-11 waits for the next one."""
-    prompt = {"is_prompt": True}
-    queue = {"6-3_0_0": {}, "6-3_1_0": {}, "7-11": prompt, "7-11_0_0": {}}
-    trainer = resumed(tmp_path, monkeypatch, 6, queue)
-    assert sorted(queue) == ["7-11", "7-11_0_0"]
-    assert (trainer._has_fetched, trainer._uid_step, trainer._uid_count) == (True, 7, 12)
-
-
 @pytest.mark.parametrize(
     ("step", "words", "validates"),
     [
@@ -333,7 +241,7 @@ def test_what_training_starts_from_is_validated_once_and_a_validation_that_a_kil
     assert trainer.config.trainer.val_before_train is validates
 
 
-def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_worker_reports_progress_to_the_runs_watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from retool_mcore.verl import trainer as module
@@ -344,25 +252,26 @@ def test_each_worker_belongs_to_the_run_that_its_signs_are_for(tmp_path: Path, m
     monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: heartbeat.send())
     trainer = trainer_of(tmp_path)
     trainer._run.run.dir.mkdir(parents=True)
-    trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(told=[])
+    trainer.use_critic, trainer.actor_rollout_wg, trainer.critic_wg = True, _Saving(), SimpleNamespace(folders=[])
     trainer.replay_buffer = SimpleNamespace()
-    trainer.critic_wg.start_heartbeat = trainer.critic_wg.told.append
+    trainer.critic_wg.start_heartbeat = trainer.critic_wg.folders.append
     trainer._saver, trainer._writer = module.checkpoint.Saver(trainer._run, lambda folder, step: None), None
-    trainer.fit(SimpleNamespace(causes=Counter()))
+    trainer.fit(SimpleNamespace(pop_drop_causes=Counter))
     assert (trainer._run.run.dir / heartbeat.FILE).is_file()
-    assert trainer.critic_wg.told == [str(trainer._run.run.dir.absolute())]
+    assert trainer.critic_wg.folders == [str(trainer._run.run.dir.absolute())]
 
 
-@pytest.mark.parametrize(("step", "rows"), [(1, [0]), (7, [])])
-def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
-    step: int, rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("step", "rows", "steps"), [(1, [0], 24), (7, [], 6)])
+def test_training_starts_with_row_0_and_a_resume_writes_none(
+    step: int, rows: list[int], steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """A run that resumes with its patience exhausted makes no further step."""
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     monkeypatch.setattr(PPOTrainer, "on_train_begin", lambda self: None)
     trainer, kept = trainer_of(tmp_path, "run.trackers=[]"), []
     trainer._run.run.dir.mkdir(parents=True)
-    trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=False), 24
+    trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=step > 1), 24
     trainer.global_steps, trainer.validated = step, {"val/accuracy": 0.25, "val/words": "none"}
     trainer.replay_buffer = SimpleNamespace(
         val_metrics={"val/accuracy": 0.25}, traces=[], writer=SimpleNamespace(drop_rows_after=kept.append)
@@ -373,6 +282,7 @@ def test_what_training_starts_from_is_row_0_and_a_resume_writes_none(
     assert [json.loads(line)["step"] for line in lines] == rows
     assert [json.loads(line)["val/accuracy"] for line in lines] == [0.25] * len(rows)
     assert kept == [step - 1] and trainer.replay_buffer.val_metrics == {}
+    assert trainer.total_training_steps == steps
 
 
 def test_a_row_has_the_engines_the_queues_and_the_goals_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -411,3 +321,27 @@ def test_a_row_has_each_number_under_one_name():
     with_penalty = scores | {"critic/rewards/mean": 0.5}
     assert row_of(with_penalty) == with_penalty
     assert row_of({"behavior/response_tokens": 7.0}) == {"behavior/response_tokens": 7.0}
+
+
+def test_phases_add_up_to_the_step_and_a_wait_for_calls_is_part_of_sampling():
+    from retool_mcore.verl.trainer import phase_times
+
+    timers = {"gen": 6.0, "engine_sleep": 1.0, "reward": 0.5, "update_actor": 3.0, "step": 11.0, "testing": 4.0}
+    times = phase_times(timers, 2.0)
+    assert (times["timing_s/gen"], times["timing_s/tool_wait"], times["timing_s/other"]) == (6.0, 2.0, 1.5)
+    assert times["timing_s/testing"] == 4.0, "not a phase of the step"
+    assert phase_times(timers, 9.0)["timing_s/tool_wait"] == 5.0, "the engines took 1 s of the 6 s to sleep"
+
+
+@pytest.mark.parametrize(
+    ("cause", "name"), [(CheckpointError("full"), "CheckpointError"), (KeyError("actor"), "RayTaskError(KeyError)")]
+)
+def test_a_workers_own_error_is_unwrapped_and_a_bug_keeps_its_traceback(cause: Exception, name: str):
+    from ray.exceptions import RayTaskError
+
+    from retool_mcore.verl.checkpoint import unwrap_worker_errors
+
+    with pytest.raises(Exception) as caught, unwrap_worker_errors():
+        raise RayTaskError("save", "the worker's traceback", cause).as_instanceof_cause()
+    assert type(caught.value).__name__ == name
+    assert ("the worker's traceback" in str(caught.value)) == (name != "CheckpointError")

@@ -1,7 +1,7 @@
 """The private names of verl, Megatron and Ray that this package overrides, calls or sets.
 
 verl's registries and entry points let us replace its trainer and workers, but not parts of a step.
-For those we use these private names. `retool preflight` lists them. tests/unit/verl/test_seams.py
+For those we use these private names. `retool preflight` lists them. A test in tests/unit/verl
 checks that the list is complete and that the parameters have not changed.
 """
 

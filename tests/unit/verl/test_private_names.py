@@ -1,4 +1,4 @@
-"""Each private name of others that our code holds is a record, and is still what it was."""
+"""Each private name of other libraries that our code uses is recorded and unchanged."""
 
 import importlib
 import inspect
@@ -13,7 +13,7 @@ from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches import Seam
 from retool_mcore.verl.plugin import assert_loaded
-from retool_mcore.verl.seams import SEAMS
+from retool_mcore.verl.private_names import SEAMS
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 ALL = (*SEAMS, *get_platform("cpu").seams(), *get_platform("cuda").seams())
@@ -27,7 +27,7 @@ def engines() -> None:
 
 
 @pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.title)
-def test_what_a_seam_holds_is_there_and_takes_what_it_took(seam: Seam):
+def test_each_private_name_exists_with_its_recorded_parameters(seam: Seam):
     seam.check_version()
     seam.check_signature()
     assert len(seam.reason) > 20 and len(seam.remove_when) > 20
@@ -60,11 +60,11 @@ def test_no_override_of_a_private_method_is_missing():
 
 
 def seam(target: str, *parameters: str, applies_to: str = "pydantic>=2") -> Seam:
-    said = {"reason": "a test asks for it", "remove_when": "the test goes"}
-    return Seam(targets=(target,), parameters=parameters, applies_to=applies_to, **said)
+    texts = {"reason": "a test asks for it", "remove_when": "the test goes"}
+    return Seam(targets=(target,), parameters=parameters, applies_to=applies_to, **texts)
 
 
-def test_a_seam_that_moved_or_changed_is_told():
+def test_a_private_name_that_moved_or_changed_is_an_error():
     seam("json.JSONDecoder.raw_decode", "self", "s", "idx").check_signature()
     with pytest.raises(PlatformError, match="parameters self, text, but the installed ones are self, s, idx"):
         seam("json.JSONDecoder.raw_decode", "self", "text").check_signature()

@@ -1,0 +1,151 @@
+"""What settings do in verl and Megatron: verl's own functions on the tree that we resolve for them.
+
+Losses and advantages are in test_losses.py.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys.rollout import write_settings
+from retool_mcore.verl.keys.tree import sft_worker_config
+from tests.unit.verl.loss_scenario import RL, actor_config, tree
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+SFT = RL.parent / "sft_tiny_cpu.toml"
+BETAS = ("optim.betas=[0.5, 0.6]",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [
+        (("checkpoint.every_steps=3",), 3),
+        (("checkpoint.every_steps=0", "train.steps=7"), 7),
+        (("checkpoint.every_steps=0", "checkpoint.export=false"), -1),
+    ],
+)
+def test_a_run_that_exports_saves_its_last_step_at_least(settings: tuple[str, ...], every: int):
+    assert tree(*settings).trainer.save_freq == every
+
+
+def test_log_probs_are_computed_at_the_sampling_temperature():
+    """verl hands the temperature to the workers with the batch, before the update and in it."""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    class WorkerCalled(Exception):
+        """Raised in place of the workers' pass."""
+
+    def stop(batch: Any) -> Any:
+        raise WorkerCalled
+
+    workers = SimpleNamespace(compute_log_prob=stop, update_actor=stop)
+    trainer = SimpleNamespace(config=tree("rollout.temperature=0.6"), actor_rollout_wg=workers)
+    for method in ("_compute_old_log_prob", "_update_actor"):
+        meta = SimpleNamespace(extra_info={}, keys=[], partition_id="train")
+        with pytest.raises(WorkerCalled):
+            getattr(trainer_base.PPOTrainer, method)(trainer, meta, {})
+        assert meta.extra_info["temperature"] == 0.6
+
+
+def test_groups_are_filtered_by_answers_and_not_by_shaped_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both kinds of group in the sampler that verl's trainer builds from our tree."""
+    from verl.trainer.ppo.v1 import replay_buffer, trainer_base
+
+    settings = ("algorithm.filter_groups=10", "rollout.group_size=2", "reward.call_bonus=[0.1, -0.6]")
+    config = load_config(RlConfig, RL, [*settings, f"run.root={tmp_path}"])
+    config.run.dir.mkdir(parents=True)
+    write_settings(config)
+    trainer = SimpleNamespace(
+        config=tree(*settings, f"run.root={tmp_path}"),
+        trainer_mode="sync",
+        _add_prompts_to_generate=lambda count: None,
+    )
+    sampler = trainer_base.PPOTrainer._build_replay_buffer(trainer)
+    assert sampler.gen_batch_size == 1, "verl replaces exactly the prompts that it has evicted"
+    rows = {  # key -> accuracy and shaped reward
+        "allwrong_0_0": (0.0, -1.0),
+        "allwrong_1_0": (0.0, -0.9),
+        "differ_0_0": (1.0, 0.5),
+        "differ_1_0": (0.0, 0.5),
+    }
+
+    def get(keys: list[str], select_fields: list[str], **_: Any) -> dict[str, Any]:
+        extras = [{"reward_extra_info": {"acc": rows[key][0], "score": rows[key][1]}} for key in keys]
+        columns = {"extra_fields": extras, "rm_scores": [torch.tensor([0.0, rows[key][1]]) for key in keys]}
+        return {name: columns[name] for name in select_fields}
+
+    monkeypatch.setattr(replay_buffer, "tq", SimpleNamespace(kv_batch_get=get))
+    sampler.partitions["train"] = {key: {} for key in rows}
+    sampler.finished_keys["train"] = {"allwrong", "differ"}
+    assert sampler._dapo_filtered_keys("train")[0] == {"allwrong"}
+
+
+@pytest.mark.parametrize(("loss", "weight"), [("aux_loss", 0.25), ("global_aux_loss", 0.001)])
+def test_a_balancing_loss_and_its_weight_are_one_setting(loss: str, weight: float):
+    options = actor_config(f"experts.load_balancing={{ {loss} = {weight} }}").megatron.override_transformer_config
+    assert (options["moe_router_load_balancing_type"], options["moe_aux_loss_coeff"]) == (loss, weight)
+    assert "moe_aux_loss_coeff" not in actor_config().megatron.override_transformer_config
+
+
+# ------------------------------------------------- optimizer and schedule
+
+
+def optimizer_configs(*settings: str) -> dict[str, Any]:
+    """verl's optimizer configurations of the actor and the critic."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    resolved = tree(*settings)
+    parts = {"actor": resolved.actor_rollout_ref.actor.optim, "critic": resolved.critic.optim}
+    return {name: omega_conf_to_dataclass(part) for name, part in parts.items()}
+
+
+def betas_in_megatron(optim: Any) -> tuple[float, float]:
+    from verl.utils.megatron.optimizer import init_megatron_optim_config
+
+    config = init_megatron_optim_config(optim, use_distributed_optimizer=True, bf16=False)
+    return config.adam_beta1, config.adam_beta2
+
+
+def test_betas_reach_megatrons_adam(monkeypatch: pytest.MonkeyPatch):
+    import verl.workers.config as verl_config
+
+    configs = optimizer_configs("algorithm.name=ppo", *BETAS)
+    monkeypatch.setattr(verl_config, "HFModelConfig", dict)  # its constructor reads a model's files
+    configs["sft"] = sft_worker_config(load_config(SftConfig, SFT, BETAS), get_platform("cpu")).optimizer_config
+    assert [betas_in_megatron(optim) for optim in configs.values()] == [(0.5, 0.6)] * 3
+
+
+@pytest.mark.parametrize("mode", [(), ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")])
+def test_the_schedule_counts_the_updates_of_the_whole_run(mode: tuple[str, ...]):
+    """The paper's size: 400 steps of 8 updates, and a warm-up of 20 steps."""
+    size = ("train.steps=400", "train.prompts_per_step=512", "train.mini_batch_prompts=64")
+    optim = optimizer_configs(*size, "optim.schedule=cosine", "optim.warmup_fraction=0.05", *mode)["actor"]
+    assert (optim.lr_warmup_steps, optim.lr_decay_steps) == (20 * 8, 400 * 8)
+
+
+def relative_rates(optim: Any, updates: int) -> list[float]:
+    """The learning rate of each update by Megatron's schedule, divided by ``optim.lr``."""
+    from verl.utils.megatron.optimizer import get_megatron_optimizer_param_scheduler
+
+    optimizer = SimpleNamespace(param_groups=[{}])
+    schedule = get_megatron_optimizer_param_scheduler(optimizer, optim)
+    rates: list[float] = []
+    for _ in range(updates):
+        schedule.step(1)  # before the update, as in verl/update_worker.py
+        rates.append(optimizer.param_groups[0]["lr"] / optim.lr)
+    return rates
+
+
+def test_the_actors_warm_up_begins_after_the_critics_own_steps():
+    """Six steps, the first two of the critic alone: the actor warms up over half of its four."""
+    settings = ("algorithm.name=ppo", "critic.warmup_steps=2", "train.steps=6", "train.mini_batch_prompts=2")
+    configs = optimizer_configs(
+        *settings, "train.prompts_per_step=2", "optim.schedule=constant", "optim.warmup_fraction=0.5"
+    )
+    assert relative_rates(configs["actor"], 4) == pytest.approx([1 / 2, 1, 1, 1])
+    assert relative_rates(configs["critic"], 6) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1])
