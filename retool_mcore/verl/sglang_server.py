@@ -42,13 +42,26 @@ DEAD_POLL_S = 0.5
 class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
 
-    def __init__(self) -> None:
-        """Do nothing; ``construct`` calls verl's constructor, once the training workers exist."""
+    def __init__(self, **arguments: Any) -> None:
+        """Call verl's constructor. Without arguments, wait for ``construct``."""
+        self._constructed = asyncio.Event()
+        self._error: Exception | None = None
+        if arguments:
+            super().__init__(**arguments)
+            self._constructed.set()
 
     def construct(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+        """Call verl's constructor. ``launch_server`` raises its error."""
+        try:
+            super().__init__(**arguments)
+        except Exception as error:  # noqa: BLE001  launch_server raises it
+            self._error = error
+        self._constructed.set()
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        await self._constructed.wait()  # Ray may call an asynchronous actor's methods out of order
+        if self._error is not None:
+            raise self._error
         if key := engine_key():  # as SGLang's launch_server does for --api-key
             add_api_key_middleware(app, api_key=key, admin_api_key=None)
         await super().launch_server(*args, **kwargs)
@@ -154,11 +167,10 @@ class ServerClass:
         return ServerClass(**options)
 
     def remote(self, **arguments: Any) -> Any:
-        """The server with this name, constructed with ``arguments``. Raises RayError if it died."""
         server: Any = _early.pop(self._options["name"], None)
         if server is None:  # on other nodes, and after a restart
-            server = ray.remote(MeasuredServer).options(**self._options).remote()
-        ray.get(server.construct.remote(**arguments))
+            return ray.remote(MeasuredServer).options(**self._options).remote(**arguments)
+        server.construct.remote(**arguments)
         return server
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 from omegaconf import OmegaConf
+from ray.exceptions import RayTaskError
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
@@ -66,26 +67,43 @@ def loops(folder: str) -> dict[str, Any]:
     }
 
 
-def early_server(module: Any) -> dict[str, Any]:
-    """The server that verl gets for a name whose process runs already, and for another name."""
+class Constructed:
+    """verl's server, without SGLang: it can be launched if it has arguments and they are right."""
 
-    class Recording(module.MeasuredServer):
-        def construct(self, **arguments: Any) -> None:
-            self.arguments = arguments
+    def __init__(self, **arguments: Any) -> None:
+        if not arguments["replica_rank"] < 2:
+            raise ValueError("max_model_len is too large")
+        self.arguments, self.node_rank = arguments, 1
 
-        def recorded(self) -> dict[str, Any]:
-            return self.arguments
+    async def launch_server(self) -> None:
+        self.launched = dict(self.arguments)
 
-    module.MeasuredServer = Recording
-    module.create_servers(1)
-    [early] = module._early.values()
-    options = {"name": "sglang_server_0_0", "max_concurrency": 4}
-    first = module.ServerClass().options(**options).remote(replica_rank=0)
-    other = module.ServerClass().options(**{**options, "name": "sglang_server_1_0"}).remote(replica_rank=1)
-    return {
-        "same": [server._actor_id == early._actor_id for server in (first, other)],
-        "constructed": ray.get([server.recorded.remote() for server in (first, other)]),
-    }
+
+def early_servers(module: Any) -> dict[str, Any]:
+    """The servers that verl gets: for names whose processes run already, and for another name."""
+
+    class Server(module.MeasuredServer):
+        async def launched_with(self) -> dict[str, Any]:
+            await self.launch_server()
+            return self.launched
+
+    verls = module.SGLangHttpServer
+    for name in ("__init__", "launch_server"):
+        setattr(verls, name, getattr(Constructed, name))
+    module.MeasuredServer = Server
+    module.create_servers(3)
+    early = [module._early[name]._actor_id for name in sorted(module._early)]
+    servers = [
+        module.ServerClass().options(name=f"sglang_server_{place}_0", max_concurrency=4).remote(replica_rank=rank)
+        for place, rank in ((0, 0), (2, 2), (3, 1))
+    ]
+    launched: list[Any] = []
+    for server in servers:
+        try:
+            launched.append(ray.get(server.launched_with.remote()))
+        except RayTaskError as error:
+            launched.append(repr(error.cause))
+    return {"early": [server._actor_id in early for server in servers], "launched": launched}
 
 
 def main() -> dict[str, Any]:
@@ -94,7 +112,7 @@ def main() -> dict[str, Any]:
     RolloutReplicaRegistry.get("sglang")
     from retool_mcore.verl import sglang_server
 
-    found: dict[str, Any] = {"seeds": seeds_of(sglang_server), "early": early_server(sglang_server)}
+    found: dict[str, Any] = {"seeds": seeds_of(sglang_server), "servers": early_servers(sglang_server)}
     with tempfile.TemporaryDirectory() as folder:
         return {**found, "loops": loops(folder)}
 

@@ -16,8 +16,10 @@ def test_each_replica_has_its_own_seed_though_verl_gives_all_the_same_settings(f
     assert found["seeds"] == [7, 8, 9, 7]
 
 
-def test_verl_gets_the_server_whose_process_started_early_and_a_new_one_for_another_name(found: dict[str, Any]):
-    assert found["early"] == {"same": [True, False], "constructed": [{"replica_rank": 0}, {"replica_rank": 1}]}
+def test_verl_gets_the_servers_whose_processes_started_early_and_their_constructors_errors(found: dict[str, Any]):
+    assert found["servers"]["early"] == [True, True, False]
+    launched = [{"replica_rank": 0}, "ValueError('max_model_len is too large')", {"replica_rank": 1}]
+    assert found["servers"]["launched"] == launched
 
 
 def test_the_router_has_imported_the_server_before_it_gets_engines(found: dict[str, Any]):
