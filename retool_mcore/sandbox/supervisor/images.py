@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.supervisor import kernel, zygote
+from retool_mcore.sandbox.supervisor import confine, kernel, zygote
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.seccomp import compile_filter, without_sockets
 
@@ -38,11 +38,7 @@ package.__path__ = [{package!r}]
 from retool_mcore.sandbox.supervisor.zygote import main
 main({fd})
 """
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
+_ENVIRONMENT = confine.ENVIRONMENT | {
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",  # each thread's arena reserves 64 MiB or more of the limited address space
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow, which pandas imports: a fork would lose the thread

@@ -165,8 +165,6 @@ class LocalSandbox(Sandbox):
         session = request.session
         if session is not None and not self.num_sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
-        if request.code.startswith("\ufeff"):  # byte order mark; Python skips it in files too
-            request = replace(request, code=request.code[1:])
         requested_at = time.monotonic()
         await self.open()
         try:

@@ -204,7 +204,7 @@ class ChildProcess:
     async def _send(self, request: ExecRequest) -> None:
         packed = marshal.dumps(
             {
-                "code": request.code,
+                "code": request.code.removeprefix("\ufeff"),  # byte order mark; Python skips it in files too
                 "stdin": None if request.stdin is None else request.stdin.encode("utf-8", "surrogatepass"),
                 "files": dict(request.files),
                 "fetch_files": list(request.fetch_files),

@@ -212,7 +212,7 @@ class StateDirectory:
         remove_stale(Path(tempfile.gettempdir()))
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         path.chmod(0o711)  # executions under other uids must be able to traverse it
-        lock_fd = lock_directory(path)
+        lock_fd = _lock(path, os.O_RDONLY | os.O_DIRECTORY)
         assert lock_fd is not None, "nobody else knows a directory just made"
         cgroup = MemoryCgroup.create(path.name)
         if cgroup is not None:
@@ -229,11 +229,6 @@ class StateDirectory:
         os.close(self._lock_fd)
 
 
-def lock_directory(path: Path) -> int | None:
-    """Lock a state directory until the returned fd is closed; None if its owner is alive."""
-    return _lock(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
 def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
     """Remove state directories in ``parent`` whose owner is gone, with their cgroups.
 
@@ -244,8 +239,10 @@ def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
         with contextlib.suppress(OSError):
             status = path.stat()
             young = 0 <= time.time() - status.st_mtime < young_s
-            if young or status.st_uid != os.geteuid() or (lock_fd := lock_directory(path)) is None:
+            if young or status.st_uid != os.geteuid():
                 continue
+            if (lock_fd := _lock(path, os.O_RDONLY | os.O_DIRECTORY)) is None:
+                continue  # its owner is alive
             with contextlib.suppress(FileNotFoundError):
                 cgroup = Path((path / _CGROUP).read_text())
                 if cgroup.name == path.name:
