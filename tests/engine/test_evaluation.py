@@ -23,7 +23,7 @@ from retool_mcore.rollout.engine import trajectory_seed
 from retool_mcore.rollout.server import SglangServer
 from tests import forked
 from tests.terminal import lines_on_terminal
-from tests.unit.evaluate.test_endpoint import StandIn, chat, evaluate, row
+from tests.unit.evaluate.test_endpoint import ScriptedApi, chat, evaluate, row
 from tests.unit.evaluate.test_endpoint import server as api  # noqa: F401  a fixture
 from tests.unit.evaluate.test_stats import made_up
 
@@ -136,14 +136,14 @@ def test_side_by_side_cases_have_the_samples_of_single_ones(server: SglangServer
 
 
 def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(
-    api: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: ScriptedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     api.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
     code, output, report = evaluate(api, tmp_path)
     assert code == 0, output
     assert report["accuracy"] == 1.0
-    (path, first, key), (_, second, _) = api.asked
+    (path, first, key), (_, second, _) = api.requests
     assert (path, key) == ("/v1/chat/completions", "Bearer sk-test")
     assert (first["model"], first["top_p"], first["max_tokens"]) == ("org/served", 0.6, 16384)
     assert first["seed"] == trajectory_seed(0, row(tmp_path)["problem"], 0) != trajectory_seed(0, "another", 0)

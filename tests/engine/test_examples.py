@@ -23,7 +23,7 @@ from retool_mcore.rollout.tools import ToolContext, open_tools
 from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Sandbox
 from tests.unit.data.commands import succeed
-from tests.unit.evaluate.test_endpoint import StandIn, chat, server  # noqa: F401  a fixture
+from tests.unit.evaluate.test_endpoint import ScriptedApi, chat, server  # noqa: F401  a fixture
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 from tests.unit.rollout.test_tools import ask
@@ -104,21 +104,23 @@ def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
     assert "lookup" in prompt and "code_interpreter" in prompt
 
 
-async def test_a_served_model_gets_its_code_run(server: StandIn):
+async def test_a_served_model_gets_its_code_run(server: ScriptedApi):
     server.script = [chat(None, "print(123 ** 5)"), chat(None, ""), chat("It is \\boxed{28153056843}.")]
     text = await chat_with_tool.answer(server.url, "served", "What is 123 ** 5?", min_level="rlimits")
     assert text == "It is \\boxed{28153056843}."
-    (_, first, _), (_, second, _), (_, third, _) = server.asked
+    (_, first, _), (_, second, _), (_, third, _) = server.requests
     assert first["messages"][0]["content"].endswith("Put your final answer within \\boxed{}.")
     assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0_x", "content": "28153056843"}
     assert third["messages"][-1]["content"].startswith("Error: arguments must be")
 
 
-async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_refused(server: StandIn, tmp_path: Path):
+async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_refused(
+    server: ScriptedApi, tmp_path: Path
+):
     PromptFormat(system="You may run Python.", instruction="Box it.").write(tmp_path)
     server.script = [chat("It is \\boxed{4}.")]
     await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
-    assert server.asked[0][1]["messages"][:2] == [
+    assert server.requests[0][1]["messages"][:2] == [
         {"role": "system", "content": "You may run Python."},
         {"role": "user", "content": "2 + 2?\nBox it."},
     ]

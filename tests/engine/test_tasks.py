@@ -19,7 +19,7 @@ from retool_mcore.cli.main import all_commands
 from retool_mcore.data.tasks import make_task
 from retool_mcore.run.metrics import read_metrics
 from tests.unit.docs.test_pages import ROOT, blocks
-from tests.unit.evaluate.test_endpoint import Here, StandIn, chat, server
+from tests.unit.evaluate.test_endpoint import InProcessSandbox, ScriptedApi, chat, server
 
 __all__ = ["server"]  # the fixture
 
@@ -80,9 +80,9 @@ def test_a_split_of_own_problems_has_no_problem_on_both_sides(folder: Path, monk
     assert "shared" not in here("data", "lint", "data/train.parquet", "data/held_out.parquet")
 
 
-def test_a_model_behind_an_api_is_evaluated(server: StandIn, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_behind_an_api_is_evaluated(server: ScriptedApi, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: Here())
+    monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: InProcessSandbox())
     words = command("evaluation.md", "eval --endpoint", "--n 4")
     answers = [chat(None, "print(1 + 1)"), chat("It is \\boxed{2}."), *[chat("I do not know.")] * 11]
     server.script = [(503, {"error": {"message": "busy"}}), *answers]

@@ -78,8 +78,8 @@ def test_at_most_a_tenth_is_held_out_independently_of_the_order():
     rows = [trace(f"What is {n % 30} + 1?") for n in range(90)]
     train, val = training_and_validation(rows)
     assert len(train) + len(val) == 90 and len(val) == 9
-    asked = [{row["messages"][0]["content"] for row in part} for part in (train, val)]
-    assert not asked[0] & asked[1]
+    problems = [{row["messages"][0]["content"] for row in part} for part in (train, val)]
+    assert not problems[0] & problems[1]
     assert training_and_validation(rows[::-1])[1] == val[::-1]
 
 

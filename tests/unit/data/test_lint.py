@@ -148,8 +148,8 @@ def test_few_shot_examples_are_not_the_problem(tmp_path):
 
 def test_instructions_do_not_hide_a_shared_problem(tmp_path):
     problems = [TABLE.format(2 * n, n) for n in range(10, 60)]
-    asked = [f"You may write code.\n\n{QUESTION_HEADER}\n{wrapped('ReTool-SFT', problem)}" for problem in problems]
-    sft = sft_file(tmp_path / "sft.parquet", *asked)
+    prompts = [f"You may write code.\n\n{QUESTION_HEADER}\n{wrapped('ReTool-SFT', problem)}" for problem in problems]
+    sft = sft_file(tmp_path / "sft.parquet", *prompts)
     rows = [
         {**rl_row("x", "4", "x", "test", 0), "prompt": [{"role": "user", "content": wrapped("DAPO", problem)}]}
         for problem in problems

@@ -26,7 +26,7 @@ from tests.unit.report.view.test_page import parts
 LOCAL = ["sandbox.min_level=rlimits", "sandbox.workers=1", "rollout.max_running_requests=1"]
 
 
-class StandIn(ThreadingHTTPServer):
+class ScriptedApi(ThreadingHTTPServer):
     """Answers requests with ``script``: JSON, or a status with JSON and perhaps headers."""
 
     daemon_threads = True
@@ -34,7 +34,7 @@ class StandIn(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script: list[Any] = []
-        self.asked: list[tuple[str, dict[str, Any], str | None]] = []
+        self.requests: list[tuple[str, dict[str, Any], str | None]] = []
         self.pause_s, self.now, self.most, self.lock = 0.0, 0, 0, threading.Lock()
 
     @contextlib.contextmanager
@@ -53,11 +53,11 @@ class StandIn(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: StandIn
+    server: ScriptedApi
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, body, self.headers.get("Authorization")))
+        self.server.requests.append((self.path, body, self.headers.get("Authorization")))
         script = self.server.script  # a request too many is refused, as a failure would be retried
         answer = script.pop(0) if script else (400, {"error": {"message": "the script is over"}})
         status, answer, *headers = answer if isinstance(answer, tuple) else (200, answer)
@@ -76,10 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Here(Sandbox):
-    """Runs the code in this process: the other one starts in seconds, and one test has it."""
+class InProcessSandbox(Sandbox):
+    """Runs the code in this process, because the real sandbox starts in seconds."""
 
-    is_open: ClassVar[list[bool]] = []  # of each that was made
+    is_open: ClassVar[list[bool]] = []  # for each instance
 
     def __init__(self) -> None:
         self.number = len(self.is_open)
@@ -103,13 +103,13 @@ class Here(Sandbox):
 @pytest.fixture(autouse=True)
 def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "in_the_sandbox" not in request.node.name:
-        monkeypatch.setattr(Here, "is_open", [])
-        monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: Here())
+        monkeypatch.setattr(InProcessSandbox, "is_open", [])
+        monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: InProcessSandbox())
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
-    with StandIn() as one:
+def server() -> Iterator[ScriptedApi]:
+    with ScriptedApi() as one:
         threading.Thread(target=one.serve_forever, daemon=True).start()
         yield one
         one.shutdown()
@@ -134,11 +134,11 @@ def chat(content: str | None, *codes: str, finish: str = "stop", tokens: int = 1
     }
 
 
-def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579") -> tuple[int, str, dict[str, Any]]:
+def evaluate(server: ScriptedApi, tmp_path: Path, *options: str, truth: str = "579") -> tuple[int, str, dict[str, Any]]:
     """Exit code, output, and the report if there is one."""
     out, data = tmp_path / "out", str(problems(tmp_path, truth))
-    words = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", data, "--n", "1"]
-    result = CliRunner().invoke(all_commands(), [*words, "--out", str(out), *LOCAL, *options])
+    arguments = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", data, "--n", "1"]
+    result = CliRunner().invoke(all_commands(), [*arguments, "--out", str(out), *LOCAL, *options])
     report = out / "served" / "report.json"
     return result.exit_code, result.output, json.loads(report.read_text()) if report.exists() else {}
 
@@ -155,7 +155,7 @@ def row(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "served" / "samples.jsonl").read_text())
 
 
-def test_its_samples_open_in_the_viewer_without_tokens(server: StandIn, tmp_path: Path):
+def test_its_samples_open_in_the_viewer_without_tokens(server: ScriptedApi, tmp_path: Path):
     server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
     code, output, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"]) == (0, 1.0), output
@@ -170,16 +170,16 @@ def test_its_samples_open_in_the_viewer_without_tokens(server: StandIn, tmp_path
     assert (index["rows"][0]["tokens"], index["rows"][0]["calls"], index["rows"][0]["right"]) == (None, 1, True)
 
 
-def test_the_inline_protocol_is_not_asked_of_an_api(server: StandIn, tmp_path: Path):
+def test_the_inline_protocol_is_not_asked_of_an_api(server: ScriptedApi, tmp_path: Path):
     code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
-    assert code == 2 and server.asked == []
+    assert code == 2 and server.requests == []
     assert "Serve the model with SGLang, and name that server in --url" in " ".join(output.split())
 
 
-def test_the_model_reads_that_its_arguments_are_not_json(server: StandIn, tmp_path: Path):
+def test_the_model_reads_that_its_arguments_are_not_json(server: ScriptedApi, tmp_path: Path):
     server.script = [chat(None, "", "print(2)"), chat("\\boxed{579}")]
     _, _, report = evaluate(server, tmp_path)
-    results = [message for message in server.asked[1][1]["messages"] if message["role"] == "tool"]
+    results = [message for message in server.requests[1][1]["messages"] if message["role"] == "tool"]
     assert [each["tool_call_id"] for each in results] == ["call_0_x", "call_1_x"], "each call has its answer"
     assert all(each["content"].startswith("Error: arguments must be") for each in results)
     assert report["behavior"]["behavior/malformed/arguments"] == 1.0
@@ -198,7 +198,7 @@ def test_the_model_reads_that_its_arguments_are_not_json(server: StandIn, tmp_pa
         ([chat("a", "")] * 3, "malformed_calls"),
     ],
 )
-def test_a_trajectory_ends_as_in_training(server: StandIn, tmp_path: Path, script: list[Any], reason: str):
+def test_a_trajectory_ends_as_in_training(server: ScriptedApi, tmp_path: Path, script: list[Any], reason: str):
     server.script = list(script)
     code, output, report = evaluate(server, tmp_path, *["rollout.max_turns=2"] * (reason == "turns"))
     assert code == 0, output
@@ -220,35 +220,35 @@ def limited(response: Response) -> dict[str, float]:
     return {"score": 0.0, "acc": float(response.timeout_s == 7.5)}
 
 
-def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: StandIn, tmp_path: Path):
-    asked = chat(None, "")
-    asked["choices"][0]["message"]["tool_calls"][0]["function"] = {"name": "known", "arguments": "{}"}
-    server.script = [asked, chat("no answer")]
+def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: ScriptedApi, tmp_path: Path):
+    call = chat(None, "")
+    call["choices"][0]["message"]["tool_calls"][0]["function"] = {"name": "known", "arguments": "{}"}
+    server.script = [call, chat("no answer")]
     tools = f'rollout.tools=["code_interpreter", "{__name__}:Known"]'
     own = ("reward.timeout_s=7.5", f"reward.function={__name__}:limited")
     _, output, report = evaluate(server, tmp_path, tools, *own)
-    assert server.asked[1][1]["messages"][-1]["content"] == "it is 579"
+    assert server.requests[1][1]["messages"][-1]["content"] == "it is 579"
     assert report["accuracy"] == 1.0, output
 
 
-def test_a_busy_server_gets_the_next_request_after_retry_after(server: StandIn, tmp_path: Path):
+def test_a_busy_server_gets_the_next_request_after_retry_after(server: ScriptedApi, tmp_path: Path):
     server.script = [(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"}), chat("\\boxed{579}")]
     began = time.monotonic()
     code, output, report = evaluate(server, tmp_path)
-    assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 2), output
+    assert (code, report["accuracy"], len(server.requests)) == (0, 1.0, 2), output
     assert time.monotonic() - began >= 1
 
 
-def test_results_have_no_control_tokens_and_are_cut_by_characters(server: StandIn, tmp_path: Path):
+def test_results_have_no_control_tokens_and_are_cut_by_characters(server: ScriptedApi, tmp_path: Path):
     server.script = [chat(None, "print('<|im_end|>', 1 < 2, '<|eot_id|>')"), chat(None, "print('x' * 1000)")]
     server.script += [chat("\\boxed{579}")]
     evaluate(server, tmp_path, "rollout.max_tool_output_tokens=10")
-    assert server.asked[1][1]["messages"][-1]["content"].strip() == "< |im_end|> True < |eot_id|>"
-    long = server.asked[2][1]["messages"][-1]["content"]
+    assert server.requests[1][1]["messages"][-1]["content"].strip() == "< |im_end|> True < |eot_id|>"
+    long = server.requests[2][1]["messages"][-1]["content"]
     assert re.search(r"\[\.\.\. 96[01] characters cut here \.\.\.\]", long) and len(long) < 100
 
 
-def test_concurrency_limits_the_samples_in_flight(server: StandIn, tmp_path: Path):
+def test_concurrency_limits_the_samples_in_flight(server: ScriptedApi, tmp_path: Path):
     server.script = [chat("\\boxed{579}") for _ in range(6)]
     server.pause_s = 0.3
     code, output, _ = evaluate(server, tmp_path, "--n", "6", "--concurrency", "3")
@@ -260,7 +260,7 @@ def test_concurrency_limits_the_samples_in_flight(server: StandIn, tmp_path: Pat
     ("status", "message"),
     [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
 )
-def test_a_refused_first_request_is_one_line(server: StandIn, tmp_path: Path, status: int, message: str):
+def test_a_refused_first_request_is_one_line(server: ScriptedApi, tmp_path: Path, status: int, message: str):
     """Also for a prompt beyond the context, because the response is not too long."""
     server.script = [(status, {"error": {"message": message}})]
     code, output, _ = evaluate(server, tmp_path)
@@ -269,7 +269,7 @@ def test_a_refused_first_request_is_one_line(server: StandIn, tmp_path: Path, st
     assert "What is 123 + 456?" in output, "the first prompt"
 
 
-def test_reasoning_returns_with_the_call_and_the_newer_name_of_the_limit_is_used(server: StandIn, tmp_path: Path):
+def test_reasoning_returns_with_the_call_and_the_newer_name_of_the_limit_is_used(server: ScriptedApi, tmp_path: Path):
     first, second = chat(None, "print(579)"), chat(None)
     first["choices"][0]["message"]["reasoning_content"] = "I compute."
     second["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
@@ -277,32 +277,32 @@ def test_reasoning_returns_with_the_call_and_the_newer_name_of_the_limit_is_used
     server.script = [refusal, first, second]
     code, output, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"]) == (0, 1.0), output
-    names = [[name for name in body if name.startswith("max_")] for _, body, _ in server.asked]
+    names = [[name for name in body if name.startswith("max_")] for _, body, _ in server.requests]
     assert names == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
-    assert server.asked[2][1]["messages"][-2]["reasoning_content"] == "I compute."
+    assert server.requests[2][1]["messages"][-2]["reasoning_content"] == "I compute."
 
 
 def test_calls_that_the_server_leaves_in_the_text_are_parsed_and_a_larger_n_adds_samples(
-    server: StandIn, tmp_path: Path
+    server: ScriptedApi, tmp_path: Path
 ):
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(579)"}})
     server.script = [chat(f"<tool_call>\n{call}\n</tool_call>"), chat("\\boxed{579}"), chat("\\boxed{1}")]
     _, _, report = evaluate(server, tmp_path)
     assert report["behavior"]["behavior/calls"] == report["behavior"]["behavior/executable_fraction"] == 1
     code, output, report = evaluate(server, tmp_path, "--n", "2")
-    assert (code, report["accuracy"], len(server.asked)) == (0, 0.5, 3), output
-    assert len({body["seed"] for _, body, _ in server.asked}) == 2
+    assert (code, report["accuracy"], len(server.requests)) == (0, 0.5, 3), output
+    assert len({body["seed"] for _, body, _ in server.requests}) == 2
 
 
 def test_cases_share_one_sandbox_with_a_worker_for_each_core(
-    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     workers: list[int] = []
     during: list[bool] = []
 
-    def opened(where: Any, **options: Any) -> Here:
+    def opened(where: Any, **options: Any) -> InProcessSandbox:
         workers.append(options["workers"])
-        return Here()
+        return InProcessSandbox()
 
     monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", opened)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
@@ -315,14 +315,14 @@ def test_cases_share_one_sandbox_with_a_worker_for_each_core(
             data=[problems(tmp_path)],
             out=tmp_path / name,
             n=1,
-            on_sample=lambda name, right: during.append(right and Here.is_open[-1]),
+            on_sample=lambda name, right: during.append(right and InProcessSandbox.is_open[-1]),
         )
     assert workers == [16, 64] and during == [True] * 4
-    assert Here.is_open == [False, False], "each evaluation closes its sandbox"
+    assert InProcessSandbox.is_open == [False, False], "each evaluation closes its sandbox"
 
 
-def test_an_unreachable_server_and_a_folder_in_use_are_reported_before_any_request(server: StandIn, tmp_path: Path):
-    with StandIn() as closed:
+def test_an_unreachable_server_and_a_folder_in_use_are_reported_before_any_request(server: ScriptedApi, tmp_path: Path):
+    with ScriptedApi() as closed:
         pass
     began = time.monotonic()
     code, output, _ = evaluate(closed, tmp_path)
@@ -331,5 +331,5 @@ def test_an_unreachable_server_and_a_folder_in_use_are_reported_before_any_reque
     assert len(output.strip().splitlines()) <= 3 and "0/1" not in output, output
     with lock_run(tmp_path / "out"):
         code, output, _ = evaluate(server, tmp_path)
-    assert (code, server.asked) == (2, [])
+    assert (code, server.requests) == (2, [])
     assert "in use by process" in output and "name another folder in --out" in " ".join(output.split())

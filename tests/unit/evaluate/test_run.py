@@ -51,15 +51,15 @@ def samples_in(folder: Path, problems: Sequence[Problem] = PROBLEMS, *settings: 
     return CaseSamples(case=CASE, config=config, problems=problems, n=N, samples=samples)
 
 
-class Says:
+class ScriptedEngine:
     """Answers every prompt from a list, in order of the requests; an outage for None."""
 
     def __init__(self, tokenizer, answers: Sequence[str | None]) -> None:
-        self.tokenizer, self.answers, self.asked = tokenizer, list(answers), 0
+        self.tokenizer, self.answers, self.requests = tokenizer, list(answers), 0
         self.seeds: dict[str, int | None] = {}
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
-        self.asked += 1
+        self.requests += 1
         self.seeds[request.trajectory_id] = request.sampling.seed
         answer = self.answers.pop(0)
         if answer is None:
@@ -73,8 +73,8 @@ async def judge(trajectory: Trajectory, problem: Problem, text: str) -> bool:
     return answer is not None and (await asyncio.to_thread(compare, answer, problem.truth)).equivalent
 
 
-async def run(tokenizer, work: CaseSamples, answers: Sequence[str | None]) -> Says:
-    engine = Says(tokenizer, answers)
+async def run(tokenizer, work: CaseSamples, answers: Sequence[str | None]) -> ScriptedEngine:
+    engine = ScriptedEngine(tokenizer, answers)
     sampler = TokenSampler(TextOnly(tokenizer), work)
     sampler.engine = SpreadEngine([engine])
     await sample_all([(work, sampler)], judge=judge, sandbox=None, concurrency=12)
@@ -134,7 +134,7 @@ async def test_an_evaluation_that_was_killed_resumes(tokenizer, tmp_path: Path):
     again = samples_in(tmp_path)
     assert len(again.samples.rows) == 3 * N - 1
     engine = await run(tokenizer, again, ["7"])
-    assert engine.asked == 1
+    assert engine.requests == 1
     assert work.samples.path.read_bytes().count(b"\n") == 3 * N
     assert make_report(again) == make_report(samples_in(tmp_path))
 
@@ -154,7 +154,7 @@ def test_a_template_gets_the_date_of_the_models_run_or_of_the_evaluation(
     def note(text: str) -> None:
         notes.append(text)
         if "sees it:" in text:
-            raise InterruptedError("before a server is asked")
+            raise InterruptedError("before a request")
 
     for zone in ("Etc/GMT+12", "Pacific/Kiritimati"):  # never on one day
         with monkeypatch.context() as clock, pytest.raises(InterruptedError):
@@ -192,7 +192,7 @@ def test_samples_of_other_settings_are_not_mixed(tmp_path: Path, setting: str, m
 
 async def test_an_outage_is_retried_and_a_lasting_one_keeps_finished_samples(tokenizer, tmp_path: Path):
     work = samples_in(tmp_path / "once")
-    assert (await run(tokenizer, work, [None, *ANSWERS])).asked == 3 * N + 1 and len(work.samples.rows) == 3 * N
+    assert (await run(tokenizer, work, [None, *ANSWERS])).requests == 3 * N + 1 and len(work.samples.rows) == 3 * N
     message = "1 of 12 samples were dropped 2 times by an outage; the first: m, problem 0"
     with pytest.raises(RolloutError, match=message):
         await run(tokenizer, samples_in(tmp_path), [None, None, *ANSWERS[1:]])

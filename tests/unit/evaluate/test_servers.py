@@ -58,7 +58,7 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
     made: list[dict[str, Any]] = []
     order: list[str] = []
 
-    class Recorded:
+    class RecordedServer:
         def __init__(self, model: str, platform: Any, **kwargs: Any) -> None:
             made.append({"model": model, **kwargs})
             self.url = f"http://{len(made)}"
@@ -72,7 +72,7 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
         def stop(self) -> None:
             order.append("stop")
 
-    monkeypatch.setattr(servers, "SglangServer", Recorded)
+    monkeypatch.setattr(servers, "SglangServer", RecordedServer)
     monkeypatch.setattr(servers, "get_platform", lambda name: Node(4))
     model = tmp_path / "model"
     model.mkdir()
@@ -113,19 +113,19 @@ async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
     assert min(seen.values()) >= 120, "of 800 turns, 200 each on average"
 
 
-class Holding:
-    """Stands in for a server and reports the model that it was started with."""
+class FakeServer:
+    """A server without a process. It reports the model whose weights it has."""
 
-    held: ClassVar[dict[str, str]] = {}  # by URL
+    loaded: ClassVar[dict[str, str]] = {}  # by URL
     started: ClassVar[list[str]] = []
-    deaf = False  # takes weights and keeps its own
+    keeps_weights = False  # ignores new weights
 
     def __init__(self, model: str, platform: Any, **_: Any) -> None:
-        self.url, self.model = f"http://{len(Holding.started)}", model
+        self.url, self.model = f"http://{len(FakeServer.started)}", model
 
     def start(self) -> None:
-        Holding.started.append(self.model)
-        Holding.held[self.url] = self.model
+        FakeServer.started.append(self.model)
+        FakeServer.loaded[self.url] = self.model
 
     def wait_until_healthy(self) -> None: ...
 
@@ -133,7 +133,7 @@ class Holding:
 
 
 class Client:
-    """The client of a ``Holding`` server."""
+    """The client of a ``FakeServer`` server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -144,18 +144,18 @@ class Client:
     async def __aexit__(self, *_: object) -> None: ...
 
     async def load(self, model: str) -> None:
-        if not Holding.deaf:
-            Holding.held[self.url] = model
+        if not FakeServer.keeps_weights:
+            FakeServer.loaded[self.url] = model
 
     async def model_info(self) -> dict[str, Any]:
-        return {"model_path": Holding.held[self.url]}
+        return {"model_path": FakeServer.loaded[self.url]}
 
 
 @pytest.fixture
 def tiny(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Servers, Path, Path]:
     """Servers of one device, and two folders of one shape with other weights."""
-    Holding.held, Holding.started, Holding.deaf = {}, [], False
-    monkeypatch.setattr(servers, "SglangServer", Holding)
+    FakeServer.loaded, FakeServer.started, FakeServer.keeps_weights = {}, [], False
+    monkeypatch.setattr(servers, "SglangServer", FakeServer)
     monkeypatch.setattr(servers, "SglangEngine", Client)
     for seed, name in enumerate(("first", "second")):
         write_model(tmp_path / name, tokenizer, seed=seed)
@@ -168,14 +168,14 @@ def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, P
     urls = running.urls_of(str(first))
     assert running.urls_of(str(first)) == urls  # the same model without its tool
     assert running.urls_of(str(second)) == urls
-    assert (Holding.started, Holding.held) == ([str(first)], {urls[0]: str(second)})
-    Holding.deaf = True
+    assert (FakeServer.started, FakeServer.loaded) == ([str(first)], {urls[0]: str(second)})
+    FakeServer.keeps_weights = True
     with pytest.raises(RolloutError, match=r"should have loaded .*first, but reports .*second"):
         running.urls_of(str(first))
     path = first / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
     assert running.urls_of(str(first)) != urls, "another architecture needs another server"
-    assert Holding.started == [str(first), str(first)]
+    assert FakeServer.started == [str(first), str(first)]
     with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
         Servers(load_evaluation(CONFIGS / "rl_tiny_cpu.toml", []), first, "http://x", ["a", "b"])
 
