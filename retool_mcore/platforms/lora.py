@@ -72,17 +72,17 @@ class Factor(torch.nn.Module):
     def __init__(self, name: str, adapters: Adapters, width: int, out: int, *, row_parallel: bool, like: torch.Tensor):
         super().__init__()
         self.name = name  # in the Hugging Face model
-        self.cut = "A" if row_parallel else "B"
+        self.sharded = "A" if row_parallel else "B"
         ranks, rank = parallel_state.get_tensor_model_parallel_world_size(), 0
         if row_parallel:
             rank = parallel_state.get_tensor_model_parallel_rank()
-        whole = width * (ranks if row_parallel else 1)
+        full_width = width * (ranks if row_parallel else 1)
         digest = hashlib.sha256(f"{adapters.seed} {name}".encode()).digest()
-        drawn = torch.empty(adapters.rank, whole)
+        full = torch.empty(adapters.rank, full_width)
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        drawn.uniform_(-(whole**-0.5), whole**-0.5, generator=generator)
-        mine = drawn[:, rank * width : (rank + 1) * width]
-        self.A = torch.nn.Parameter(mine.to(like.device, like.dtype).contiguous())
+        full.uniform_(-(full_width**-0.5), full_width**-0.5, generator=generator)
+        shard = full[:, rank * width : (rank + 1) * width]
+        self.A = torch.nn.Parameter(shard.to(like.device, like.dtype).contiguous())
         self.B = torch.nn.Parameter(torch.zeros(out, adapters.rank, device=like.device, dtype=like.dtype))
         set_tensor_model_parallel_attributes(self.A if row_parallel else self.B, True, 1 if row_parallel else 0, 1)
 
@@ -122,8 +122,8 @@ class Adapter(torch.nn.Module):
         for factor in self.factors.values():
             # The replicated factor sees only this rank's tokens, so mark it for Megatron to sum its
             # gradient over TP ranks.
-            whole = factor.B if row_parallel else factor.A
-            whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+            replicated = factor.B if row_parallel else factor.A
+            replicated.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [S, B, in], the layer's GEMM input, to [S', B, out], to be added to its output."""
@@ -155,21 +155,22 @@ class Adapter(torch.nn.Module):
 
     def _join(self, products: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Arrange the products in the row order of the layer's output; 0 for other matrices."""
-        whole = [
+        parts = [
             products[name] if name in products else like.new_zeros(*like.shape[:-1], rows)
             for name, rows in zip(self._order, self.widths, strict=True)
         ]
         if self.groups == 1:
-            return torch.cat(whole, -1) if len(whole) > 1 else whole[0]
-        return torch.cat([product.unflatten(-1, (self.groups, -1)) for product in whole], -1).flatten(-2)
+            return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        return torch.cat([part.unflatten(-1, (self.groups, -1)) for part in parts], -1).flatten(-2)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         del metadata
-        cut = {f"factors.{name}.{factor.cut}": 1 if self.row_parallel else 0 for name, factor in self.factors.items()}
+        axis = 1 if self.row_parallel else 0
+        axes = {f"factors.{name}.{factor.sharded}": axis for name, factor in self.factors.items()}
         return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True), prefix, cut, sharded_offsets
+            self.state_dict(prefix="", keep_vars=True), prefix, axes, sharded_offsets
         )
 
 
@@ -186,9 +187,9 @@ class _Adapted:
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        whole = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
-        own = {name: value for name, value in whole.items() if not name.startswith(f"{prefix}{MODULE}.")}
-        return own | getattr(self, MODULE).sharded_state_dict(f"{prefix}{MODULE}.", sharded_offsets, metadata)
+        shards = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        layers = {name: value for name, value in shards.items() if not name.startswith(f"{prefix}{MODULE}.")}
+        return layers | getattr(self, MODULE).sharded_state_dict(f"{prefix}{MODULE}.", sharded_offsets, metadata)
 
 
 def adapt(chunk: Any, adapters: Adapters) -> None:
@@ -270,13 +271,13 @@ class _Fp8Linear:
 
     weight: torch.nn.Parameter
     scales: torch.Tensor
-    made: Callable[[], Any]  # weak reference to the storage of the dequantized weight
+    live_storage: Callable[[], Any]  # weak reference to the storage of the dequantized weight
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        stored, whole = self.weight.data, self.whole()
-        address = whole.data_ptr()
-        self.weight.data = whole
-        del whole  # so that the tensor is freed after this call
+        stored, dequantized = self.weight.data, self.dequantized()
+        address = dequantized.data_ptr()
+        self.weight.data = dequantized
+        del dequantized  # so that the tensor is freed after this call
 
         def pack(saved: torch.Tensor) -> Any:
             if saved.untyped_storage().data_ptr() == address:
@@ -290,14 +291,14 @@ class _Fp8Linear:
         finally:
             self.weight.data = stored
 
-    def whole(self) -> torch.Tensor:
-        """The dequantized weight in the model's dtype; shares the storage of a live copy."""
-        if (alive := self.made()) is not None:
+    def dequantized(self) -> torch.Tensor:
+        """The weight in the model's dtype; shares the storage of a live copy."""
+        if (alive := self.live_storage()) is not None:
             view: Any = torch.empty(0, dtype=self.scales.dtype, device=alive.device)
             return view.set_(alive, 0, self.weight.shape)
-        made = from_fp8(self.weight.data, self.scales.to(self.weight.device))
-        self.made = weakref.ref(made.untyped_storage())
-        return made
+        weight = from_fp8(self.weight.data, self.scales.to(self.weight.device))
+        self.live_storage = weakref.ref(weight.untyped_storage())
+        return weight
 
 
 class _WeightReference:
@@ -307,12 +308,12 @@ class _WeightReference:
         self._layer = layer
         self._view = (saved.size(), saved.stride(), saved.storage_offset())
 
-    def whole(self) -> torch.Tensor:
-        return self._layer.whole().as_strided(*self._view)
+    def dequantized(self) -> torch.Tensor:
+        return self._layer.dequantized().as_strided(*self._view)
 
 
-def _unpack(kept: Any) -> torch.Tensor:
-    return kept.whole() if isinstance(kept, _WeightReference) else kept
+def _unpack(saved: Any) -> torch.Tensor:
+    return saved.dequantized() if isinstance(saved, _WeightReference) else saved
 
 
 @torch.no_grad()
@@ -322,14 +323,15 @@ def quantize_base(chunk: Any) -> None:
     Each row has one scale. TP ranks that shard the columns of a row agree on its scale, so that the
     weights are the same in every layout.
     """
-    cut = parallel_state.get_tensor_model_parallel_world_size() > 1
+    sharded = parallel_state.get_tensor_model_parallel_world_size() > 1
     for layer in chunk.decoder.layers:
         for path, linear_layer in linears_of(layer):
             largest = linear_layer.weight.abs().amax(1)
-            if cut and path in ROW_PARALLEL:
+            if sharded and path in ROW_PARALLEL:
                 group = parallel_state.get_tensor_model_parallel_group()
                 dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-            linear_layer.scales, linear_layer.made = row_scales(largest, linear_layer.weight.dtype), _dead_reference
+            linear_layer.scales = row_scales(largest, linear_layer.weight.dtype)
+            linear_layer.live_storage = _dead_reference
             linear_layer.weight.data = to_fp8(linear_layer.weight.data, linear_layer.scales)
             linear_layer.__class__ = type(f"Fp8{type(linear_layer).__name__}", (_Fp8Linear, type(linear_layer)), {})
 
@@ -338,7 +340,7 @@ def _dead_reference() -> None:
     """A dead weak reference."""
 
 
-def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def dequantized_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a chunk's parameters by name; FP8 weights are dequantized one at a time."""
     layers = {f"{name}.weight": module for name, module in chunk.named_modules() if isinstance(module, _Fp8Linear)}
     for name, parameter in chunk.named_parameters():
@@ -346,25 +348,25 @@ def whole_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if layer is None:
             yield name, parameter
             continue
-        whole = layer.whole()
-        copy_tensor_model_parallel_attributes(whole, parameter)
-        yield name, whole
+        weight = layer.dequantized()
+        copy_tensor_model_parallel_attributes(weight, parameter)
+        yield name, weight
 
 
 @torch.no_grad()
 def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
     """All adapters of the model, unsharded, on every rank: matrix name -> (A, B). Collective."""
-    mine = {factor.name: _unsharded(factor) for factor in factors_of(chunks)}
+    own_pairs = {factor.name: _unsharded(factor) for factor in factors_of(chunks)}
     stages: Any = parallel_state.get_pipeline_model_parallel_group()
     if stages.size() == 1:
-        return mine
+        return own_pairs
     shapes_of_stages: list[Any] = [None] * stages.size()
-    shapes = {name: [tuple(matrix.shape) for matrix in pair] for name, pair in mine.items()}
+    shapes = {name: [tuple(matrix.shape) for matrix in pair] for name, pair in own_pairs.items()}
     dist.all_gather_object(shapes_of_stages, shapes, group=stages)
-    like, gathered = next(iter(mine.values()))[0], dict[str, Pair]()
+    like, gathered = next(iter(own_pairs.values()))[0], dict[str, Pair]()
     for stage, shapes in enumerate(shapes_of_stages):
         for name, (a_shape, b_shape) in shapes.items():
-            pair = mine.get(name) or (like.new_empty(a_shape), like.new_empty(b_shape))
+            pair = own_pairs.get(name) or (like.new_empty(a_shape), like.new_empty(b_shape))
             for matrix in pair:
                 dist.broadcast(matrix, dist.get_global_rank(stages, stage), group=stages)
             gathered[name] = pair
@@ -374,10 +376,10 @@ def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
 def _unsharded(factor: Factor) -> Pair:
     """A factor's A [r, in] and B [out, r] on every TP rank. Collective."""
     group: Any = parallel_state.get_tensor_model_parallel_group()
-    shard = getattr(factor, factor.cut).detach().contiguous()
+    shard = getattr(factor, factor.sharded).detach().contiguous()
     shards = [torch.empty_like(shard) for _ in range(group.size())]
     dist.all_gather(shards, shard, group=group)
-    if factor.cut == "A":
+    if factor.sharded == "A":
         return torch.cat(shards, 1), factor.B.detach()
     return factor.A.detach(), torch.cat(shards)
 
@@ -387,11 +389,12 @@ def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
     """Copy this rank's shards of unsharded adapters into the model."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     for factor in factors_of(chunks):
-        for own, whole, cut in zip((factor.A, factor.B), weights[factor.name], ("A", "B"), strict=True):
-            dim = 1 if cut == "A" else 0
-            mine = whole.narrow(dim, rank * own.shape[dim], own.shape[dim]) if factor.cut == cut else whole
-            assert mine.shape == own.shape, f"{factor.name} {cut}: {mine.shape} for {own.shape}"
-            own.copy_(mine)
+        for letter, full in zip("AB", weights[factor.name], strict=True):
+            shard, axis = getattr(factor, letter), 1 if letter == "A" else 0
+            if factor.sharded == letter:
+                full = full.narrow(axis, rank * shard.shape[axis], shard.shape[axis])  # noqa: PLW2901  this rank's part
+            assert full.shape == shard.shape, f"{factor.name} {letter}: {full.shape} for {shard.shape}"
+            shard.copy_(full)
 
 
 class _WithoutAdapters:
@@ -404,7 +407,7 @@ class _WithoutAdapters:
         return getattr(self._chunk, name)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, weight) for name, weight in whole_parameters(self._chunk) if not _is_adapter(name))
+        return ((name, weight) for name, weight in dequantized_parameters(self._chunk) if not _is_adapter(name))
 
     def state_dict(self) -> dict[str, Any]:
         return {name: each for name, each in self._chunk.state_dict().items() if not _is_adapter(name)}

@@ -225,8 +225,8 @@ def packed_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         from megatron.core import parallel_state
         from megatron.core.packed_seq_params import PackedSeqParams
 
-        cut = parallel_state.get_context_parallel_world_size() > 1
-        if cut or any(value is not None for value in unusual.values()):
+        context_parallel = parallel_state.get_context_parallel_world_size() > 1
+        if context_parallel or any(value is not None for value in unusual.values()):
             return original(input_ids, pre_process, need_roll, use_fp8_padding, cp_layout=cp_layout, **unusual)
         multiple = total = parallel_state.get_tensor_model_parallel_world_size()
         if use_fp8_padding:  # as verl pads for Transformer Engine's FP8 GEMMs

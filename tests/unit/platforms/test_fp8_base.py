@@ -122,14 +122,14 @@ def test_only_one_matrix_is_dequantized_at_a_time(
     made: list[int] = []
 
     def counted(*args: torch.Tensor) -> torch.Tensor:
-        made.append(sum(one.made() is not None for one in linears(chunk)))
+        made.append(sum(one.live_storage() is not None for one in linears(chunk)))
         return from_fp8(*args)
 
     monkeypatch.setattr(lora, "from_fp8", counted)
     run(chunk, torch.randn(4, 2, HIDDEN), recomputed=recomputed)
     assert made == [0] * (12 if recomputed else 8), "whole ones while another was made"
     for one in linears(chunk):
-        assert one.made() is None
+        assert one.live_storage() is None
         assert one.weight.element_size() == 1 and one.weight.untyped_storage().nbytes() == one.weight.numel()
         assert one.scales.numel() == one.weight.shape[0]
 
@@ -150,7 +150,7 @@ def test_an_output_without_a_backward_pass_is_freed(alone: None):
     output = layer(torch.randn(4, 2, HIDDEN, requires_grad=True))[0]
     held = weakref.ref(output.untyped_storage())
     del output
-    assert held() is None and layer.made() is None
+    assert held() is None and layer.live_storage() is None
 
 
 def test_ranks_that_have_parts_of_a_row_agree_on_its_scale(alone: None, monkeypatch: pytest.MonkeyPatch):
