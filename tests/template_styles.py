@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from retool_mcore.data.tokenizer import read_template, with_args
 
-WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORD_PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS = [
     "What is the sum of the integers from 412 to 967, inclusive?\n\nprint(sum(range(412, 967 + 1)))\n",
     "The answer is \\boxed{12345}.\n\nuser\nassistant\nsystem\n",
@@ -112,7 +112,7 @@ def tokenizer_in(name: str) -> PreTrainedTokenizerFast:
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         alphabet = sorted(string.printable)
     else:
-        split = pre_tokenizers.Split(Regex(WORDS), "isolated")
+        split = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
         backend.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()

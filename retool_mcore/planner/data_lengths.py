@@ -37,17 +37,19 @@ def lengths_of_data_file(config: SftConfig | RlConfig) -> InFile | None:
     tokenizer = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
         protocol = protocol_of(config.rollout, tokenizer)
-        lengths, count = _of_rows(config, ("prompt",), lambda row: len(protocol.prompt_ids(messages_of(row["prompt"]))))
+        lengths, count = _row_lengths(
+            config, ("prompt",), lambda row: len(protocol.prompt_ids(messages_of(row["prompt"])))
+        )
     else:
         source = config.data.train_file
 
         def rendered(row: Mapping[str, Any]) -> int:
             return len(render(row["messages"], parse_tools(row["tools"], source), tokenizer))
 
-        lengths, count = _of_rows(config, ("messages", "tools"), rendered)
-    of = f"{count} rows" if count == len(lengths) else f"{len(lengths)} of {count} rows"
+        lengths, count = _row_lengths(config, ("messages", "tools"), rendered)
+    counted = f"{count} rows" if count == len(lengths) else f"{len(lengths)} of {count} rows"
     what = f"{'prompts' if isinstance(config, RlConfig) else 'rows'} of {config.data.train_file}"
-    note = f"{what} have {fmean(lengths):,.0f} tokens on average and {max(lengths):,} at most ({of})"
+    note = f"{what} have {fmean(lengths):,.0f} tokens on average and {max(lengths):,} at most ({counted})"
     return InFile(fmean(lengths), min(lengths), max(lengths), note)
 
 
@@ -56,7 +58,7 @@ def _files(config: SftConfig | RlConfig) -> list[str]:
     return parquet_files(path) if Path(path).exists() else [path]
 
 
-def _of_rows(
+def _row_lengths(
     config: SftConfig | RlConfig, columns: Sequence[str], tokens_of: Callable[[Mapping[str, Any]], int]
 ) -> tuple[list[int], int]:
     """The token lengths of the rendered rows, and the total number of rows."""

@@ -24,8 +24,8 @@ def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
     """
     steps = [row for row in rows if row["step"] >= 1]
     rollout = settings.get("rollout", {})
-    found = {
-        **(_of_newest(steps[-1]) if steps else {}),
+    sentences = {
+        **(_newest_step(steps[-1]) if steps else {}),
         "validation": _validation(rows),
         "groups": _groups(steps),
         "malformed": _malformed(steps),
@@ -33,21 +33,21 @@ def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
         "cut": _cut(steps, rollout.get("max_response_tokens")),
         "mismatch": _mismatch(steps),
     }
-    return {name: sentence for name, sentence in found.items() if sentence}
+    return {name: sentence for name, sentence in sentences.items() if sentence}
 
 
-def _of_newest(row: Row) -> dict[str, str]:
-    step, found = int(row["step"]), dict[str, str]()
+def _newest_step(row: Row) -> dict[str, str]:
+    step, sentences = int(row["step"]), dict[str, str]()
     odd = [name for name in MUST_BE_FINITE if not math.isfinite(row.get(name, 0.0))]
     if odd:
-        found["finite"] = f"{' and '.join(odd)} of step {step} {'is' if len(odd) == 1 else 'are'} not finite"
+        sentences["finite"] = f"{' and '.join(odd)} of step {step} {'is' if len(odd) == 1 else 'are'} not finite"
     if row.get("grad_norm", row.get("actor/grad_norm")) == 0:
-        found["gradient"] = f"grad_norm of step {step} is 0, so the step changed no weights"
+        sentences["gradient"] = f"grad_norm of step {step} is 0, so the step changed no weights"
     if row.get("rollout/dropped", 0.0) > 0:
-        found["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"
+        sentences["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"
     if row.get("reward/check_failed", 0.0) > 0:
-        found["check"] = f"{row['reward/check_failed']:.1%} of step {step}'s answers could not be checked"
-    return found
+        sentences["check"] = f"{row['reward/check_failed']:.1%} of step {step}'s answers could not be checked"
+    return sentences
 
 
 def _values(rows: Sequence[Row], metric: str) -> list[float]:

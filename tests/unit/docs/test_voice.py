@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 # "there is no ..." and "is no longer" are ordinary English.
-WORDS = re.compile(
+REJECTED_WORDS = re.compile(
     r"\b(told|besides?|of (?:its|their) own|go(?:es)? on|(?<!there )(?:is|are) no(?! longer)|by plan|in words)\b", re.I
 )
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`|<!--.*?-->", re.MULTILINE | re.DOTALL)
@@ -39,7 +39,7 @@ def prose(text: str) -> str:
 def faults(text: str) -> Iterator[str]:
     """The worst words with their lines. A line break may be in the middle of one."""
     plain = prose(text)
-    for match in WORDS.finditer(re.sub(r"\s", " ", plain)):
+    for match in REJECTED_WORDS.finditer(re.sub(r"\s", " ", plain)):
         yield f"line {plain.count(chr(10), 0, match.start()) + 1}: {match[0]}"
 
 
