@@ -93,9 +93,9 @@ def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry
             "--dry-run`, or `retool sft`."
         )
     name = name.strip("[]").partition("=")[0]
-    found = [entry for entry in entries if name in ("", entry.key, entry.section)]
-    if found:
-        return found
+    matching = [entry for entry in entries if name in ("", entry.key, entry.section)]
+    if matching:
+        return matching
     what = "setting" if "." in name else "section"
     owners = {run.upper() for entry in reference() if name in (entry.key, entry.section) for run in entry.runs}
     if owners:

@@ -44,11 +44,11 @@ def preflight(
     terminal = partial(_print, sys.stdout, verbose)
     with redirect_stdout(sys.stderr):  # engines print on import
         if cluster:
-            found = check_cluster(run, chosen, wait_s, terminal)
+            findings = check_cluster(run, chosen, wait_s, terminal)
         else:
-            found = check(run, Machine(platform=chosen, thorough=True, data=not without_data), terminal)
+            findings = check(run, Machine(platform=chosen, thorough=True, data=not without_data), terminal)
     counts = {
-        severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
+        severity: sum(finding.severity == severity for finding in findings) for severity in ("error", "warning", "ok")
     }
     listed = "" if verbose else "; -v lists them"
     problems = (f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in ("error", "warning"))

@@ -73,13 +73,13 @@ class Hardware:
 
 def parse(name: str) -> Hardware:
     """Parse a hardware name: "h100x16" means sixteen H100 GPUs. Raises ConfigError."""
-    found = re.fullmatch(r"([a-z]\w*?)x(\d+)", name.lower())
-    if found is None or found[1] not in DEVICES or int(found[2]) < 1:
+    match = re.fullmatch(r"([a-z]\w*?)x(\d+)", name.lower())
+    if match is None or match[1] not in DEVICES or int(match[2]) < 1:
         raise ConfigError(
             f"Unknown --hardware {name!r}. Write a device and a number, for example h100x16. Known devices: "
             f"{', '.join(DEVICES)}."
         )
-    return Hardware(DEVICES[found[1]], int(found[2]))
+    return Hardware(DEVICES[match[1]], int(match[2]))
 
 
 def hardware_of_run(config: RunConfig) -> Hardware:

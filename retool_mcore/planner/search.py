@@ -23,14 +23,14 @@ def proposals(config: Config, shape: ModelShape, hardware: Hardware, lengths: Le
     The batch, the lengths and the optimizer's precision stay as configured. Optimizer states are
     offloaded to the CPU only if nothing else fits. Equally fast settings are sorted by memory.
     """
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for on_cpu in (0.0,) if config.lora.rank else (0.0, 1.0):
         for layout in _layouts(_with(config, "memory", optimizer_on_cpu=on_cpu), shape, trainers(config, hardware)):
             plan = _fastest(layout, shape, hardware, lengths)
-            found += [plan] if plan is not None else []
-        if found:
+            plans += [plan] if plan is not None else []
+        if plans:
             break
-    return sorted(found, key=_rank)[:limit]
+    return sorted(plans, key=_rank)[:limit]
 
 
 def _rank(plan: Plan) -> tuple[float, float]:

@@ -34,21 +34,21 @@ class Machine:
 
 def check(config: RunConfig, here: Machine, on_finding: Callable[[Finding], None] | None = None) -> list[Finding]:
     """Run all checks in order and return their findings. Calls ``on_finding`` with each at once."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, run_check in _checks(config, here):
         for finding in _findings(name, run_check, here):
-            found.append(finding)
+            findings.append(finding)
             if on_finding is not None:
                 on_finding(finding)
-    return found
+    return findings
 
 
 def require(findings: Iterable[Finding]) -> list[str]:
     """Return the texts of notes and warnings. Raises ConfigError with a line for each error."""
-    found = list(findings)
-    if wrong := [finding.text for finding in found if finding.severity == "error"]:
+    listed = list(findings)
+    if wrong := [finding.text for finding in listed if finding.severity == "error"]:
         raise ConfigError("\nerror: ".join(wrong))
-    return [finding.text for finding in found if finding.severity in ("note", "warning")]
+    return [finding.text for finding in listed if finding.severity in ("note", "warning")]
 
 
 def _findings(name: str, run_check: Check, here: Machine) -> Iterator[Finding]:

@@ -37,12 +37,12 @@ def check_cluster(
             f"no Ray cluster answers at RAY_ADDRESS: {str(problem)[:300]}. Start Ray on node 0."
         ) from problem
     try:
-        found = list(_check_nodes(config, platform, wait_s))
+        findings = list(_check_nodes(config, platform, wait_s))
     finally:
         ray.shutdown()
-    for finding in found:
+    for finding in findings:
         on_finding(finding)
-    return found
+    return findings
 
 
 def _check_nodes(config: RunConfig, platform: Platform, wait_s: float) -> Iterator[Finding]:

@@ -224,9 +224,9 @@ def _rl_data(config: RlConfig) -> Iterator[Finding]:
 def _first_prompt(config: RlConfig, protocol: ToolProtocol) -> Iterator[Finding]:
     """Show the first prompt as the model sees it. Warn if the model learned another format."""
     file = parquet_files(config.data.train_file)[0]
-    found = format_of_file(file, protocol.name if config.rollout.tool else "")
+    used = format_of_file(file, protocol.name if config.rollout.tool else "")
     remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
-    yield from (warning("prompt", text) for text in difference(config.model.path, found, file, remedy))
+    yield from (warning("prompt", text) for text in difference(config.model.path, used, file, remedy))
     first = next(messages_of(row["prompt"]) for _, row in read_rows(file, ("prompt",)))
     seen = shown_prompt(decode(protocol.tokenizer, protocol.prompt_ids(first)))
     yield note("prompt", f"the first prompt, as the model sees it:\n{seen}")

@@ -82,7 +82,7 @@ def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:
 
 def _requirements(package: str, extra: str) -> list[Requirement]:
     """The requirements of an extra and of the extras that it names; the base ones for ""."""
-    found: list[Requirement] = []
+    requirements: list[Requirement] = []
     for line in importlib.metadata.requires(package) or ():
         requirement = Requirement(line)
         always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
@@ -91,10 +91,10 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
             continue
         if requirement.name.replace("_", "-") == package.replace("_", "-"):
             for inner in requirement.extras:
-                found += _requirements(package, inner)
+                requirements += _requirements(package, inner)
         else:
-            found.append(requirement)
-    return found
+            requirements.append(requirement)
+    return requirements
 
 
 def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     Without this check, RL would refuse the model after SFT has finished. Raises CheckpointError
     that names the first row whose protocol the tokenizer does not support.
     """
-    found: list[str] = []
+    protocols: list[str] = []
     checked: set[str] = set()
     for file in (file for _, path in config.data_files for file in parquet_files(path)):
         for index, row in read_rows(file, ("messages", "tools")):
@@ -42,8 +42,8 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
                         f"{_remedy(file, tokenizer)}"
                     ) from error
                 checked.add(name)
-                found.append(served)
-    return tuple(found)
+                protocols.append(served)
+    return tuple(protocols)
 
 
 def _served(name: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -153,12 +153,12 @@ def complete_checkpoints(folder: Path) -> list[Saved]:
     Skips those with an unreadable state.json, and copies under the name of another step. Raises
     CheckpointError for a checkpoint of a newer release.
     """
-    found: list[Saved] = []
+    complete: list[Saved] = []
     for step, path in step_folders(folder).items():
         if (path / STATE_FILE).is_file():
             with suppress(Damaged):
-                found += [saved for saved in (read_state(path),) if saved.step == step]
-    return found
+                complete += [saved for saved in (read_state(path),) if saved.step == step]
+    return complete
 
 
 def read_state(path: Path) -> Saved:
@@ -234,17 +234,17 @@ class BestStep:
         step = self.step()
         if step is None:
             return f"{self.metric}: no value yet"
-        found = f"best {self.metric} {self.values[step]:.6g} at step {step}"
+        text = f"best {self.metric} {self.values[step]:.6g} at step {step}"
         delta = f" by more than {self.min_delta:g}" if self.min_delta else ""
         since = f"{self.waited} validation{'s' if self.waited > 1 else ''}"
-        return f"{found}, no improvement{delta} in {since}" if self.waited else found
+        return f"{text}, no improvement{delta} in {since}" if self.waited else text
 
     def to_json(self) -> str:
         step = self.step()
         values = [{"step": step, "value": value} for step, value in sorted(self.values.items())]
-        found = {"step": step, "value": None if step is None else self.values[step], "waited": self.waited}
+        best = {"step": step, "value": None if step is None else self.values[step], "waited": self.waited}
         rule = {"metric": self.metric, "mode": self.mode, "patience": self.patience, "min_delta": self.min_delta}
-        return json.dumps({**rule, **found, "ended_early": self.stopped_early, "values": values}, indent=2)
+        return json.dumps({**rule, **best, "ended_early": self.stopped_early, "values": values}, indent=2)
 
     def _cost(self, step: int) -> float:
         return -self.values[step] if self.mode == "max" else self.values[step]
@@ -254,13 +254,13 @@ def read_best(run_dir: Path) -> BestStep | None:
     """Read ``<run>/best.json``; None if it does not exist. Raises CheckpointError if invalid."""
     path = run_dir / BEST_FILE
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
         return BestStep(
-            metric=str(found["metric"]),
-            mode=str(found["mode"]),
-            patience=int(found["patience"]),
-            min_delta=float(found["min_delta"]),
-            values={int(entry["step"]): float(entry["value"]) for entry in found["values"]},
+            metric=str(record["metric"]),
+            mode=str(record["mode"]),
+            patience=int(record["patience"]),
+            min_delta=float(record["min_delta"]),
+            values={int(entry["step"]): float(entry["value"]) for entry in record["values"]},
         )
     except FileNotFoundError:
         return None
@@ -280,16 +280,16 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
     if not wanted.metric:
         return None
     rule = BestStep(metric=wanted.name, mode=config.best_mode, patience=wanted.validations, min_delta=wanted.min_delta)
-    found = read_best(config.run.dir)
-    if found is None:
+    recorded = read_best(config.run.dir)
+    if recorded is None:
         return rule
-    if (found.metric, found.mode) != (rule.metric, rule.mode):
+    if (recorded.metric, recorded.mode) != (rule.metric, rule.mode):
         raise CheckpointError(
-            f"{config.run.dir / BEST_FILE} has the values of {found.metric} ({found.mode}), but {config.source} sets "
-            f'best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away; then no earlier '
-            "step can become the best."
+            f"{config.run.dir / BEST_FILE} has the values of {recorded.metric} ({recorded.mode}), but {config.source} "
+            f'sets best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away; then no '
+            "earlier step can become the best."
         )
-    return replace(rule, values=found.values).up_to(step)
+    return replace(rule, values=recorded.values).up_to(step)
 
 
 def lacks_value(config: RunConfig, step: int) -> bool:
@@ -438,10 +438,10 @@ def find_resume(config: RunConfig) -> Saved | None:
 def require_own(folder: Path) -> None:
     """Raise CheckpointError if a file belongs to another user (not root) or is world-writable."""
     for path in (folder, *folder.rglob("*")):
-        found = path.stat()
-        if found.st_uid not in (0, os.getuid()):
-            why = f"belongs to user {found.st_uid}"
-        elif found.st_mode & stat.S_IWOTH:
+        status = path.stat()
+        if status.st_uid not in (0, os.getuid()):
+            why = f"belongs to user {status.st_uid}"
+        elif status.st_mode & stat.S_IWOTH:
             why = "is writable by every user"
         else:
             continue
@@ -564,17 +564,17 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     changed = {size for size in LAYOUT if saved.layout[size] != now[size]}
     if not changed:
         return
-    found = f"{saved.path} was saved on {_layout_text(saved.layout)}, and the run's layout is {_layout_text(now)}"
+    layouts = f"{saved.path} was saved on {_layout_text(saved.layout)}, and the run's layout is {_layout_text(now)}"
     if kept := changed & {"ep", "etp"}:
         listed = " and ".join(f"parallel.{size} = {saved.layout[size]}" for size in sorted(kept))
         raise CheckpointError(
-            f"{found}. Megatron saves the optimizer state of experts that are distributed over ranks separately, so "
+            f"{layouts}. Megatron saves the optimizer state of experts that are distributed over ranks separately, so "
             f"parallel.ep and parallel.etp may not change. Set {listed}, or start another run from this one's export."
         )
     if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
         return
     raise CheckpointError(
-        f"{found}. It was saved with checkpoint.reshardable = false, so only the number of data-parallel ranks may "
+        f"{layouts}. It was saved with checkpoint.reshardable = false, so only the number of data-parallel ranks may "
         "change. Resume it on its own layout with checkpoint.reshardable = true, and on the new one after the next "
         "save."
     )
@@ -586,7 +586,7 @@ def _layout_text(sizes: dict[str, int]) -> str:
 
 def step_folders(checkpoints: Path) -> dict[int, Path]:
     """Return the folders named ``global_step_N``, complete or not, by step in ascending order."""
-    named = {int(found[1]): path for path in checkpoints.glob("*") if (found := _NAME.fullmatch(path.name))}
+    named = {int(match[1]): path for path in checkpoints.glob("*") if (match := _NAME.fullmatch(path.name))}
     return {step: named[step] for step in sorted(named) if named[step].is_dir()}
 
 
@@ -637,14 +637,14 @@ def record_checksums(role: Path, rank: int) -> None:
     mine = [path for path in files_of(folder) if path.is_relative_to(role) and _writing_rank(path, role) == rank]
     times = [path.stat().st_mtime_ns for path in mine]
     sums = zip(mine, checksums_of(mine), times, strict=True)
-    rows = {str(path.relative_to(folder)): {**asdict(found), "mtime_ns": time} for path, found, time in sums}
+    rows = {str(path.relative_to(folder)): {**asdict(checksum), "mtime_ns": time} for path, checksum, time in sums}
     write_whole(folder / SUMS / f"{role.name}-{rank}.json", json.dumps(rows))
 
 
 def _writing_rank(path: Path, role: Path) -> int | None:
     """Return the rank that wrote a file; None for metadata files, which belong to no rank."""
-    if found := _RANK_FILE.fullmatch(path.name):
-        return int(found[1])
+    if match := _RANK_FILE.fullmatch(path.name):
+        return int(match[1])
     return 0 if path.is_relative_to(role / "model") else None
 
 
@@ -656,17 +656,17 @@ def collect_checksums(folder: Path) -> dict[str, Any]:
     recorded: dict[str, Any] = {}
     for path in (folder / SUMS).glob("*.json"):
         recorded |= json.loads(path.read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
+    checksums: dict[str, Any] = {}
     unknown: list[Path] = []
     for path in files_of(folder):
         name, status = str(path.relative_to(folder)), path.stat()
         row = recorded.get(name, {})
         if (row.get("bytes"), row.get("mtime_ns")) == (status.st_size, status.st_mtime_ns):
-            found[name] = {"bytes": row["bytes"], "crc32": row["crc32"]}
+            checksums[name] = {"bytes": row["bytes"], "crc32": row["crc32"]}
         else:
             unknown.append(path)
     read = zip(unknown, checksums_of(unknown), strict=True)
-    return found | {str(path.relative_to(folder)): asdict(taken) for path, taken in read}
+    return checksums | {str(path.relative_to(folder)): asdict(taken) for path, taken in read}
 
 
 def find_damage(folder: Path, files: Mapping[str, Any], under: str = "") -> str:
@@ -746,9 +746,9 @@ def publish(config: RunConfig, step: int) -> None:
         "files": files,
     }
     write_whole(path, json.dumps(state, indent=2))
-    found, best = complete_checkpoints(path.parent.parent), read_best(config.run.dir)
-    best_step = best.step(last=found[-1].step) if best else None
-    for old in found[: -config.checkpoint.keep]:
+    complete, best = complete_checkpoints(path.parent.parent), read_best(config.run.dir)
+    best_step = best.step(last=complete[-1].step) if best else None
+    for old in complete[: -config.checkpoint.keep]:
         if old.step != best_step:
             remove_checkpoint(old.path)
 
@@ -811,10 +811,10 @@ class Saver:
 
     def describe_kept(self) -> str:
         """Return a sentence for the user of a run that stops early: which step is saved."""
-        found = complete_checkpoints(self._config.run.dir / "checkpoints")
-        if not found:
+        complete = complete_checkpoints(self._config.run.dir / "checkpoints")
+        if not complete:
             return "no checkpoint is kept, and the same command starts from the beginning"
-        return f"step {found[-1].step} is saved, and the same command resumes after it"
+        return f"step {complete[-1].step} is saved, and the same command resumes after it"
 
     def poll(self) -> None:
         """Publish the checkpoint in flight if all of its files are written."""

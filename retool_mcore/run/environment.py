@@ -33,19 +33,20 @@ NOT_INSTALLED = "not installed"
 def write_environment(run_dir: Path, platform: Platform) -> None:
     """Write the versions and hardware of this node to ``<run>/environment.json``."""
     installed = {name: version for name, version in _versions().items() if version != NOT_INSTALLED}
-    found = {"versions": installed, "hardware": _hardware(platform)}
-    write_whole(run_dir / ENVIRONMENT_FILE, json.dumps(found, indent=1) + "\n")
+    description = {"versions": installed, "hardware": _hardware(platform)}
+    write_whole(run_dir / ENVIRONMENT_FILE, json.dumps(description, indent=1) + "\n")
 
 
 def read_environment(run_dir: Path) -> dict[str, dict[str, str]]:
     """Read the tables ``versions`` and ``hardware``; empty if the file is missing or unreadable."""
     try:
-        found: Any = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        tables: Any = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not is_table(found):
+    if not is_table(tables):
         return {}
-    return {part: {key: str(value) for key, value in table.items()} for part, table in found.items() if is_table(table)}
+    tables = {part: table for part, table in tables.items() if is_table(table)}
+    return {part: {key: str(value) for key, value in table.items()} for part, table in tables.items()}
 
 
 def _versions() -> dict[str, str]:
@@ -61,11 +62,11 @@ def _versions() -> dict[str, str]:
 
 def _hardware(platform: Platform) -> dict[str, str]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found = {"processor": _processor(), "cores": str(os.cpu_count()), "memory": f"{memory_gib:.0f} GiB"}
+    hardware = {"processor": _processor(), "cores": str(os.cpu_count()), "memory": f"{memory_gib:.0f} GiB"}
     try:
-        return found | dict(platform.facts())
+        return hardware | dict(platform.facts())
     except (PlatformError, OSError, subprocess.SubprocessError) as error:  # must not stop a run
-        return found | {"devices": f"unknown: {error}"}
+        return hardware | {"devices": f"unknown: {error}"}
 
 
 def _processor() -> str:
@@ -82,15 +83,15 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
 
     It is cheap enough to compute at every start.
     """
-    found = {"host": socket.gethostname(), **_versions()}
-    found |= {name: repr(value) for name, value in flat(config.model_dump()).items()}
+    entries = {"host": socket.gethostname(), **_versions()}
+    entries |= {name: repr(value) for name, value in flat(config.model_dump()).items()}
     for name, path in config.data_files:
-        found[f"{name} = {path}"] = file_hash(Path(path))
+        entries[f"{name} = {path}"] = file_hash(Path(path))
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
-        found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
+        entries[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
     if config.model.chat_template not in ("", *BUILT_IN):
-        found[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
-    return found
+        entries[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
+    return entries
 
 
 def code_hash() -> str:

@@ -193,13 +193,13 @@ def find_weights(run_dir: Path, which: str = "newest") -> Path:
     ``which``: "newest", "best" (by best.metric), or a step number. Raises CheckpointError.
     """
     checkpoints = run_dir / "checkpoints"
-    found = complete_checkpoints(checkpoints)
+    saved_steps = complete_checkpoints(checkpoints)
     newest = [path for path in reversed(step_folders(checkpoints).values()) if (path / STATE_FILE).is_file()][:1]
     if newest and which == "newest":
         read_state(newest[0])  # raises if it is damaged: do not silently fall back to an older model
-    candidates = [run_dir, *(saved.path for saved in reversed(found))]
+    candidates = [run_dir, *(saved.path for saved in reversed(saved_steps))]
     if which != "newest":
-        step, complete = _step_of(run_dir, which), {saved.step: saved.path for saved in found}
+        step, complete = _step_of(run_dir, which), {saved.step: saved.path for saved in saved_steps}
         if step not in complete:
             raise CheckpointError(
                 f"{checkpoints} has no complete checkpoint of step {step}. There are: "

@@ -56,12 +56,12 @@ def step_rates(
     metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform, num_gpus: int
 ) -> dict[str, float]:
     """Token rates of the step, and the MFU of its update without validation and checkpoints."""
-    found = token_rates(metrics["perf/total_num_tokens"], times, num_gpus)
+    rates = token_rates(metrics["perf/total_num_tokens"], times, num_gpus)
     if platform.device.peak_flops:
         work_s = sum(times[f"timing_s/{name}"] for name in ("data", "forward_backward", "optimizer"))
-        found["mfu"] = metrics["flops"] / (platform.device.peak_flops * num_gpus * work_s)
+        rates["mfu"] = metrics["flops"] / (platform.device.peak_flops * num_gpus * work_s)
     busy_percent = platform.gpu_percent()
-    return found if busy_percent is None else found | {"gpu_percent": busy_percent}
+    return rates if busy_percent is None else rates | {"gpu_percent": busy_percent}
 
 
 class PhaseTimer:

@@ -144,8 +144,8 @@ class MLflow(Library):
         self._client = mlflow.MlflowClient(tracking_uri=server or f"sqlite:///{self.folder}/mlflow.db")
         if not known:
             artifacts = None if server else (self.folder / "artifacts").as_uri()
-            found = self._client.get_experiment_by_name(PROJECT)
-            experiment = found.experiment_id if found else self._client.create_experiment(PROJECT, artifacts)
+            existing = self._client.get_experiment_by_name(PROJECT)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(PROJECT, artifacts)
             known = str(self._client.create_run(experiment, run_name=name).info.run_id)
             settings = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in flat(config).items()]
             self._client.log_batch(known, params=settings)

@@ -167,11 +167,11 @@ def _prepare(
         day = pin_date(config.run.dir, config.model.path)
         start.begin(config.run.dir, "data")
         heartbeat.start(config.run.dir)
-        found, notes = checkpoint.choose_resume(config)
+        resume, notes = checkpoint.choose_resume(config)
         for note in notes:
             print_text(console, note)
         write_environment(config.run.dir, platform)  # before the model uses device memory
-        chosen = [day, found]
+        chosen = [day, resume]
     dist.broadcast_object_list(chosen, src=0)  # the other ranks read a checkpoint only after rank 0's check
     if config.cluster.nodes > 1:
         nodes: list[dict[str, str] | None] = [None] * dist.get_world_size()
