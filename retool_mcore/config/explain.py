@@ -57,8 +57,8 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, overridd
 
 
 def _sentence(kind: type[BaseModel], item: Any, where: str) -> str:
-    rule, found, context = item["type"], item["input"], item.get("ctx", {})
-    value = json.dumps(found, default=str)[:80]
+    rule, entered, context = item["type"], item["input"], item.get("ctx", {})
+    value = json.dumps(entered, default=str)[:80]
     if rule == "extra_forbidden":
         return f"{where} is not a setting{_nearest(kind, item['loc'])}"
     if rule == "value_error":
@@ -68,10 +68,10 @@ def _sentence(kind: type[BaseModel], item: Any, where: str) -> str:
         return f"{where} is missing: {RULES[rule]}"
     if rule == "string_pattern_mismatch":
         return f"{where} = {value}: it must have {PATTERNS[context['pattern']]}"
-    if rule == "list_type" and isinstance(found, str):
+    if rule == "list_type" and isinstance(entered, str):
         return f"{where} = {value}: expected a list. In a shell, quote it: '{where}=[\"...\"]'"
-    if rule == "literal_error" and found in VERL_VALUES and repr(VERL_VALUES[found]) in context["expected"]:
-        return f'{where} = {value} is verl\'s name. Write {where} = "{VERL_VALUES[found]}"'
+    if rule == "literal_error" and entered in VERL_VALUES and repr(VERL_VALUES[entered]) in context["expected"]:
+        return f'{where} = {value} is verl\'s name. Write {where} = "{VERL_VALUES[entered]}"'
     message = RULES[rule].format(where, **context) if rule in RULES else f"{item['msg'][0].lower()}{item['msg'][1:]}"
     return f"{where} = {value}: {message}"
 

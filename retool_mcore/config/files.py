@@ -19,13 +19,13 @@ def parquet_files(named: str) -> list[str]:
     pattern without files.
     """
     if Path(named).is_dir():
-        found = sorted(str(path) for path in Path(named).glob("*.parquet") if not is_hidden(path.name))
+        files = sorted(str(path) for path in Path(named).glob("*.parquet") if not is_hidden(path.name))
     elif has_magic(named) and not Path(named).exists():
-        found = sorted(path for path in glob(named, recursive=True) if not is_hidden(Path(path).name))
+        files = sorted(path for path in glob(named, recursive=True) if not is_hidden(Path(path).name))
     else:
         return [named]
-    if not found:
+    if not files:
         raise DataError(
             f"{named}: no parquet file found. Name a file, a folder of them, or a pattern that matches some."
         )
-    return found
+    return files

@@ -35,12 +35,12 @@ def reference(runs: Sequence[str] = tuple(RUNS)) -> list[Entry]:
 
     An entry that is identical in several kinds of run appears once.
     """
-    found: dict[Entry, tuple[str, ...]] = {}
+    runs_of: dict[Entry, tuple[str, ...]] = {}
     for run in runs:
         for entry in _entries(RUNS[run]):
-            found[entry] = (*found.get(entry, ()), run)
-    order = list(dict.fromkeys(entry.section for entry in found))
-    whole = [replace(entry, runs=owners) for entry, owners in found.items()]
+            runs_of[entry] = (*runs_of.get(entry, ()), run)
+    order = list(dict.fromkeys(entry.section for entry in runs_of))
+    whole = [replace(entry, runs=owners) for entry, owners in runs_of.items()]
     return sorted(whole, key=lambda entry: (order.index(entry.section), entry.kind != ""))
 
 
@@ -100,4 +100,4 @@ def _range(field: FieldInfo) -> str:
 
 
 def _bound(field: FieldInfo, name: str) -> Any:
-    return next((found for bound in field.metadata if (found := getattr(bound, name, None)) is not None), None)
+    return next((value for bound in field.metadata if (value := getattr(bound, name, None)) is not None), None)

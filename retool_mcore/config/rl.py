@@ -213,8 +213,8 @@ class RlConfig(RunConfig):
     @property
     def best_source(self) -> str:
         """The data_source in best.metric, or ""."""
-        found = SOURCE_ACCURACY.fullmatch(self.best.name)
-        return found["source"] if found else ""
+        match = SOURCE_ACCURACY.fullmatch(self.best.name)
+        return match["source"] if match else ""
 
     @property
     def validation_metrics(self) -> dict[str, str]:

@@ -101,8 +101,8 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
 def _warnings(runs: sections.Labelled) -> ReportSection:
     """Section with the warnings that `retool watch` would show now."""
     now_s = time.time()
-    found = [(label, warnings_of(run, state_of(run), now_s)) for label, run in runs]
-    blocks = [Text(text=f"{label}: {warning}") for label, warnings in found for warning in warnings]
+    of_runs = [(label, warnings_of(run, state_of(run), now_s)) for label, run in runs]
+    blocks = [Text(text=f"{label}: {warning}") for label, warnings in of_runs for warning in warnings]
     return ReportSection(title="Warnings", blocks=blocks or [Text(text="No warnings.", quiet=True)])
 
 
@@ -119,9 +119,11 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     mine = next((pair for pair in evaluated if pair.after or pair.before), None)
     if mine is not None:
         tiles.append(_accuracy_tile(mine))
-    elif found := validation_rows(run):
-        last = found[-1]
-        value = " → ".join(share(row["val/accuracy"]) for row in ([found[0], last] if len(found) > 1 else [last]))
+    elif validations := validation_rows(run):
+        last = validations[-1]
+        value = " → ".join(
+            share(row["val/accuracy"]) for row in ([validations[0], last] if len(validations) > 1 else [last])
+        )
         low, high = last.get("val/accuracy/low"), last.get("val/accuracy/high")
         interval = f", 95 %: {share(low)} to {share(high)}" if low is not None and high is not None else ""
         note = f"validation at step {int(last['step'])}{interval}"

@@ -66,11 +66,11 @@ def models_section(runs: Labelled, evaluated: Evaluated) -> ReportSection:
     sets = sorted({pair.newest.key[0] for pairs in evaluated for pair in pairs})
     blocks: list[Block] = []
     for data in sets:
-        found = [model for model in _models(runs, evaluated, data) if model.evaluations]
-        if len(found) < 2:
+        models = [model for model in _models(runs, evaluated, data) if model.evaluations]
+        if len(models) < 2:
             continue
-        blocks += [Text(text=f"Problems: {data}"), _table(found)]
-        if rows := list(_pairs(found)):
+        blocks += [Text(text=f"Problems: {data}"), _table(models)]
+        if rows := list(_pairs(models)):
             head = ("paired by problem", "difference", "gained / lost")
             blocks.append(Table(head=head, rows=rows))
             text = (
@@ -101,11 +101,11 @@ def _models(runs: Labelled, evaluated: Evaluated, data: str) -> list[_Model]:
     return [*untrained, *{id(model): model for model in trained.values()}.values()]
 
 
-def _table(found: Sequence[_Model]) -> Table:
+def _table(models: Sequence[_Model]) -> Table:
     """Table of accuracies. Differences are to the first model with the same tool setting."""
     first: dict[bool, Evaluation] = {}
     rows: list[tuple[str, ...]] = []
-    for model in found:
+    for model in models:
         for tool, evaluation in sorted(model.evaluations.items(), reverse=True):
             base = first.setdefault(tool, evaluation)
             change = "" if base is evaluation else _change(base, evaluation)
@@ -114,16 +114,16 @@ def _table(found: Sequence[_Model]) -> Table:
     return Table(head=head, rows=rows, numbers_from=2)
 
 
-def _pairs(found: Sequence[_Model]) -> Iterator[tuple[str, str, str]]:
+def _pairs(models: Sequence[_Model]) -> Iterator[tuple[str, str, str]]:
     """Compare each model without and with the tool, and every two trained models of a kind.
 
     Two models are compared as each was trained, then with the same tool setting.
     """
-    for model in found:
+    for model in models:
         if len(model.evaluations) == 2:
             text, tool = model.evaluations[False], model.evaluations[True]
             yield (f"{model.name}: text only, then with the tool", *_pair(text, tool))
-    trained = [(model, model.run) for model in found if model.run is not None]
+    trained = [(model, model.run) for model in models if model.run is not None]
     for (first, first_run), (second, second_run) in combinations(trained, 2):
         if first_run.kind != second_run.kind:
             continue  # "difference to the first" compares SFT and RL
@@ -162,9 +162,9 @@ def _validations(runs: Labelled) -> list[Block]:
     """Table of validation accuracies; empty if no run validated."""
     rows: list[tuple[str, ...]] = []
     for label, run in runs:
-        if found := validation_rows(run):
-            best = max(found, key=lambda row: row["val/accuracy"])
-            rows.append((label, *(_validation(row) for row in (found[0], found[-1], best))))
+        if validations := validation_rows(run):
+            best = max(validations, key=lambda row: row["val/accuracy"])
+            rows.append((label, *(_validation(row) for row in (validations[0], validations[-1], best))))
     if not rows:
         return []
     head = ("validation accuracy", "first", "last", "best")

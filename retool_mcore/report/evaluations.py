@@ -65,23 +65,23 @@ def all_reports(runs: Sequence[RunRecord], named: Sequence[Path]) -> tuple[list[
     Also returns a note for each unreadable report. Raises DataError when a path in ``named``
     contains no report or a damaged one.
     """
-    found: dict[Path, Evaluation] = {}
+    reports: dict[Path, Evaluation] = {}
     notes: list[str] = []
     for path in named:
         files = [path] if path.is_file() else sorted(_reports_in([path], ("", "*", "*/*")))
         if not files:
             raise DataError(f"Neither {path} nor its folders contain a {REPORT} of `retool eval`.")
-        found |= {file.resolve(): Evaluation(path=file, report=_whole(file)) for file in files}
+        reports |= {file.resolve(): Evaluation(path=file, report=_whole(file)) for file in files}
     places = [run.path for run in runs], [run.path.absolute().parent for run in runs]
     near = {*_reports_in(places[0], ("*", "*/*")), *_reports_in(places[1], ("*", "*/*"))}
     for file in sorted(near):
-        if file.resolve() in found:
+        if file.resolve() in reports:
             continue
         try:
-            found[file.resolve()] = Evaluation(path=file, report=_whole(file))
+            reports[file.resolve()] = Evaluation(path=file, report=_whole(file))
         except DataError as error:
             notes.append(f"Omitted: {error}")
-    return list(found.values()), notes
+    return list(reports.values()), notes
 
 
 def _reports_in(folders: Iterable[Path], patterns: Sequence[str]) -> Iterator[Path]:

@@ -42,14 +42,14 @@ def changed_settings(runs: Sequence[RunRecord]) -> list[Setting]:
     defaults = {entry.key: entry.default for run in runs for entry in reference((run.kind,)) if entry.kind}
     flat = [_flat(run.settings) for run in runs]
     keys = list(dict.fromkeys([*defaults, *(key for settings in flat for key in settings)]))
-    found: list[Setting] = []
+    changed: list[Setting] = []
     for key in keys:
         values = [settings.get(key) for settings in flat]
         present = [_default(defaults.get(key, UNKNOWN), settings) for settings in flat if key in settings]
         if any(_differs(value, default) for value, default in zip(_without_none(values), present, strict=True)):
             shown = tuple(ABSENT if value is None else json.dumps(value, ensure_ascii=False) for value in values)
-            found.append(Setting(key=key, values=shown, default=defaults.get(key, UNKNOWN)))
-    return found
+            changed.append(Setting(key=key, values=shown, default=defaults.get(key, UNKNOWN)))
+    return changed
 
 
 def _without_none(values: Sequence[Any]) -> list[Any]:
@@ -58,13 +58,13 @@ def _without_none(values: Sequence[Any]) -> list[Any]:
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten a run's settings to ``section.key``. A nested table (engine_args) is one value."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for section, table in settings.items():
         if is_table(table) and section != "verl_overrides":
-            found |= {f"{section}.{key}": value for key, value in table.items()}
+            values |= {f"{section}.{key}": value for key, value in table.items()}
         else:
-            found[section] = table
-    return found
+            values[section] = table
+    return values
 
 
 def _default(text: str, settings: Mapping[str, Any]) -> Any:
@@ -81,11 +81,11 @@ def _differs(value: Any, default: Any) -> bool:
 
 def settings(runs: Labelled) -> ReportSection:
     """Section on settings: those that differ from their default, then those without a default."""
-    found = changed_settings([run for _, run in runs])
+    differing = changed_settings([run for _, run in runs])
     labels = [label for label, _ in runs]
     blocks: list[Block] = []
-    changed = [setting for setting in found if setting.has_default]
-    chosen = [setting for setting in found if not setting.has_default]
+    changed = [setting for setting in differing if setting.has_default]
+    chosen = [setting for setting in differing if not setting.has_default]
     if changed:
         rows = [(setting.key, *setting.values, setting.default) for setting in changed]
         head = ("differs from the default", *labels, "default")
@@ -99,8 +99,8 @@ def settings(runs: Labelled) -> ReportSection:
     return ReportSection(title="Settings", blocks=blocks)
 
 
-def _marked(found: Sequence[Setting]) -> frozenset[int]:
-    return frozenset(index for index, setting in enumerate(found) if setting.differs_between_runs)
+def _marked(differing: Sequence[Setting]) -> frozenset[int]:
+    return frozenset(index for index, setting in enumerate(differing) if setting.differs_between_runs)
 
 
 def environment(runs: Labelled) -> ReportSection:

@@ -160,18 +160,18 @@ def time_spent(run: RunRecord) -> dict[str, float]:
     left_s = max(0.0, _wall_s(rows) - starts_s - sum(sums.values()))
     whole = starts_s + sum(sums.values()) + left_s
     large = {name: value for name, value in sums.items() if value >= SMALL_PHASE * whole}
-    found = {"starts": starts_s} | dict(sorted(large.items(), key=lambda item: -item[1]))
-    found |= {"smaller phases": sum(sums.values()) - sum(large.values()), LOST: left_s}
-    return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LOST else 0)}
+    seconds = {"starts": starts_s} | dict(sorted(large.items(), key=lambda item: -item[1]))
+    seconds |= {"smaller phases": sum(sums.values()) - sum(large.values()), LOST: left_s}
+    return {name: value for name, value in seconds.items() if value > (CLOCKS * whole if name == LOST else 0)}
 
 
 def phases_of(row: Row) -> dict[str, float]:
     """Return a row's seconds by phase name; they add up to the time since the previous row."""
     times = {name.removeprefix(TIMES): value for name, value in row.items() if name.startswith(TIMES)}
-    found = {name: value for name, value in times.items() if name not in SUMS and "/" not in name}
-    if "gen" in found:
-        found["gen"] -= sum(found.get(name, 0.0) for name in INSIDE)
-    return {TIMERS.get(name, name.replace("_", " ")): value for name, value in found.items()}
+    seconds = {name: value for name, value in times.items() if name not in SUMS and "/" not in name}
+    if "gen" in seconds:
+        seconds["gen"] -= sum(seconds.get(name, 0.0) for name in INSIDE)
+    return {TIMERS.get(name, name.replace("_", " ")): value for name, value in seconds.items()}
 
 
 def _wall_s(rows: list[Row]) -> float:
@@ -202,8 +202,8 @@ def _named(runs: Labelled, prefix: str, heading: str, leave: Sequence[str] = ())
     names = sorted({name for _, run in runs for row in run.rows for name in row if name.startswith(prefix)})
     means = {name: [fmean(row.get(name, 0.0) for row in run.rows) for _, run in runs] for name in names}
     return [
-        (f"{heading}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(mean) for mean in found))
-        for name, found in means.items()
+        (f"{heading}: {name.removeprefix(prefix).replace('_', ' ')}", *(number(mean) for mean in values))
+        for name, values in means.items()
         if name not in leave
     ]
 

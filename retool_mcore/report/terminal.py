@@ -157,20 +157,20 @@ def _means(values: Sequence[float], width: int) -> Iterator[float]:
         yield sum(part) / len(part)
 
 
-def _warnings(found: Sequence[str]) -> list[Text]:
-    if not found:
+def _warnings(warnings: Sequence[str]) -> list[Text]:
+    if not warnings:
         return [Text("no warnings", style="dim")]
-    return [Text(f"! {warning}", style="yellow", overflow="fold") for warning in found]
+    return [Text(f"! {warning}", style="yellow", overflow="fold") for warning in warnings]
 
 
 def find_runs(root: Path) -> list[Path]:
     """Return the runs under ``root``. Raises DataError if there are none."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder. Name the folder in run.root, or a run's folder.")
-    found = runs_below(root)
-    if not found:
+    runs = runs_below(root)
+    if not runs:
         raise DataError(f"{root} contains no runs: no folder in it has a config.toml. Name the folder in run.root.")
-    return found
+    return runs
 
 
 def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]], list[tuple[str, str]]]:

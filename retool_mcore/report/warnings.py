@@ -14,10 +14,10 @@ START_STAGE_S = 900.0  # longest normal start stage; large models load within it
 
 def warnings_of(run: RunRecord, state: State, now_s: float) -> list[str]:
     """Return one sentence per current or imminent problem. ``now_s``: Unix seconds."""
-    found = [_stalled(run, now_s) if state.name == "running" else "", *alarms(run.rows, run.settings).values()]
+    sentences = [_stalled(run, now_s) if state.name == "running" else "", *alarms(run.rows, run.settings).values()]
     if state.name == "killed":
-        found.insert(0, f"the run is not running; it stopped {state.stage}")
-    return [warning for warning in found if warning]
+        sentences.insert(0, f"the run is not running; it stopped {state.stage}")
+    return [warning for warning in sentences if warning]
 
 
 def _stalled(run: RunRecord, now_s: float) -> str:

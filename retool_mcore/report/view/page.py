@@ -119,13 +119,13 @@ def write_page(
     ``limit``: maximum number of trajectories. ``live``: version of the page, which a served page
     compares with its server's (serve.py).
     """
-    found = [[row for row in source.rows if not steps or row.step in steps] for source in sources]
-    if steps and not any(found):
+    chosen = [[row for row in source.rows if not steps or row.step in steps] for source in sources]
+    if steps and not any(chosen):
         have = sorted({row.step for source in sources for row in source.rows})
         raise ConfigError(
             f"--step {' '.join(map(str, steps))}: no trajectories were recorded. Recorded steps: {_ranges(have)}."
         )
-    everything = [row for rows in found for row in rows]
+    everything = [row for rows in chosen for row in rows]
     kept = {id(row) for row in sample(everything, limit)}
     index: dict[str, Any] = {
         "sources": [], "rows": [], "shown": len(kept), "found": len(everything), "steps": list(steps), "missing": [],
@@ -135,7 +135,7 @@ def write_page(
         bodies = draft.with_suffix(".chunks")
         try:
             with bodies.open("w", encoding="ascii") as chunks:
-                _fill(index, sources, [[row for row in rows if id(row) in kept] for rows in found], chunks, tokenizer)
+                _fill(index, sources, [[row for row in rows if id(row) in kept] for rows in chosen], chunks, tokenizer)
             with bodies.open(encoding="ascii") as chunks:
                 lines = (line.rstrip("\n") for line in chunks)
                 file.writelines(_template().generate(**_parts(index), live=live, chunks=lines))
@@ -279,16 +279,16 @@ def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
 
 def _errors(turns: Sequence[dict[str, Any]], behavior: dict[str, Any]) -> list[str]:
     """Return the distinct kinds of errors: malformed calls and failed calls."""
-    found = [f"malformed/{kind}" for kind in behavior.get("malformed") or ()]
-    if not found and any(turn.get("kind") == "malformed" for turn in turns):
-        found = ["malformed"]
+    errors = [f"malformed/{kind}" for kind in behavior.get("malformed") or ()]
+    if not errors and any(turn.get("kind") == "malformed" for turn in turns):
+        errors = ["malformed"]
     for turn in turns:
         for result in turn.get("results") or ():
             if not result.get("ok"):
                 names = ERROR_NAME.findall(str(result.get("shown") or ""))
                 status = str(result.get("status") or "failed").replace(" ", "_")
-                found.append(names[-1] if names and status in ("finished", "failed") else status)
-    return sorted(set(found))
+                errors.append(names[-1] if names and status in ("finished", "failed") else status)
+    return sorted(set(errors))
 
 
 def _largest_gap(record: dict[str, Any]) -> float | None:

@@ -58,16 +58,16 @@ class RecordSource:
     @property
     def events(self) -> list[tuple[int, str]]:
         """(step, event) for checkpoints, resumes and weight syncs, derived from the metrics."""
-        found: list[tuple[int, str]] = []
+        events: list[tuple[int, str]] = []
         for index, row in enumerate(self.metrics):
             step = int(row["step"])
             if row.get("timing_s/save_checkpoint"):
-                found.append((step, "checkpoint"))
+                events.append((step, "checkpoint"))
             if "timing_s/start" in row and (index or step > 1):
-                found.append((step, "resume"))
+                events.append((step, "resume"))
             if row.get("timing_s/update_weights"):
-                found.append((step, "weight sync"))
-        return found
+                events.append((step, "weight sync"))
+        return events
 
 
 def open_source(path: Path) -> RecordSource:
