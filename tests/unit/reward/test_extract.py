@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.get("response", case.get("turn")))[:40])
-def test_the_answer_is_the_models_last_box_outside_of_code_and_output(case: dict[str, str | None]):
+def test_the_answer_is_the_models_last_box_outside_of_code_and_output(case: dict[str, Any]):
     if (turn := case.get("turn")) is None:
         assert extract_answer(case["response"]) == case["answer"]
     else:
