@@ -29,6 +29,7 @@ from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.tree import sft_worker_config
 from retool_mcore.verl.sft_engine import megatron_worker
 
 KINDS = {  # kind -> pattern of kernel names; among overlapping kernels the first kind counts
@@ -90,7 +91,7 @@ def main(
 ) -> None:
     config = config_of(case, model, data, steps, overrides or ())
     platform = join_group(config.run.platform)
-    worker = megatron_worker(config, platform)
+    worker = megatron_worker(config, sft_worker_config(config, platform))
     recorder = Recorder(platform, trace)
     records = dist.get_rank() == 0
     rows = train(

@@ -38,7 +38,7 @@ from retool_mcore.run.signals import EndedBySignal, StopSignals, exit_code
 from retool_mcore.run.status import print_text, show_early_stage
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.checkpoint import seed_at
-from retool_mcore.verl.keys.tree import sft_tree
+from retool_mcore.verl.keys.tree import sft_worker_config, worker_yaml
 from retool_mcore.verl.plugin import assert_loaded
 
 if TYPE_CHECKING:
@@ -186,8 +186,10 @@ def _prepare(
             if note := dataset.dropped_note(config.data.max_length_tokens):
                 print_text(console, f"note: {note}")
         start.begin(config.run.dir, "model")
-        (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
-    worker = megatron_worker(config, platform)
+    worker_config = sft_worker_config(config, platform)
+    if rank == 0:
+        (config.run.dir / "verl.yaml").write_text(worker_yaml(worker_config), encoding="utf-8")
+    worker = megatron_worker(config, worker_config)
     time_optimizer(worker.engine, platform, timer)
     engine = SftEngine(worker, config, platform)
     dp_rank, size, batch = engine.dp_rank, engine.dp_size, config.train.global_batch

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from verl.workers.config import TrainingWorkerConfig
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
-from retool_mcore.verl.keys.tree import sft_worker_config
 from retool_mcore.verl.recompute import shape_of_worker
 
 
@@ -128,12 +128,12 @@ class SftEngine:
         )
 
 
-def megatron_worker(config: SftConfig, platform: Platform) -> Any:
+def megatron_worker(config: SftConfig, worker_config: TrainingWorkerConfig) -> Any:
     """Build verl's worker with the run's Megatron model, optimizer and schedule."""
     from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
 
     worker_class = RecomputingWorker if config.memory.recompute == "auto" else UpdateWorker
-    worker = worker_class(sft_worker_config(config, platform))
+    worker = worker_class(worker_config)
     start(worker)
     return worker
 

@@ -88,12 +88,13 @@ def make_engine(folder: Path, usual: Sequence[str], *changes: str, model: str = 
     """SFT's engine with these settings, in the place of the one before."""
     from megatron.core import parallel_state
 
+    from retool_mcore.verl.keys.tree import sft_worker_config
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker
 
     parallel_state.destroy_model_parallel()
     settings = [*usual, f"model.path={folder}/{model}", f"run.root={folder}", *changes]
     config, platform = load_config(SftConfig, SFT, settings), get_platform("cpu")
-    return SftEngine(megatron_worker(config, platform), config, platform)
+    return SftEngine(megatron_worker(config, sft_worker_config(config, platform)), config, platform)
 
 
 def found(folder: Path) -> dict[str, Any]:

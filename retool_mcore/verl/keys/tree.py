@@ -270,6 +270,12 @@ def sft_tree(config: SftConfig, platform: Platform) -> str:
     return _as_yaml(sft_parts(config, platform, sft_sections(config, platform)))
 
 
+def worker_yaml(config: TrainingWorkerConfig) -> str:
+    """A worker's configuration in the form of ``sft_tree``."""
+    parts = {"engine": config.engine_config, "optim": config.optimizer_config, "checkpoint": config.checkpoint_config}
+    return _as_yaml(parts)
+
+
 def sft_defaults() -> str:
     """The defaults of verl's dataclasses, in the same form as ``sft_tree``."""
     from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
