@@ -91,8 +91,8 @@ TABLE: tuple[Row, ...] = (
         cuda="fused RMSNorm, SwiGLU and rotary embedding kernels",
         ascend="MindSpeed's fused RMSNorm and SwiGLU; Megatron's plain rotary embedding",
         kind="substituted",
-        reason="as in verl's Megatron scripts for NPUs; a few of them also fuse the embedding, by "
-        "use_fused_rotary_pos_emb with apply_rope_fusion: set both in [verl_overrides]",
+        reason="as in verl's Megatron scripts for NPUs; a few of these also use a fused rotary "
+        "embedding. For that, set use_fused_rotary_pos_emb and apply_rope_fusion in [verl_overrides]",
         seen_in=f"{MINDSPEED}, verl 0.9.0's run_qwen3_235b_256k_megatron.sh",
     ),
     Row(

@@ -36,7 +36,7 @@ class Lora(Section):
     base_precision: Literal["model", "fp8"] = "model"
     """Precision of the frozen matrices of the layers. "model": that of model.dtype.
 
-    "fp8" rounds each number to one byte, in training, engines and export.
+    "fp8" stores each number in one byte. Engines and the export use the rounded values.
     """
 
     @model_validator(mode="after")

@@ -140,7 +140,7 @@ class Reward(Section):
     """
 
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
-    """A penalty rises to 1 over this many last tokens of rollout.max_response_tokens; 0: off."""
+    """Last tokens of rollout.max_response_tokens over which a penalty rises from 0 to 1; 0: off."""
 
     require: list[Literal["format", "simplified"]] = Field(default=[])
     """Further conditions for the reward of a right answer.

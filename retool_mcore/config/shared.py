@@ -80,7 +80,7 @@ class Parallel(Section):
     """
 
     tp: PositiveInt = 1
-    """Tensor parallel size: ranks that split each layer's matrices, norms and dropout."""
+    """Tensor parallel size: ranks that split each layer's matrices, and the tokens in norms and dropout."""
 
     pp: PositiveInt = 1
     """Pipeline parallel size: stages that the layers are divided into."""

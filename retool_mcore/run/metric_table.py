@@ -40,7 +40,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "groups/all_wrong": ("share", "groups whose answers are all wrong, before algorithm.filter_groups"),
         "groups/same_reward": ("share", "groups whose rewards are all the same, so they teach nothing"),
         "curriculum/*": ("", "how often prompts are sampled, with data.curriculum"),
-        "training/filter_groups/*": ("groups", "groups that algorithm.filter_groups replaced or left over"),
+        "training/filter_groups/*": ("groups", "groups that algorithm.filter_groups replaced, and groups beyond those that the step needed"),
     },
     "Mismatch of engine and actor": {
         "rollout_corr/kl": ("nats", "mean of log p_engine - log p_actor over sampled tokens"),
@@ -63,7 +63,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "behavior/code_ratio": ("share", "trajectories that executed a call"),
         "behavior/calls": ("", "executed calls of a trajectory"),
         "behavior/calls/*": ("", "executed calls of a trajectory, for each other tool"),
-        "behavior/tool_faults/*": ("", "errors in these tools' hooks that dropped no trajectory"),
+        "behavior/tool_faults/*": ("", "errors in the methods of your own tools that did not drop the trajectory"),
         "behavior/turns": ("", "turns of a trajectory"),
         "behavior/requests": ("", "requests to the engine; more than turns if the engine aborts some"),
         "behavior/model_tokens": ("tokens", "tokens of a response that the model sampled"),
@@ -107,7 +107,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "val/accuracy": ("share", "right answers; accuracy/low and accuracy/high are its 95 % interval"),
         "val/*": ("", "metrics of groups, trajectories and reward parts, as above"),
         "val-core/*/mean@*": ("share", "accuracy of each data source, by verl"),
-        "val-core/*/mean": ("share", "by verl: accuracy of the best of several answers, and of their majority vote"),
+        "val-core/*/mean": ("share", "verl's best@N/mean and maj@N/mean: accuracy of the best of N answers, and of their majority vote"),
         "best/*": ("", "with best.metric: the best step, its value, and validations since the last improvement"),
     },
     "Speed": {
