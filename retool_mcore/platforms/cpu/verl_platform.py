@@ -70,12 +70,12 @@ class PlatformCPU(PlatformBase):
     The run starts Ray with that many logical GPUs.
     """
 
-    device_name = vendor_name = "cpu"
+    device_name = vendor_name = "cpu"  # type: ignore[assignment]  # properties in verl's class
     device_module: ModuleType = DEVICE
     set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
     profiler_start = profiler_stop = cudart = _do_nothing
     nvtx_range = _always(nullcontext())
-    manual_seed = manual_seed_all = staticmethod(_manual_seed)
+    manual_seed = manual_seed_all = staticmethod(_manual_seed)  # type: ignore[assignment]
     is_available = _always(True)
     current_device = _always(CPU)  # verl passes it to Tensor.to()
     device_count = _always(1)
