@@ -11,6 +11,7 @@ from retool_mcore.report.view.page import write_page
 from retool_mcore.report.view.sources import open_source
 from tests.nightly.report import test_browser
 from tests.nightly.report.test_browser import RECORD, show
+from tests.unit.report.generated import write_run
 
 browser, pytestmark = test_browser.browser, test_browser.pytestmark
 ROWS, GROUP = 5000, 8
@@ -45,6 +46,7 @@ def test_5000_trajectories_open_in_2_s_and_scroll_at_50_ms_a_frame(browser: Any,
             row = {**RECORD, "key": f"{step}-{group}_{number % GROUP}_0", "step": step, "wall_s": float(rng.gamma(2.0))}
             row["prompt"] = RECORD["prompt"].replace("115", str(100 + group % 97))
             file.write(json.dumps(row | {"reward_info": {"acc": float(rng.random() < 0.4)}}) + "\n")
+    write_run(tmp_path, rows=[{"step": step, "reward": 0.5} for step in range(1, 1 + ROWS // 250)])
     write_page([open_source(tmp_path)], tmp_path / "view.html", limit=10_000)
     browser.set_script_timeout(120)
     browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
