@@ -131,7 +131,7 @@ class Ascend(Platform):
             EnvVar(
                 "TASK_QUEUE_ENABLE",
                 "1",
-                "from verl's guide: a second thread launches operators; level 2 does not work with ACL graphs",
+                "from verl's guide: a second thread launches operators; the value 2 does not work with ACL graphs",
             ),
             EnvVar(
                 "HCCL_OP_EXPANSION_MODE",
@@ -142,7 +142,8 @@ class Ascend(Platform):
             EnvVar(
                 "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
                 "1",
-                "verl's NPU pages and scripts; a worker sees all devices of its node and selects its own by number",
+                "from verl's NPU pages and scripts: a worker sees all devices of its node and selects its own by "
+                "number",
                 forced=False,
             ),
             EnvVar(
@@ -181,8 +182,8 @@ class Ascend(Platform):
             )
         if isinstance(config, RlConfig) and os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             raise PlatformError(
-                "TORCHDYNAMO_DISABLE = 1 is set, as in the guide. vLLM's piecewise graphs need torch.compile, so the "
-                "engines would silently decode without graphs. Unset it."
+                "TORCHDYNAMO_DISABLE = 1 is set, as verl's guide for NPUs suggests. vLLM's piecewise graphs need "
+                "torch.compile, so the engines would silently decode without graphs. Unset it."
             )
         if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
             raise PlatformError(

@@ -6,7 +6,9 @@ The launch scripts set the environment of their hardware and then become this pr
 nodes, start the same command on each. In SFT each node starts its own ranks. In RL node 0 drives
 the run, and the other nodes provide their GPUs through Ray until node 0 leaves.
 
-Environment: NODE_RANK and HEAD_IP, which Slurm sets, and the names in ``DEFAULTS``.
+Environment: NODE_RANK and HEAD_IP (under Slurm they are derived from the job), the names in
+``DEFAULTS``, and optionally PYTHON, DRY_RUN, NODE_IP, SANDBOX_DIR, SANDBOX_OPTIONS,
+RAY_START_OPTIONS, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""SFT on Megatron, on one node.
+"""One rank of SFT on Megatron, started by torchrun. launch/nodes.py starts several nodes.
 
 torchrun --nproc-per-node N launch/sft_mcore.py CONFIG.toml [section.key=value ...]
 """

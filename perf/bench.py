@@ -65,7 +65,7 @@ def bench(
     warmup: Annotated[int, typer.Option(min=1, help="steps to discard")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="steps to measure")] = 20,
     history: Annotated[
-        bool, typer.Option(help="append the result to perf/history.jsonl and to runs/perf for TensorBoard")
+        bool, typer.Option(help="append the result to runs/perf/history.jsonl, and to TensorBoard in runs/perf")
     ] = False,
 ) -> None:
     from retool_mcore.run.metrics import read_metrics  # loads torch, which perf/compare.py does not need
@@ -142,7 +142,10 @@ def with_perf_on_path() -> dict[str, str]:
 
 
 def read_case(name: str) -> dict[str, Any]:
-    """A table of cases.toml: kind, config, set. Raises ConfigError for an unknown name."""
+    """A table of cases.toml: kind, config, set, and perhaps scripted, alone, threshold.
+
+    Raises ConfigError for an unknown name.
+    """
     cases = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))
     if name not in cases:
         raise ConfigError(f"{name!r} is not a case of perf/cases.toml. Known: {', '.join(cases)}.")
@@ -191,7 +194,7 @@ def hardware_name(record: dict[str, Any]) -> str:
 
 
 def add_to_history(record: dict[str, Any]) -> None:
-    """Append the summary to perf/history.jsonl and to TensorBoard.
+    """Append the summary to runs/perf/history.jsonl and to TensorBoard.
 
     TensorBoard's step is the number of commits.
     """
@@ -200,7 +203,8 @@ def add_to_history(record: dict[str, Any]) -> None:
     name = f"{record['case']}.{hardware_name(record)}"
     numbers = {k: v for k, v in record["summary"].items() if isinstance(v, int | float)}
     kept = {"name": name, **{k: record["provenance"][k] for k in ("commit", "dirty", "date")}, **numbers}
-    with (ROOT / "perf" / "history.jsonl").open("a", encoding="utf-8") as file:
+    (ROOT / "runs" / "perf").mkdir(parents=True, exist_ok=True)
+    with (ROOT / "runs" / "perf" / "history.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(kept) + "\n")
     with SummaryWriter(str(ROOT / "runs" / "perf" / name)) as board:
         for metric, value in numbers.items():

@@ -41,7 +41,7 @@ from retool_mcore.errors import ConfigError
 CONFIDENCE = 0.99
 POWER, NOISE = 0.9, 0.02  # a detectable difference is found with this probability, at this noise per step
 DEFAULT_THRESHOLD = 0.03
-SMALL = 0.7  # limit / threshold; below 1, because half of the measurements are below the true difference
+SMALL = 0.7  # share of the threshold that counts: half of the measurements are below the true value
 TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
 SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work
 NOT_COUNTED = ("timing_s/save_checkpoint", "timing_s/validate", "timing_s/testing")  # phases of only some steps

@@ -2,7 +2,7 @@
 
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
-It sends waves of simultaneous requests with lengths as planned by perf/scripted.py, without calls.
+It sends waves of simultaneous requests with uniformly drawn lengths (``--tokens``), without calls.
 The requests return log-probabilities, as in RL. A warm-up wave comes first. ``--precision fp8``
 starts the server as verl does for rollout.precision = "fp8". ``--kernels`` profiles some steps of
 another wave by kind of kernel.

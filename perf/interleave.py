@@ -39,7 +39,7 @@ from retool_mcore.errors import ConfigError
 
 LAST_LINES = 20  # of a failed run's log
 # The files that can change the time of a step.
-PERF_FILES = ("bench.py", "cases.toml", "rl_alone.py", "scripted.py", "scripted_loop.yaml")
+PERF_FILES = ("bench.py", "cases.toml", "rl_alone.py", "scripted.py", "scripted_loop.yaml", "scripted_tail_loop.yaml")
 STEP_FILES = (
     "retool_mcore", "ascend", "launch", "configs", "pyproject.toml", *(f"perf/{name}" for name in PERF_FILES),
     ":!*.md",

@@ -8,7 +8,7 @@ Prints JSON. Half of the answers in each case are wrong:
 
 ``--answers FILE`` (gzipped JSON lines: answer, truth, right, rows) measures answers of real models
 instead, with our judge and with math-verify. ``lost`` counts right rows that a judge rejects, and
-``passed`` wrong rows that it accepts. ``rows_per_cpu_s`` counts a pair as often as it occurs.
+``passed`` wrong rows that it accepts. ``rows_per_cpu_s`` weights each pair by its ``rows``.
 ``--every 10`` uses every tenth pair.
 
 Symbolic responses are judged in as many threads as in `retool score`, because a thread waits for

@@ -59,7 +59,7 @@ def limits_for(*, max_response_tokens: int, **budgets: Any) -> Limits:
     return replace(defaults, max_tool_s=math.inf, **budgets)
 
 
-class Tool:
+class InstantSandbox:
     """A sandbox that answers at once and executes nothing."""
 
     def __init__(self, output: str = "383362") -> None:
@@ -152,7 +152,14 @@ class InstantEngine:
 
 
 async def run_trajectories(
-    engine: Any, protocol: ToolProtocol, limits: Limits, *, tool: Tool, count: int, in_flight: int, seeded: bool = True
+    engine: Any,
+    protocol: ToolProtocol,
+    limits: Limits,
+    *,
+    tool: InstantSandbox,
+    count: int,
+    in_flight: int,
+    seeded: bool = True,
 ) -> list[Trajectory]:
     """Run ``count`` trajectories, ``in_flight`` at a time."""
     slots = asyncio.Semaphore(in_flight)
@@ -214,7 +221,9 @@ def overshoot(
             limits = limits_for(max_response_tokens=400, max_turns=1000, max_malformed_calls=1000)
             async with BenchEngine(url, options={"logit_bias": bias}) as engine:
                 engine.engine_stops, started = engine_stops, time.perf_counter()
-                done = await run_trajectories(engine, rules, limits, tool=Tool(), count=trajectories, in_flight=64)
+                done = await run_trajectories(
+                    engine, rules, limits, tool=InstantSandbox(), count=trajectories, in_flight=64
+                )
                 wall_s = time.perf_counter() - started
         turns = [
             each.ledger.response_ids[turn.start : turn.start + turn.tokens] for each in done for turn in each.turns
@@ -262,7 +271,9 @@ def drift(
             limits = limits_for(max_response_tokens=800, max_turns=per_trajectory)
             count = -(-turns // per_trajectory)
             async with EchoEngine(url, tokenizer, seen, turn_tokens=turn_tokens) as engine:
-                done = await run_trajectories(engine, protocol, limits, tool=Tool(), count=count, in_flight=64)
+                done = await run_trajectories(
+                    engine, protocol, limits, tool=InstantSandbox(), count=count, in_flight=64
+                )
         for each in done:  # the ledger checks the contexts' lengths, EchoEngine their ids
             assert len(each.turns) == per_trajectory, f"a trajectory ended with {each.stop_reason}"
         return {
@@ -291,7 +302,7 @@ def overhead(
         call_ids = tokenizer.encode(thinking + CALL, add_special_tokens=False)
         protocol = Hermes(tokenizer)
         limits = limits_for(max_response_tokens=100_000, max_turns=turns)
-        tool = Tool(output="\n".join(f"{index:6d} {index * index}" for index in range(20)))
+        tool = InstantSandbox(output="\n".join(f"{index:6d} {index * index}" for index in range(20)))
         ms: list[float] = []
         for _ in range(repeats + 1):
             started = time.process_time()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from bench import ROOT, read_case
 
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.data.sft import PackedBatches, load_sft
+from retool_mcore.data.sft import BatchesOfRank, load_sft
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.run.metrics import PhaseTimer, step_rates
@@ -55,7 +55,7 @@ def train(
     time_optimizer(worker.engine, platform, timer)
     engine = SftEngine(worker, config, platform)
     data = load_sft(config.data.train_file, tokenizer_of(config.model), config.data.max_length_tokens)
-    batches = PackedBatches(
+    batches = BatchesOfRank(
         data.examples, config.train.global_batch, config.run.seed, engine.dp_size, engine.dp_rank,
         hidden_size=engine.shape.hidden,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The errors that users see. Each states the problem, the value, the rule and what to do."""
 
 EXIT_USER_ERROR = 2  # exit code after a user's error
-EXIT_RETRYABLE = 3  # exit code after a lost process or node: launch/nodes.py restarts the run
+EXIT_RETRYABLE = 3  # exit code of RunError and RolloutError, such as a lost process or node
 
 
 class ReToolError(Exception):

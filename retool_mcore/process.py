@@ -138,7 +138,7 @@ def redirect_output(log: Path) -> Generator[IO[str]]:
     leaks, goes to the log, too.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    atexit.unregister(_write_exit_output)  # an earlier block's: output at exit goes to the last log
+    atexit.unregister(_write_exit_output)  # of an earlier call: output at exit goes to the last log only
     atexit.register(_write_exit_output, log)
     before = {number: os.dup(number) for number in (1, 2)}
     terminals = {number: os.isatty(number) for number in before}

@@ -86,10 +86,10 @@ OTHER_RANKS_WAIT_S = 30.0
 
 
 def guarded(function: F) -> F:
-    """Decorate a command: print errors as one line and exit with 2 or 3; exit with 130 on Ctrl-C.
+    """Decorate a command: print errors as one line and exit with 2 or 3.
 
     This covers ReToolError and the OSErrors in OS_ERRORS. Any other exception is a bug of ours
-    and propagates.
+    and propagates. After a signal, the exit code is 128 + the signal's number.
     """
 
     @wraps(function)

@@ -33,7 +33,7 @@ def explain(
     ] = None,
     *,
     explain: Annotated[
-        bool, typer.Option("--explain", help="print type, default and meaning of keys; this is the default")
+        bool, typer.Option("--explain", help="accepted, but without effect: this command always explains")
     ] = True,
     run: Annotated[
         Literal["sft", "rl"] | None, typer.Option(help="only keys of this kind of run", show_default=False)

@@ -39,7 +39,7 @@ PARQUET, JSON_LINES = ".parquet", ".jsonl"
 Out = Annotated[Path, typer.Option(help="Parquet file to write.")]
 Rejects = Annotated[
     Path | None,
-    typer.Option(help="JSON lines of rejected rows, with the reason; OUT.rejects.jsonl by default."),
+    typer.Option(help="JSON lines of rejected rows, with the reason; X.rejects.jsonl for X.parquet by default."),
 ]
 RejectBad = Annotated[
     bool, typer.Option("--reject-bad", help="Reject rows that cannot be read; without it, the first is an error.")
@@ -94,7 +94,7 @@ def protocol(
     chat_template: ChatTemplate = "",
     template_args: TemplateArgs = "",
 ) -> None:
-    """Print the tool protocol that a model supports: hermes, qwen3_coder or retool.
+    """Print the first of hermes, qwen3_coder, retool, llama3 and mistral that a model supports.
 
     hermes requires that tokenizer and chat template support it, and that the model was trained on
     its tags. The name is valid for `data sft --protocol` and rollout.protocol.
@@ -103,10 +103,10 @@ def protocol(
     from retool_mcore.data.tokenizer import load_tokenizer
     from retool_mcore.data.tool import CALL_END, CALL_START
     from retool_mcore.model.tensors import never_trained
-    from retool_mcore.rollout.protocol import Retool, serving_protocol
+    from retool_mcore.rollout.protocol import Retool, default_protocol
 
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args))
-    name = serving_protocol(tokenizer)
+    name = default_protocol(tokenizer)
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
     untrained = never_trained(model, tags) if name == "hermes" else []
     if untrained is None:
@@ -271,10 +271,10 @@ def _longer_than(most: int | None, model: str, known: PromptFormat | None) -> Ca
     if not model:
         raise DataError("--max-prompt-tokens needs --model, whose tokenizer counts the tokens.")
     from retool_mcore.data.tokenizer import load_tokenizer
-    from retool_mcore.rollout.protocol import open_protocol, serving_protocol
+    from retool_mcore.rollout.protocol import default_protocol, open_protocol
 
     tokenizer = load_tokenizer(model)
-    protocol = open_protocol((known and known.protocol) or serving_protocol(tokenizer), tokenizer)
+    protocol = open_protocol((known and known.protocol) or default_protocol(tokenizer), tokenizer)
 
     def why(messages: list[dict[str, Any]]) -> str:
         count = len(protocol.prompt_ids(messages))
@@ -290,10 +290,12 @@ def split(
     hold_out: Annotated[int, typer.Option(min=1, help="Minimum number of rows to hold out.")],
     *,
     train: Annotated[
-        Path | None, typer.Option(help="File for the other rows; FILE.train by default.", show_default=False)
+        Path | None,
+        typer.Option(help="File for the other rows; X.train.parquet for X.parquet by default.", show_default=False),
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(help="File for held-out rows; FILE.held_out by default.", show_default=False)
+        Path | None,
+        typer.Option(help="File for held-out rows; X.held_out.parquet for X.parquet by default.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the choice of problems.")] = 0,
     problem: ProblemColumns = None,

@@ -71,7 +71,7 @@ def evaluate(
         "runs/eval"
     ),
     n: NumSamples = None,
-    protocol: Annotated[str, typer.Option(help="hermes or retool; that of CONFIG by default")] = "",
+    protocol: Annotated[str, typer.Option(help="as rollout.protocol; CONFIG's by default")] = "",
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or both")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="use only the first problems")] = None,
     url: Annotated[
@@ -90,10 +90,10 @@ def evaluate(
     """Sample each problem n times; report scores and behaviour.
 
     The scores are mean@n with its interval, pass@n and maj@n. Problems, n, temperature and top_p
-    come from section [validation] of CONFIG. With and without the tool, a model is sampled at the
-    same time, on one server per rollout.engine_tp GPUs. Several models are sampled one after the
-    other. Run the same command again to continue. Without CONFIG, the rollout has the paper's
-    limits: 8 turns and 16384 tokens (or the model's maximum), top_p 0.6, n = 8.
+    come from section [validation] of CONFIG. With --tool both, a model is sampled with and without
+    the tool at the same time. Each server uses rollout.engine_tp GPUs. Several models are sampled
+    one after the other. Run the same command again to continue. Without CONFIG, the defaults are
+    8 turns, 16384 tokens (or the model's maximum), top_p 0.6 and n = 8.
 
     With --endpoint, the model is behind an API that takes and returns text. Its key is
     OPENAI_API_KEY.

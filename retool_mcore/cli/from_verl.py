@@ -1,7 +1,7 @@
-"""Converts verl's run file to ours: `retool config from-verl`. Also prints the table of all keys.
+"""Converts verl's run file to ours: `retool config from-verl`.
 
 The tables in verl/keys map each of verl's keys to the setting that decides it. This module inverts
-them, and converts values that differ between the two.
+them, and converts values that differ between the two. docs/from_verl.md is generated from them.
 """
 
 import json
@@ -89,7 +89,8 @@ Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's def
 FIXED = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
 MEGATRON = f"{ACTOR}megatron.override_transformer_config."
 FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP file has no Megatron layout"
-# Settings whose default in verl changes what the model learns. They are always written.
+# Settings whose default in verl changes what the model learns. If the file does not set one, its
+# default in verl is written where it differs from ours.
 LEARNING = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
 LEARNING_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tools")
 MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}

@@ -60,7 +60,7 @@ def _sft_rank(
     sft.train(run)
     if first:
         finish(run)
-    ignore_signals()  # only interpreter shutdown is left, during which Ray still imports
+    ignore_signals()  # only interpreter shutdown is left, in which Ray's exit handlers still import
 
 
 @app.command()
@@ -146,9 +146,9 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="seed of the task, the models and the runs")] = 0,
     root: Annotated[Path, typer.Option(help="folder for all files")] = Path("runs/quickstart"),
 ) -> None:
-    """Run the main job in miniature, on a CPU.
+    """Run a whole experiment in miniature, on a CPU.
 
-    Stages: task, SFT, export, RL with and without the tool, evaluation, summary.
+    Stages: task, SFT, RL with the tool, RL without it, evaluation, summary.
     """
     from retool_mcore.quickstart import run
 

@@ -24,7 +24,8 @@ def plan(
     *,
     platform: PlatformName = None,
     hardware: Annotated[
-        str | None, typer.Option(help="h100x16, h200x8, a2x8, ... [default: from the run's name]")
+        str | None,
+        typer.Option(help="h100x16, h200x8, a2x8, ... [default: this machine's GPU, or the suffix of the run's name]"),
     ] = None,
     mean_tokens: Annotated[float | None, typer.Option(help="mean tokens of a sequence, prompt included")] = None,
     like: Annotated[Path | None, typer.Option(help="folder of a run with the lengths and calls to assume")] = None,

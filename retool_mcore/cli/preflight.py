@@ -83,7 +83,9 @@ def get(
         if not isinstance(table, BaseModel) or name not in known:
             whole = isinstance(table, BaseModel)
             near = nearest(key if whole else section, [f"{section}.{field}" for field in known] if whole else known)
-            raise ConfigError(f"{config}: {key!r} is not a setting of this run, as section.key{near}")
+            raise ConfigError(
+                f"{config}: {key!r} is not a setting of this run{near}. Write section.key, such as train.steps"
+            )
         value = getattr(table, name)
         values.append(" ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value))
     typer.echo(" ".join(values))

@@ -44,8 +44,8 @@ def runs(
 ) -> None:
     """List the runs under a folder: steps done, state, warnings and the next command of each.
 
-    A run is running while its folder is locked, and finished after its last step. Any other run was
-    killed or stopped by an error.
+    A run is running while its folder is locked. It has ended after its last step, or when
+    best.patience stopped it. A killed run was ended by a signal or an error.
     """
     from retool_mcore.report.terminal import find_runs, runs_table
     from retool_mcore.run.status import printable

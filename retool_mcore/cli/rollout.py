@@ -17,7 +17,7 @@ from retool_mcore.errors import DataError, RolloutError
 app = typer.Typer()
 
 # The same defaults as in a run, except max_response_tokens.
-LOOP, BOX = ToolLoop(max_response_tokens=16_384), SandboxSettings()
+DEFAULT_LOOP, DEFAULT_SANDBOX = ToolLoop(max_response_tokens=16_384), SandboxSettings()
 SAMPLED: dict[str, float] = {name: Rollout.model_fields[name].default for name in ("temperature", "top_p")}
 PROMPT_KEYS = ("messages", "prompt", "problem", "question")
 
@@ -25,7 +25,7 @@ PROMPT_KEYS = ("messages", "prompt", "problem", "question")
 @app.command()
 @guarded
 def parse(
-    protocol: Annotated[str, typer.Option(help="format of calls")] = LOOP.protocol,
+    protocol: Annotated[str, typer.Option(help="format of calls")] = DEFAULT_LOOP.protocol,
     one_line: Annotated[bool, typer.Option("--json", help="print one line")] = False,
 ) -> None:
     """Parse one model turn from standard input and print the result as JSON.
@@ -50,22 +50,24 @@ def rollout(
     out: Annotated[Path, typer.Option(help="JSON lines to write, one per finished trajectory; overwritten")],
     chat_template: ChatTemplate = "",
     template_args: TemplateArgs = "",
-    protocol: Annotated[str, typer.Option(help="format of calls")] = LOOP.protocol,
-    tool: Annotated[bool, typer.Option(help="offer the interpreter")] = LOOP.tool,
+    protocol: Annotated[str, typer.Option(help="format of calls")] = DEFAULT_LOOP.protocol,
+    tool: Annotated[bool, typer.Option(help="offer the interpreter")] = DEFAULT_LOOP.tool,
     calls: Annotated[
         Literal["first", "all"], typer.Option(help="end a turn after its first call, or allow several")
-    ] = LOOP.calls_per_turn,
+    ] = DEFAULT_LOOP.calls_per_turn,
     n: Annotated[int, typer.Option(min=1, help="trajectories per prompt")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="trajectories in flight")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0)] = SAMPLED["temperature"],
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = SAMPLED["top_p"],
-    max_turns: Annotated[int, typer.Option(min=1)] = LOOP.max_turns,
-    max_response_tokens: Annotated[int, typer.Option(min=1, help="tool results included")] = LOOP.max_response_tokens,
+    max_turns: Annotated[int, typer.Option(min=1)] = DEFAULT_LOOP.max_turns,
+    max_response_tokens: Annotated[
+        int, typer.Option(min=1, help="tool results included")
+    ] = DEFAULT_LOOP.max_response_tokens,
     max_tool_output_tokens: Annotated[
         int, typer.Option(min=1, help="limit of one tool result")
-    ] = LOOP.max_tool_output_tokens,
+    ] = DEFAULT_LOOP.max_tool_output_tokens,
     sandbox: Annotated[list[str] | None, typer.Option(help="local, or SandboxFusion URLs; may be repeated")] = None,
-    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="seconds for one call")] = BOX.run_timeout_s,
+    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="seconds for one call")] = DEFAULT_SANDBOX.run_timeout_s,
 ) -> None:
     """Run trajectories against any SGLang server and write them to a file."""
     from retool_mcore.data.tokenizer import load_tokenizer
@@ -75,7 +77,7 @@ def rollout(
     from retool_mcore.rollout.protocol import open_protocol
 
     prompts = read_prompts(prompt_file, model)
-    loop = LOOP.calling(tool).model_copy(
+    loop = DEFAULT_LOOP.calling(tool).model_copy(
         update={
             "max_turns": max_turns,
             "max_response_tokens": max_response_tokens,
@@ -89,7 +91,7 @@ def rollout(
             out,
             url=url,
             protocol=open_protocol(protocol, tokenizer, tool=tool, calls=calls),
-            limits=Limits.of(loop, BOX.model_copy(update={"run_timeout_s": run_timeout_s})),
+            limits=Limits.of(loop, DEFAULT_SANDBOX.model_copy(update={"run_timeout_s": run_timeout_s})),
             sampling=Sampling(temperature=temperature, top_p=top_p),
             n=n,
             concurrency=concurrency,

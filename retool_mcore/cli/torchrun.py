@@ -4,7 +4,8 @@ python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
 
 torchrun itself kills the ranks within 30 s of a signal, and prints a traceback when a rank fails.
 This wrapper forwards the first signal to the ranks, which save and exit (run/signals.py); a second
-signal kills them. The store listens only on the address of --master-addr or --local-addr.
+signal kills them. torchrun's rendezvous store listens only on the address of --master-addr or
+--local-addr.
 """
 
 import logging
@@ -51,7 +52,11 @@ def main() -> None:
             torchrun()
     except (DistNetworkError, DistStoreError) as error:
         reason = str(error).splitlines()[0][:300]
-        echo(f"error: not all nodes connected within NODES_WAIT_S, or node 0 has exited: {reason}", err=True)
+        echo(
+            "error: the ranks did not connect in time (NODES_WAIT_S of launch/nodes.py), or node 0 has exited: "
+            f"{reason}",
+            err=True,
+        )
         raise SystemExit(EXIT_RETRYABLE) from error
     except ChildFailedError as error:
         first = error.get_first_failure()[1]

@@ -30,8 +30,8 @@ class Algorithm(Section):
     """The advantage estimator. "ppo" trains a critic; the others use rewards alone.
 
     "grpo" subtracts the group's mean reward. "rloo" subtracts the mean reward of the group's other
-    responses. "opo" subtracts the group's mean reward weighted by tokens in the loss, so a response
-    outside the loss has no weight. "reinforce_plus_plus" normalizes the discounted reward over the
+    responses. "opo" subtracts the mean of the group's rewards, each weighted by its response's
+    number of tokens in the loss. "reinforce_plus_plus" normalizes the discounted reward over the
     batch. "reinforce_plus_plus_baseline" subtracts the group's mean reward and normalizes over the
     batch.
     """
@@ -49,8 +49,9 @@ class Algorithm(Section):
     """Clip range of a token's probability ratio: from 1 - clip[0] to 1 + clip[1].
 
     An optional third number, above 1, is the dual clip of loss "ppo": it bounds the ratio of tokens
-    with a negative advantage. Its default is 10. Loss "sapo" does not clip. In verl:
-    clip_ratio_low, _high and _c.
+    with a negative advantage. Its default is 10. Loss "sapo" does not clip, nor does the loss of
+    old_log_prob = "rollout" with importance_sampling (docs/scheduling.md). In verl: clip_ratio_low,
+    _high and _c.
     """
 
     tau: Pair = Field(default=TAU)
@@ -75,10 +76,13 @@ class Algorithm(Section):
     """GRPO: divide a group's advantages by the standard deviation of its rewards."""
 
     gamma: Discount = 1.0
-    """Discount of the reward per preceding token, for "ppo" and "reinforce_plus_plus" only."""
+    """Discount of the reward per token before it, for "ppo" and "reinforce_plus_plus" only."""
 
     lam: Discount = 1.0
-    """PPO's lambda (GAE). 1 relies on rewards alone; a lower value also on the critic's values."""
+    """PPO's lambda (GAE). 1 estimates the return from rewards alone.
+
+    The critic is then the baseline. A lower value also estimates the return with the critic.
+    """
 
     filter_groups: Annotated[int, Field(ge=0)] = 0
     """Replace prompts whose responses are all right or all wrong; 0: off.
@@ -171,7 +175,7 @@ class Algorithm(Section):
         return self.clip[2] if len(self.clip) == 3 else CLIP_C
 
     @property
-    def compares_groups(self) -> bool:
+    def compares_within_groups(self) -> bool:
         """Whether advantages need several responses to a prompt."""
         return self.name in IN_GROUPS
 
@@ -202,7 +206,11 @@ class Algorithm(Section):
             ("tau", self.tau != TAU and self.loss != "sapo", loss),
             ("gamma", self.gamma != 1 and self.name not in ("ppo", "reinforce_plus_plus"), name),
             ("lam", self.lam != 1 and self.name != "ppo", name),
-            ("importance_bounds", self.importance_bounds[0] > 0 and not weighted, off.format("importance_sampling")),
+            (
+                "importance_bounds",
+                self.importance_bounds != DEFAULT_IMPORTANCE_BOUNDS and not weighted,
+                off.format("importance_sampling"),
+            ),
             (
                 "rejection_bounds",
                 self.rejection_bounds != UNSET_REJECTION_BOUNDS and self.rejection == "off",
@@ -245,7 +253,10 @@ class Algorithm(Section):
         return self
 
     def _check_engines_ratio(self) -> None:
-        """Check the separate loss that verl uses for correction with these settings."""
+        """Refuse what verl's loss "bypass_mode" does not support.
+
+        verl uses that loss for old_log_prob = "rollout" with importance_sampling or rejection.
+        """
         what = "importance_sampling" if self.importance_sampling != "off" else "rejection"
         settings = f'algorithm.old_log_prob = "rollout" with algorithm.{what} = "{getattr(self, what)}"'
         if self.loss != "ppo":

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-LearningRate = Annotated[float, Field(gt=0, le=1)]  # Adam's updates are about this large
+LearningRate = Annotated[float, Field(gt=0, le=1)]  # at most 1: an update of Adam changes a weight by about this much
 StepInterval = Annotated[int, Field(ge=0)]  # an interval in steps
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]  # lower and upper bound, or two numbers of one kind

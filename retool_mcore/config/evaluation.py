@@ -8,7 +8,7 @@ from retool_mcore.config.shared import JobConfig
 
 
 class EvaluationConfig(JobConfig):
-    """The settings of an evaluation. It reads only timeout_s of [reward]."""
+    """The settings of an evaluation. Of [reward], it reads only function and timeout_s."""
 
     data: Prompts
     rollout: ToolLoop

@@ -42,7 +42,7 @@ class RlData(Prompts):
     """Allow training on more than a tenth of the problems of a file in validation.files."""
 
     curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1: sample prompts less often that are always or never solved. 1: sample all equally.
+    """Below 1: sample prompts that are always or never solved less often. 1: sample all equally.
 
     Each consecutive group that is all right or all wrong halves the share of epochs that sample its
     prompt. This setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
@@ -136,7 +136,7 @@ class Reward(Section):
     call_bonus: Pair = Field(default=[0.0, -0.6])
     """Bonus per call of a wrong response, and the highest reward of a response with the bonus.
 
-    The public recipe uses 0.1 and -0.6. A bonus of 0 turns it off.
+    verl's ReTool recipe uses 0.1 and -0.6. A bonus of 0 turns it off.
     """
 
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
@@ -231,7 +231,7 @@ class RlConfig(RunConfig):
     @model_validator(mode="after")
     def _rl_rules(self) -> RlConfig:
         t, r, serving = self.train, self.rollout, self.serving_gpus()
-        if self.algorithm.compares_groups and r.group_size < 2:
+        if self.algorithm.compares_within_groups and r.group_size < 2:
             raise ValueError(
                 f'algorithm.name = "{self.algorithm.name}" compares the responses to a prompt, and '
                 "rollout.group_size = 1. Use at least 2"
@@ -333,10 +333,9 @@ class RlConfig(RunConfig):
             raise ValueError(
                 f"sandbox.sessions = {self.sandbox.sessions} per node is too few. Set at least {needed}: up to "
                 f"{in_flight} trajectories are in flight, each keeps its interpreter to its end, and "
-                f"rollout.agent_workers = {r.agent_workers} spreads them over {nodes} nodes. In flight are "
-                "train.prompts_per_step * "
-                f"rollout.group_size = {t.prompts_per_step} * {r.group_size}"
-                f"{'' if t.mode == 'sync' else ', and train.prefetch_batches more'}"
+                f"rollout.agent_workers = {r.agent_workers} spreads them over {nodes} nodes. Their number is "
+                f"train.prompts_per_step * rollout.group_size = {t.prompts_per_step} * {r.group_size}"
+                f"{'' if t.mode == 'sync' else ', times 1 + train.prefetch_batches'}"
             )
         return self
 

@@ -80,7 +80,10 @@ class Parallel(Section):
     """
 
     tp: PositiveInt = 1
-    """Tensor parallel size: ranks that split each layer's matrices, and the tokens in norms and dropout."""
+    """Tensor parallel size: ranks that split each layer's matrices.
+
+    They also split the tokens in norms and dropout.
+    """
 
     pp: PositiveInt = 1
     """Pipeline parallel size: stages that the layers are divided into."""
@@ -188,7 +191,7 @@ class Optim(Section):
     betas: Pair = Field(default=[0.9, 0.999])
     """Adam's decay rates per update, of the running means of the gradient and of its square.
 
-    The shipped SFT runs use 0.95 for the second, as is usual for language models: 0.999 averages
+    The shipped SFT runs of 7B and larger use 0.95 for the second, as is usual: 0.999 averages
     over 1,000 updates, more than these runs have. RL keeps verl's 0.999.
     """
 

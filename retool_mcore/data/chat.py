@@ -231,11 +231,11 @@ def _require_nothing_lost(message: Message, turn: str, index: int) -> None:
     lost = next((part.strip() for part in parts if part.strip() not in turn), None)
     if lost is None:
         return
-    why = f"Qwen3 drops the thinking before the last user turn). {SPLIT}"
+    why = f"Qwen3's template drops the thinking before the last user turn. {SPLIT}"
     if "tool_calls" in message and lost in message["content"]:
-        why = "those of Llama 3 and Mistral drop text before a call). Use retool data sft --protocol retool"
+        why = "The templates of Llama 3 and Mistral drop text before a call. Use retool data sft --protocol retool"
     raise DataError(
-        f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled ({why}"
+        f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, so training would not see it. {why}"
     )
 
 

@@ -66,7 +66,7 @@ class SolveRateOrder:
 
         always, never    rows whose last group was all correct, or all wrong
         mixed, unseen    rows whose last group was mixed; rows without a group so far
-        mean_weight      mean share; 1 means that no row is skipped
+        mean_share       mean share; 1 means that no row is skipped
         epoch            number of the current epoch, from 1
         """
         streaks = list(self.streaks.values())
@@ -77,7 +77,7 @@ class SolveRateOrder:
             "never": never,
             "mixed": len(streaks) - always - never,
             "unseen": self.rows - len(streaks),
-            "mean_weight": 1.0 - skipped / self.rows,
+            "mean_share": 1.0 - skipped / self.rows,
             "epoch": self.epoch + 1,
         }
         return {f"curriculum/{name}": float(value) for name, value in counts.items()}

@@ -71,7 +71,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         if len(rendered) > max_length_tokens:
             too_long.append(number)
         else:
-            examples.append(_packed(rendered))
+            examples.append(_compact(rendered))
     if not examples:
         raise DataError(
             f"{path}: all {len(too_long)} rows are longer than data.max_length_tokens = {max_length_tokens}"
@@ -79,13 +79,13 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
     return SftDataset(path, examples, tuple(too_long))
 
 
-def _packed(rendered: Rendered) -> Rendered:
+def _compact(rendered: Rendered) -> Rendered:
     """Store a conversation in 5 bytes per token; lists of ints take nine times as much."""
     return Rendered(array("i", rendered.token_ids), array("b", rendered.loss_mask))
 
 
 @dataclass(frozen=True)
-class PackedBatches:
+class BatchesOfRank:
     """The batches of one data-parallel rank. The step number is the only state.
 
     Rows are streamed epoch by epoch; (seed, epoch) determines each epoch's shuffle. A step takes

@@ -43,7 +43,8 @@ class ConversionReport:
         return self.problems or len(self.rows)
 
     @property
-    def survived(self) -> float:
+    def share_kept(self) -> float:
+        """Kept / (kept + rejects). Exact repeats are not rejects."""
         return self._kept / (self._kept + len(self.rejects))
 
     def reject(self, where: str, rejected: Rejected, source: Mapping[str, Any]) -> None:
@@ -61,7 +62,7 @@ class ConversionReport:
             left -= self.counts[stage]
             lines.append(f"{left} after {stage} ({self.counts[stage]} rejected)")
         notes = [f"{what}: {count}" for what, count in self.notes.most_common()]
-        return [*lines, f"{self.survived:.2%} survived", *notes]
+        return [*lines, f"{self.share_kept:.2%} survived, without exact repeats", *notes]
 
     def nothing_left(self, first_row: Mapping[str, Any], remedy: str) -> DataError:
         """The error if no row passed: the first reject, an example row, and a remedy."""

@@ -77,7 +77,7 @@ def evaluate_many(
 
     ``data``, ``n``: problem files and samples per problem; default to those of [validation].
     ``columns``: the column layout of the problem files.
-    ``url``: a running SGLang server with the only model; no server is started then.
+    ``url``: URL of a running SGLang server, which serves the only model; no server is started then.
     ``endpoint``: an OpenAI-compatible server; the cases' models are its model names.
 
     Raises ReToolError subclasses. Running the same evaluation again resumes it.
@@ -216,7 +216,7 @@ async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, tex
 
 
 def default_config(model: str, overrides: Sequence[str], *, has_files: bool = True) -> EvaluationConfig:
-    """The paper's rollout settings for this machine, without trackers.
+    """The default settings of an evaluation on this machine, without trackers.
 
     These are 8 turns, 2048 prompt and 16384 response tokens, temperature 1.0, and top_p 0.6 in
     validation. The response limit is reduced for a model with a shorter context. ``has_files``:

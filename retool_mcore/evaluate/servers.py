@@ -63,8 +63,8 @@ class Servers:
 
     If the next model has the same ``architecture_of``, the servers load its weights. Otherwise they
     are restarted. A device has no room for two models, so the old servers stop first.
-    ``url``: a running server with the only model; no server is started then. ``models``: all models
-    of the evaluation. Raises ConfigError and CheckpointError.
+    ``url``: URL of a running server, which serves the only model; no server is started then.
+    ``models``: all models of the evaluation. Raises ConfigError and CheckpointError.
     """
 
     def __init__(self, config: EvaluationConfig, out: Path, url: str | None, models: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
 DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
 ALIKE = 0.999  # minimum cosine similarity of two untrained rows
-MANY = 100  # an untrained row is similar to more rows than this
+MANY = 100  # a row that is similar to more rows than this is untrained
 
 
 def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -126,7 +126,7 @@ def same_tensor(folder: Path, files: Mapping[str, str], name: str, other: str) -
 def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
     """The ``token_ids`` whose row [H] in the output matrix [V, H] nearly equals many other rows.
 
-    Such a token was never trained: it is as likely as each of the similar ones. In
+    Such a token was never trained: the model samples it about as often as any of those. In
     Qwen2.5-Coder-0.5B-Instruct, the rows of <tool_call> and </tool_call> are similar to 6,088
     others. ``model``: a directory or hub name. Returns None if its weights are not available
     locally. Raises CheckpointError if they are unreadable.

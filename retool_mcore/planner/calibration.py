@@ -22,7 +22,9 @@ CALIBRATION = {
     "layer_s": Constant(2.3e-3, "fitted: launch time of a layer's forward pass, if the host is the bottleneck"),
     "expert_s": Constant(2e-4, "fitted: launch time per expert of a layer"),
     "adapter_s": Constant(1.45e-4, "fitted: launch time per matrix with an adapter"),
-    "whole": Constant(0.42, "fitted: share of memory bandwidth when dequantizing FP8 weights for a matrix product"),
+    "dequantize": Constant(
+        0.42, "fitted: share of memory bandwidth when dequantizing FP8 weights for a matrix product"
+    ),
     "memory": Constant(0.70, "assumed: share of memory bandwidth in other kernels"),
     "link": Constant(0.75, "assumed: share of link bandwidth in collectives"),
     "host": Constant(0.55, "fitted: share of the bandwidth between device and host"),

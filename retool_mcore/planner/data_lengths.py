@@ -18,7 +18,7 @@ ROWS = 512  # number of rows to render at least, evenly spaced over a file; take
 
 
 @dataclass(frozen=True)
-class InFile:
+class FileLengths:
     """Token lengths in a data file: of prompts for RL, of whole conversations for SFT."""
 
     mean: float
@@ -27,7 +27,7 @@ class InFile:
     note: str
 
 
-def lengths_of_data_file(config: SftConfig | RlConfig) -> InFile | None:
+def lengths_of_data_file(config: SftConfig | RlConfig) -> FileLengths | None:
     """The lengths in data.train_file; None if it or the tokenizer is not on this machine.
 
     Raises DataError for an invalid row, as the start of the run would.
@@ -50,7 +50,7 @@ def lengths_of_data_file(config: SftConfig | RlConfig) -> InFile | None:
     counted = f"{count} rows" if count == len(lengths) else f"{len(lengths)} of {count} rows"
     what = f"{'prompts' if isinstance(config, RlConfig) else 'rows'} of {config.data.train_file}"
     note = f"{what} have {fmean(lengths):,.0f} tokens on average and {max(lengths):,} at most ({counted})"
-    return InFile(fmean(lengths), min(lengths), max(lengths), note)
+    return FileLengths(fmean(lengths), min(lengths), max(lengths), note)
 
 
 def _files(config: SftConfig | RlConfig) -> list[str]:

@@ -61,8 +61,8 @@ class Engines:
         """The maximum number of concurrent responses per engine, and its limiting factor."""
         limits = {
             self.max_running: "rollout.max_running_requests",
-            self.responses * (1 + self.ahead): "responses",
-            self.kv_tokens / self.lengths.context: "cache",
+            self.responses * (1 + self.ahead): "the number of responses in flight",
+            self.kv_tokens / self.lengths.context: "the size of the KV cache",
         }
         return max(1.0, min(limits)), limits[min(limits)]
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.shape import ModelShape, layers_to_recompute, token_memory
-from retool_mcore.planner.data_lengths import InFile
+from retool_mcore.planner.data_lengths import FileLengths
 from retool_mcore.run.metrics import read_metrics
 
 SAMPLES = 64  # quantiles that represent a run's length distribution
@@ -89,7 +89,7 @@ class Lengths:
         return twice / sum(lengths)
 
 
-def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFile | None = None) -> Lengths:
+def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: FileLengths | None = None) -> Lengths:
     """Assume lengths from the limits in ``config``.
 
     ``mean_tokens``: the known mean of whole sequences, or None. ``data``: lengths in the data file.
@@ -104,7 +104,7 @@ def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFil
     return Lengths.evenly(mean, limit, note=_note(mean_tokens, mean, f"{ROW:.0%} of data.max_length_tokens"))
 
 
-def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: InFile | None) -> Lengths:
+def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: FileLengths | None) -> Lengths:
     prompt = PROMPT * config.data.max_prompt_tokens if data is None else data.mean
     if data is None and mean_tokens:
         prompt = min(prompt, mean_tokens / 2)  # the known mean may be smaller than the assumed prompt

@@ -12,7 +12,7 @@ from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Device
 from retool_mcore.platforms.rollout_engines import SGLANG, captured
 
-WHOLE = Lora()  # full fine-tuning
+NO_LORA = Lora()  # full fine-tuning
 # config.Memory.adam_states -> bytes per parameter for the master weight and both moments
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}
 
@@ -28,7 +28,7 @@ class TrainMemory:
     activations: float
     logits: float
     buffers: float
-    whole_matrix: float = 0.0  # the dequantized matrix that a layer currently uses, for an FP8 base
+    dequantized_matrix: float = 0.0  # the dequantized matrix that a layer currently uses, for an FP8 base
 
     @property
     def total(self) -> float:
@@ -111,17 +111,17 @@ def activation_bytes(
     hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
     unfused += 2 * 2 * hidden if lora and fused else 0
-    whole = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
+    stored = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
     if memory.recomputes_layers:
-        return 2 * hidden / tp, whole
+        return 2 * hidden / tp, stored
     if memory.recompute == "selective" and not fused:  # recomputes the norms' outputs, which fused layers never store
-        return whole - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
-    return whole, 0.0
+        return stored - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
+    return stored, 0.0
 
 
 def train_memory(
     shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True,
-    fp8: bool = False, lora: Lora = WHOLE, group_gib: float = 0.0,
+    fp8: bool = False, lora: Lora = NO_LORA, group_gib: float = 0.0,
 ) -> TrainMemory:  # fmt: skip
     """Training memory. ``micro_batch_tokens``: the budget of one rank, not multiplied by cp.
 
@@ -152,7 +152,7 @@ def train_memory(
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
         logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,
         buffers=calibrated("buffers_gib") + group_gib * groups_of_rank(parallel, dp),
-        whole_matrix=2 * shape.largest_matrix / tp / GIB if lora.in_fp8 else 0.0,
+        dequantized_matrix=2 * shape.largest_matrix / tp / GIB if lora.in_fp8 else 0.0,
     )
 
 
@@ -192,6 +192,6 @@ def rollout_memory(
         training=training,
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib") + graphs_gib,
         asleep=0.0 if rollout.gpus else asleep,
-        syncing=0.0 if rollout.gpus else resident + train.whole_matrix + train.buffers + weights,
+        syncing=0.0 if rollout.gpus else resident + train.dequantized_matrix + train.buffers + weights,
         kv_tokens=max(0, round(cache * GIB / kv_bytes)),
     )

@@ -82,7 +82,7 @@ def _layout(plan: Plan) -> str:
     words += [f"{plan.micro_batch_tokens} tokens per micro-batch"]
     if isinstance(config, RlConfig):
         r = config.rollout
-        words += [f"engines tp {r.engine_tp} with {r.engine_memory_fraction:.0%}"]
+        words += [f"engines tp {r.engine_tp} with memory fraction {r.engine_memory_fraction:.0%}"]
         words += ["idle actor on the host"] if m.offload_idle else ["idle actor on the device"]
     return ", ".join(words)
 

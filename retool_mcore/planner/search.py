@@ -86,8 +86,8 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
 def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterator[RlConfig]:
     """Yield combinations of actor offloading, engine_tp and engine_memory_fraction.
 
-    vLLM engines on NPUs keep their engine_tp, because decoding is calibrated for SGLang on H200. An
-    actor on separate devices keeps its offload setting.
+    vLLM engines on NPUs keep their engine_tp, because decoding is calibrated for SGLang on H100 and
+    H200. An actor on separate devices keeps its offload setting.
     """
     serving = config.rollout.gpus or hardware.count
     offloads = (config.memory.offload_idle,) if config.rollout.gpus else (False, True)

@@ -8,8 +8,8 @@ from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Hardware
 from retool_mcore.planner.memory import (
+    NO_LORA,
     STATE_BYTES,
-    WHOLE,
     TrainMemory,
     adapters_of_rank,
     layer_params_of_rank,
@@ -33,7 +33,7 @@ class Work:
 
 def pass_s(
     shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *,
-    passes: float, micro_batches: float, fp8: bool, lora: Lora = WHOLE,
+    passes: float, micro_batches: float, fp8: bool, lora: Lora = NO_LORA,
 ) -> float:  # fmt: skip
     """Seconds for a rank's ``micro_batches``. ``passes``: in units of forward passes.
 
@@ -46,12 +46,12 @@ def pass_s(
     products = shape.product_flops(passes, lora) * work.tokens / calibrated("products")
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes / calibrated("attention")
     device_s = (products * (calibrated("fp8") if fp8 else 1.0) + attention) / (count * device.flops)
-    permuted = calibrated("permute") * _copies_of_token(shape) * shape.layers * work.tokens * _directions(passes)
+    permuted = calibrated("permute") * _copied_bytes_per_token(shape) * shape.layers * work.tokens * _traversals(passes)
     device_s += permuted / (count * device.bandwidth * calibrated("memory"))
     device_s += _messages_s(shape, hardware, parallel, work, passes)
     if lora.in_fp8:  # per value: read 1 byte, write 2; then scale in place: read 2, write 2
-        moved = micro_batches * (1 + 2 + 2 + 2) * sum(layer_params_of_rank(shape, parallel)) * _directions(passes)
-        device_s += moved / (device.bandwidth * calibrated("whole"))
+        moved = micro_batches * (1 + 2 + 2 + 2) * sum(layer_params_of_rank(shape, parallel)) * _traversals(passes)
+        device_s += moved / (device.bandwidth * calibrated("dequantize"))
     return max(device_s, micro_batches * shape.layers / parallel.pp * passes * launch_s)
 
 
@@ -66,23 +66,23 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
     tp, cp, ep = parallel.tp, parallel.cp, parallel.ep
     tp_bytes = 4 * 2 * shape.hidden * tokens_of_rank * shape.layers / parallel.pp * (tp - 1) / tp * passes
     cp_bytes = 2 * 2 * shape.kv_heads * shape.head_dim * tokens_of_rank * (cp - 1) * shape.layers / parallel.pp / tp
-    ep_bytes = 2 * _copies_of_token(shape) * tokens_of_rank * shape.layers / parallel.pp * (ep - 1) / ep
+    ep_bytes = 2 * _copied_bytes_per_token(shape) * tokens_of_rank * shape.layers / parallel.pp * (ep - 1) / ep
     seconds = tp_bytes / hardware.link(tp) + cp_bytes * passes / hardware.link(tp * cp)
-    return (seconds + ep_bytes * _directions(passes) / hardware.link(ep)) / calibrated("link")
+    return (seconds + ep_bytes * _traversals(passes) / hardware.link(ep)) / calibrated("link")
 
 
-def _copies_of_token(shape: ModelShape) -> int:
+def _copied_bytes_per_token(shape: ModelShape) -> int:
     """Bytes of a token's copies in bfloat16, one per selected expert; 0 for a dense model."""
     return 2 * shape.hidden * shape.experts_per_token
 
 
-def _directions(passes: float) -> float:
+def _traversals(passes: float) -> float:
     """The number of traversals of a layer. Backward is one, although it counts as 2 passes."""
     return passes - 1 if passes >= 3 else passes
 
 
 def optimizer_s(
-    shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int, *, lora: Lora = WHOLE
+    shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int, *, lora: Lora = NO_LORA
 ) -> float:
     """Seconds to reduce gradients, update and gather weights, from bytes sent and accessed.
 

@@ -72,7 +72,10 @@ class RolloutFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """A run's requirements on the host; read by preflight."""
+    """What a run needs from the host.
+
+    Preflight reads it; verl/keys and `retool eval` read has_devices.
+    """
 
     shm_gib: float = 16.0  # /dev/shm, for Ray's object store and the data of a weight sync
     open_files: int = 65_536  # as Ray recommends for clusters
@@ -81,7 +84,7 @@ class HostFacts:
 
 
 class Platform(ABC):
-    """A kind of machine: its facts, one record per reader, and the code that depends on it."""
+    """A kind of machine: its facts, and the code that depends on it."""
 
     name: ClassVar[str]
     install: ClassVar[str]  # command that installs its packages
@@ -103,7 +106,7 @@ class Platform(ABC):
     def patches(self) -> Sequence[Patch]:
         """All patches of the platform in any process, for `retool preflight` and tests.
 
-        Sorted by library as in ``listed``; within a library, the most important first.
+        Sorted by library as in ``sorted_by_library``; within a library, the most important first.
         """
 
     def seams(self) -> Sequence[Seam]:
@@ -277,7 +280,7 @@ def training_patches() -> tuple[Patch, ...]:
     )
 
 
-def listed(patches: Iterable[Patch]) -> list[Patch]:
+def sorted_by_library(patches: Iterable[Patch]) -> list[Patch]:
     """Sort the patches by library, keeping their order within each library."""
     order = ("verl", "megatron", "mbridge", "sglang", "torch", "transformer_engine")
     return sorted(patches, key=lambda patch: order.index(patch.changes[0].target.partition(".")[0]))

@@ -282,7 +282,7 @@ class _Fp8Linear:
         def pack(saved: torch.Tensor) -> Any:
             if saved.untyped_storage().data_ptr() == address:
                 return _WeightReference(self, saved)
-            # Detached: a node that saved its own output through a hook would never be freed.
+            # Detach: a node and its output, kept by a hook, would keep each other alive.
             return saved if saved.is_leaf else saved.detach()
 
         try:

@@ -1,8 +1,8 @@
 """Records of our dependences on internals of other packages: patches and seams.
 
 Each record checks the version of its package and says when it can be removed. patches_verl.py,
-patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py contain the patches,
-the most important first. cpu/patches.py and cuda/patches.py contain those of one platform.
+patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py contain the patches
+of one library each. cpu/patches.py and cuda/patches.py contain those that no other platform needs.
 """
 
 import importlib.metadata

@@ -1,6 +1,6 @@
 """Patches of SGLang's scheduler and detokenizer processes, the most important first.
 
-CUDA uses all four. The CPU uses all but the first, and those of cpu/patches.py.
+CUDA uses all four. The CPU uses the last three, and in addition those of cpu/patches.py.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Patches of verl, the most important first: packing, log-probs, weight sync, then small ones.
+"""Patches of verl: packing, micro-batches, pipeline chunks, log-probs, weight sync, key, ports.
 
 **Packing without device synchronization.** verl 0.9.1 moves a micro-batch to the device. It then
 reads the sequence lengths back more than ten times per micro-batch, to pack and pad in Python. Each
@@ -500,8 +500,8 @@ FLAT_BUCKET_PATCH = Patch(  # on CUDA, in workers that share their devices with 
         ),
     ),
     reason="verl sends SGLang a CUDA handle for each matrix, and SGLang opens each: thousands in a model with experts",
-    gain="Weight sync of an eighth of Qwen3-30B-A3B: 0.47 s on two H100 with this patch and the one of mbridge's "
-    "export_weights, 1.9 s on two H200 without both, in a 22 s step",
+    gain="Weight sync of an eighth of Qwen3-30B-A3B's layers: 0.47 s with this patch and mbridge's export_weights "
+    "patch (two H100), 1.9 s with neither (two H200, in a step of 22 s)",
     applies_to=VERL,
     remove_when="verl sends SGLang flattened buckets",
 )
@@ -565,4 +565,5 @@ MASTER_PORT_PATCH = Patch(
     remove_when="verl's trainer passes its worker groups a master_port_range",
 )
 
-TRAINING_PATCHES = (PACKING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)  # with Megatron, on any device
+# With Megatron, on CPU and CUDA; Ascend uses only MICRO_BATCH_PATCH.
+TRAINING_PATCHES = (PACKING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)

@@ -12,7 +12,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.tool import CODE_END
 from retool_mcore.errors import CheckpointError
-from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, Hermes, serving_protocol
+from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, Hermes, default_protocol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ def _protocols_of(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _remedy(file: str, tokenizer: PreTrainedTokenizerBase) -> str:
     try:
-        name = serving_protocol(tokenizer)
+        name = default_protocol(tokenizer)
     except CheckpointError:
         return "It supports no protocol with tools. Use another model, or rows without tool calls"
     return (

@@ -1,7 +1,7 @@
 """Optional reward shaping beyond the paper: off by default, each part logged separately.
 
-- ``call_bonus``: a bonus per call of a wrong response, and the highest reward with it; 0.1 and -0.6
-  in the public recipe.
+- ``call_bonus``: a bonus per call of a wrong response, and the reward at which the bonus is
+  capped; 0.1 and -0.6 in verl's ReTool recipe.
 - ``overlong_buffer_tokens``: DAPO's overlong shaping. The last tokens before
   rollout.max_response_tokens, interpreter output included, cost up to 1, linearly.
 - ``require``: "format" rewards a right answer only if no call of the response was malformed,

@@ -80,7 +80,8 @@ class EngineTurn:
     ``stop``: "stop" if the last token is a stop token; "length" if max_new_tokens or the engine's
     context length is reached; "abort" if the engine was interrupted, as by a weight sync. After an
     abort the loop requests the rest of the turn.
-    ``version``: the number of weight syncs before the tokens were sampled.
+    ``version``: the weights that sampled the tokens: the training step of the last weight sync, or
+    the server's weight_version; 0 if unknown.
     ``context_tokens``: the context length C as the engine counts it.
     ``cached_tokens``: how many of these hit the prefix cache. Both are None if not reported.
     ``routes`` [C + T - 1, L, K], int16: for an MoE model, the experts of each token in each layer.
@@ -100,7 +101,7 @@ class Engine(Protocol):
     """A generation engine. It serves any number of concurrent requests."""
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
-        """Sample one turn.
+        """Sample one turn, or the rest of one; see ``EngineTurn.stop``.
 
         Raises EngineUnavailable if the engine is unreachable or fails, after retries.
         """

@@ -31,7 +31,7 @@ class StopReason(StrEnum):
                  not fit; it was not appended
     TURNS        the last allowed turn ended in a call, which was not run        wrong: no answer
     MALFORMED    too many malformed calls in a row                               wrong: no answer
-    TOOL_TIME    the tool calls used up the trajectory's run time                wrong: no answer
+    TOOL_TIME    the run times of its calls reached ``Limits.max_tool_s``        wrong: no answer
     DROPPED      the sandbox or the engine failed, after retries                 none
     ============ =============================================================== =================
 

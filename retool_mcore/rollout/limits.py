@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from retool_mcore.config import SandboxSettings, ToolLoop
 
 MAX_MALFORMED_CALLS = 3  # a model that repeats the error after two explanations rarely gets it right
-# Lower bound of max_tool_s, which must allow every turn to use its full run_timeout_s.
-MAX_TOOL_S = 300.0
+MIN_TOTAL_TOOL_S = 300.0  # max_tool_s is at least this, and lets each turn use its full run_timeout_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class Limits:
             max_turns=rollout.max_turns if rollout.tool else 1,
             max_tool_output_tokens=rollout.max_tool_output_tokens,
             max_malformed_calls=MAX_MALFORMED_CALLS,
-            max_tool_s=max(MAX_TOOL_S, rollout.max_turns * sandbox.run_timeout_s),
+            max_tool_s=max(MIN_TOTAL_TOOL_S, rollout.max_turns * sandbox.run_timeout_s),
             run_timeout_s=sandbox.run_timeout_s,
             memory_limit_mb=sandbox.memory_limit_mb,
             max_outage_s=rollout.max_outage_s,

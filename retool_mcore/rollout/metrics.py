@@ -152,7 +152,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
-    """Percentiles over the trajectories that were not dropped, and over their calls.
+    """Percentiles over undropped trajectories and their calls, and the prefix cache's hit rate.
 
     length/finished/p50, p99     response tokens of trajectories that stopped as FINISHED
     tool/latency_s/p50, p99      seconds per call from request to result, including transport and

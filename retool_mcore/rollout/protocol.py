@@ -178,9 +178,9 @@ class ToolTurns(ToolProtocol):
     """Renders calls, results and tool schemas with the chat template. Subclasses parse the calls.
 
     ``tags``: the opening and closing tag of a call, or None. With tags, a turn ends at its first
-    call, on the token that completes the closing tag. After ``allow_parallel_calls``, only an
-    end-of-turn token ends it, and its calls run concurrently. The same applies to a format without
-    tags. ``closing_ids``: tokens with which the model ends a turn before a result. Raises
+    call, on the token that completes the closing tag. After ``allow_parallel_calls``, and in
+    a format without tags, only an end-of-turn token ends it, and its calls run concurrently.
+    ``closing_ids``: tokens with which the model ends a turn before a result. Raises
     CheckpointError if the template renders calls in another format.
     """
 
@@ -346,14 +346,14 @@ def checked_prompt(
 
 
 TOOL_TURNS: tuple[type[ToolTurns], ...] = (Hermes, Qwen3Coder, Llama3, Mistral)
-# ``serving_protocol`` tries them in this order. The inline protocol comes before Llama's and
+# ``default_protocol`` tries them in this order. The inline protocol comes before Llama's and
 # Mistral's, because their templates drop the text before a call.
 PROTOCOLS: dict[str, type[ToolProtocol]] = {
     protocol.name: protocol for protocol in (Hermes, Qwen3Coder, Retool, Llama3, Mistral)
 }
 
 
-def serving_protocol(tokenizer: PreTrainedTokenizerBase) -> str:
+def default_protocol(tokenizer: PreTrainedTokenizerBase) -> str:
     """The name of the first built-in protocol that supports the tokenizer and its template.
 
     Raises CheckpointError with each protocol's reason if none does.

@@ -3,7 +3,8 @@
 Training and validation write <run>/trajectories/*.jsonl: all trajectories of
 ``rollout.record_groups`` groups per step.
 
-key                 the prompt's id in this run, session, part; a group is the rows of one prompt id
+key                 the prompt's id in this run, sample (verl's session), part; a group is the rows
+                    of one prompt id
 step, partition     "train": the step that trained on the row; "val": the step before the validation
 prompt, truth       the prompt as the model saw it, and the ground truth
 reward, reward_info the reward of the whole trajectory, and its parts

@@ -308,10 +308,10 @@ def _read_object(body: str, repairs: list[str]) -> Any:
 def _repaired_object(body: str) -> _Reading | None:
     """Decode an object with single quotes, raw quotes or the faults that ``_lenient`` accepts.
 
-    Code without JSON's escaping has two interpretations: with its escapes decoded, or verbatim. A
-    "\\n" between two statements is a line break in the former; a "\\n" in a string literal belongs
-    to the latter. Use the one that is valid Python. If both are valid and differ, decode code whose
-    only fault is raw line breaks, and reject any other call as ambiguous.
+    Code that was not escaped for JSON can be read in two ways: decoded, where "\\n" is a line
+    break, or verbatim, where "\\n" stays two characters, as in a string literal. Use the reading
+    that is valid Python. If both are valid and differ, decode code whose only fault is raw line
+    breaks, and reject any other call as ambiguous.
     """
     reading = _lenient(body)
     opening, end = _CODE.search(body), body.rfind('"')
@@ -331,7 +331,7 @@ def _repaired_object(body: str) -> _Reading | None:
     if decoded is None or "trailing_data" in decoded[1] or not unescaped:
         return reading
     readings = {text for text in (decoded[0], raw) if _is_python(text)}
-    if len(readings) > 1:  # with all escapes valid, the code lacks escaped line breaks only
+    if len(readings) > 1:  # if only raw line breaks are wrong, the model meant JSON's escapes
         return reading if unescaped == {"control_characters"} else None
     if not readings and "raw_quotes" in kinds:
         return None

@@ -42,7 +42,7 @@ def _newest_step(row: Row) -> dict[str, str]:
     if odd:
         sentences["finite"] = f"{' and '.join(odd)} of step {step} {'is' if len(odd) == 1 else 'are'} not finite"
     if row.get("grad_norm", row.get("actor/grad_norm")) == 0:
-        sentences["gradient"] = f"grad_norm of step {step} is 0, so the step changed no weights"
+        sentences["gradient"] = f"grad_norm of step {step} is 0: nothing in the step's loss has a gradient"
     if row.get("rollout/dropped", 0.0) > 0:
         sentences["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"
     if row.get("reward/check_failed", 0.0) > 0:

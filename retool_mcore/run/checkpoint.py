@@ -7,6 +7,9 @@
         actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by
                                    Megatron
         actor/extra/dist_ckpt/     RNG states of every rank
+        critic/                    RL with a critic: as actor/
+        transfer_queue             RL with prompts in flight: verl's queue
+        checksums/                 checksums of each writer's files, while a save is incomplete
         data.pt                    RL only: state of verl's data loader (SFT's position is the step
                                    itself)
         state.json                 the step, the identity of the run, all of its settings, the
@@ -72,7 +75,9 @@ from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
 STATE_FILE = "state.json"
 SUMS = "checksums"
 BEST_FILE = "best.json"
-DISK_FULL = "Its files were deleted; the checkpoint before it is kept. Free some, then run the same command again."
+DISK_FULL = (
+    "Its files were deleted; the checkpoint before it is kept. Free some space, then run the same command again."
+)
 CONTENTS = (STATE_FILE, SUMS, "actor", "critic", "data.pt", "transfer_queue")
 VERSION = 2  # of state.json; newer releases write higher versions
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
@@ -293,7 +298,10 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
 
 
 def lacks_value(config: RunConfig, step: int) -> bool:
-    """Whether the run was killed after saving ``step`` but before validating it."""
+    """Whether ``step`` is saved and due for validation but has no value.
+
+    The run was killed between the two, or best.metric was added later.
+    """
     best = best_so_far(config, step)
     return best is not None and _is_due(config, step) and step not in best.values
 
@@ -315,7 +323,7 @@ class BestKeeper:
             self._write(self.best)
 
     def lacks(self, step: int) -> bool:
-        """Whether ``step`` should have been validated but has no value, because of a kill."""
+        """See ``lacks_value``."""
         return lacks_value(self._config, step)
 
     def validated(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -487,7 +495,10 @@ def _refused_steps(config: RunConfig, saved: Saved, before: int) -> str:
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Return whether the newest checkpoint is the last one that the run needs."""
+    """Return whether the newest checkpoint is the last one that the run needs.
+
+    False unless checkpoint.resume is "auto".
+    """
     saved = complete_checkpoints(config.run.dir / "checkpoints")
     return config.checkpoint.resume == "auto" and bool(saved) and is_last(config, saved[-1].step)
 

@@ -57,7 +57,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
         raise CheckpointError(f"{to} is not empty and is not a model directory. It was not changed. Name another one.")
     hidden = to.with_name(f".{to.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
-    with explain_full_disk(to, "Nothing was exported. Free some, or name another folder with --to."):
+    with explain_full_disk(to, "Nothing was exported. Free some space, or name another folder with --to."):
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             if adapter:  # with config.json, transformers would treat it as a full model

@@ -151,7 +151,9 @@ def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
             raise
         full = full_folder(error, folder)
         if full != folder:
-            remedy = f"{folder} has space, and its files were not written. Free some in {full}."
+            remedy = (
+                f"The files of {folder} were not written, although its own disk has space. Free some space in {full}."
+            )
         raise CheckpointError(f"no space is left for {full}. {remedy}") from error
 
 
@@ -176,8 +178,9 @@ def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = la
 
     wandb, verl, SGLang and killed processes leave files in TMPDIR. The name depends only on
     ``run_dir`` and ``part``, so the next start removes what a killed run left. Before the removal,
-    ``clean(folder)`` is called until it returns True. TMPDIR is unchanged if its path would be too
-    long for Unix sockets, or if the folder cannot be removed because another user created it.
+    ``clean(folder)`` removes what the files belong to, such as cgroups; it is repeated until
+    it returns True. TMPDIR is unchanged if its path would be too long for Unix sockets, or if the
+    folder cannot be removed because another user created it.
     """
     parent = tempfile.gettempdir()
     folder = Path(parent, f"retool-{os.getuid()}-{zlib.crc32(str(run_dir.resolve()).encode())}{part}")

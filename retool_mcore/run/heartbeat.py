@@ -1,7 +1,8 @@
-"""Heartbeat within a step: all processes of a run touch one file when they make progress.
+"""Heartbeat within a step: processes of a run (in SFT, rank 0) touch one file as they progress.
 
 ``<run>/alive`` is an empty file. Its mtime is the last time a process sampled a turn, finished a
-trajectory, made a pass over a batch or made an update. train/watchdog.py reads it.
+trajectory, made a pass over a batch, made an update or read a part of a checkpoint.
+train/watchdog.py reads it.
 """
 
 import contextlib

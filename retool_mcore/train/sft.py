@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, end_of_turn
 from retool_mcore.data.prompt_format import pin_date, record_format
-from retool_mcore.data.sft import PackedBatches, load_sft, validation_batches
+from retool_mcore.data.sft import BatchesOfRank, load_sft, validation_batches
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import ConfigError, ReToolError, RunError
 from retool_mcore.platforms.base import Platform, get_platform
@@ -104,7 +104,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
             new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
             engine.load(str(resume.path / "actor"), new_seed=new_seed)
         best = checkpoint.BestKeeper(config, done, writes=rank == 0)
-        if best.lacks(done):  # best.metric was added to the run
+        if best.lacks(done):  # killed before this validation, or best.metric is new
             best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
         writer = None
         if show_resumed is not None:
@@ -155,7 +155,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
 
 def _prepare(
     config: SftConfig, platform: Platform, rank: int, console: Console, timer: PhaseTimer
-) -> tuple[checkpoint.Saved | None, SftEngine, PackedBatches, list[list[Rendered]]]:
+) -> tuple[checkpoint.Saved | None, SftEngine, BatchesOfRank, list[list[Rendered]]]:
     """The checkpoint to resume from, the model on its engine, and this rank's part of the data.
 
     Rank 0 also writes the files that describe the run. ``timer`` measures the optimizer's steps.
@@ -193,7 +193,7 @@ def _prepare(
     time_optimizer(worker.engine, platform, timer)
     engine = SftEngine(worker, config, platform)
     dp_rank, size, batch = engine.dp_rank, engine.dp_size, config.train.global_batch
-    batches = PackedBatches(data.examples, batch, config.run.seed, size, dp_rank, hidden_size=engine.shape.hidden)
+    batches = BatchesOfRank(data.examples, batch, config.run.seed, size, dp_rank, hidden_size=engine.shape.hidden)
     return chosen[1], engine, batches, validation_batches(held_out, batch, dp_size=size, dp_rank=dp_rank)
 
 

@@ -35,8 +35,8 @@ from retool_mcore.verl.weight_check import different_layers
 
 logger = logging.getLogger(__name__)
 
-# How long a request is retried. In mode "partial_rollout" an engine that dies before a step's
-# update restarts only after it.
+# How long a request is retried. In mode "partial_rollout", an engine that dies before a step's
+# update is restarted only after that update, so this must exceed the time of an update.
 MAX_RETRY_S = 3600.0
 PAUSE_S = (0.2, 5.0)  # between attempts: initial and maximum
 ROUTER_DIED = "class_name: GlobalRequestLoadBalancer"  # in Ray's error message for a dead router
@@ -129,12 +129,14 @@ class EngineRestarts(PPOTrainer):
         self.compare_weights()
 
     def start_engines(self) -> None:
-        """Start the servers' processes, which import SGLang until verl constructs the servers."""
+        """Start the servers' processes, so that they import SGLang before verl constructs them."""
         if self._watches and self._run.cluster.nodes == 1:
             from retool_mcore.verl.sglang_server import create_servers
 
-            verls = self.config.actor_rollout_ref.rollout  # may differ from ours by [verl_overrides]
-            gpus = verls.tensor_model_parallel_size * verls.data_parallel_size * verls.pipeline_model_parallel_size
+            rollout = self.config.actor_rollout_ref.rollout  # may differ from ours by [verl_overrides]
+            gpus = (
+                rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+            )
             create_servers(self._run.serving_gpus() // gpus)
 
     def use_early_router(self) -> None:

@@ -177,9 +177,14 @@ def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, floa
     if not len(actor_N):
         return {}
     padded = DataProto(batch=data.to_padded_tensor())
-    verls = calculate_debug_metrics(padded)
+    debug_metrics = calculate_debug_metrics(padded)
     _, corrected = compute_rollout_correction_and_add_to_batch(padded, correction)
-    return {"actor/entropy": -float(actor_N.double().mean()), **verls, **corrected, **mismatch(actor_N, engine_N)}
+    return {
+        "actor/entropy": -float(actor_N.double().mean()),
+        **debug_metrics,
+        **corrected,
+        **mismatch(actor_N, engine_N),
+    }
 
 
 def _in_loss(data: Any) -> tuple[torch.Tensor, torch.Tensor]:

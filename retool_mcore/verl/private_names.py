@@ -40,7 +40,12 @@ SEAMS = (
         "verl's configuration names the classes of its workers",
         _ASYNC + "_init_resource_pool_mgr",
     ),
-    _verl(_TRAINER + "_validate", (), "best.metric must be on disk before the run uses it", _HOOKS),
+    _verl(
+        _TRAINER + "_validate",
+        (),
+        "a validation's value of best.metric must be on disk before the run acts on it",
+        _HOOKS,
+    ),
     _verl(
         _TRAINER + "_fetch_one_gen_batch",
         (),
@@ -62,7 +67,7 @@ SEAMS = (
     _verl(
         _REPLAY + "_dapo_filtered_keys",
         ("partition_id",),
-        "a group that outages left empty would end a run that filters groups, and failures count as dropped",
+        "verl's filter fails on a group that outages left empty; we also count failed trajectories as dropped",
         "verl's filter skips groups without trajectories, and verl counts failed trajectories",
     ),
     _verl(

@@ -60,7 +60,7 @@ class ReplayMixin:
         self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
         self.tracked = run.rollout.tracked_trajectories
         self.traces: list[Trace] = []  # of trajectories recorded since the last row of metrics
-        self.compares_groups = run.algorithm.compares_groups
+        self.compares_within_groups = run.algorithm.compares_within_groups
         self.max_refills = run.algorithm.max_refill_batches * batch
         # For the current batch:
         self.refilled = 0  # replacement prompts
@@ -152,7 +152,8 @@ class ReplayMixin:
         if dropped <= self.max_dropped_fraction * self.expected:
             return
         causes, step = self.pop_drop_causes(), f"step {self.global_steps} ({partition_id})"
-        kinds = {cause.partition(":")[0] for cause in causes}  # by type: messages may differ, as in a time
+        # By type, because messages may differ in a detail such as a duration.
+        kinds = {cause.partition(":")[0] for cause in causes}
         most_frequent = causes.most_common(1)[0][0] if causes else "unknown"
         resume = "Fix it and run the same command again; it resumes from the last checkpoint."
         if dropped == self.expected and len(kinds) == 1:
@@ -187,7 +188,7 @@ class ReplayMixin:
         self._require_few_dropped(dropped, partition_id)
         if dropped:
             self.pop_drop_causes()  # clears them for the next batch
-        compared = self.compares_groups and partition_id == "train"
+        compared = self.compares_within_groups and partition_id == "train"
         single = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
         if single:
             keys = [key for key in snapshot if key.rsplit("_", 2)[0] in single]

@@ -85,8 +85,8 @@ class RlRun(EngineRestarts):
         self._order_training_rows()
         actor = DetachActorWorker if self._run.train.mode == "async" else ActorRolloutRefWorker
         for role in self.role_worker_mapping:
-            verls = TrainingWorker if role == Role.Critic else actor
-            self.role_worker_mapping[role] = ray.remote(worker_class(verls, self._run.memory))
+            verl_class = TrainingWorker if role == Role.Critic else actor
+            self.role_worker_mapping[role] = ray.remote(worker_class(verl_class, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         create_workers(self._run)
         self.start_engines()

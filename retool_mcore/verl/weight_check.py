@@ -56,8 +56,9 @@ def layer_of(name: str) -> str:
 def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     """The layers in which an engine's weights differ from the actor's.
 
-    ``engine``: the sums of each rank. A weight that is replicated on every rank counts once. Skips
-    layers with a different number of elements, because the engine stores them in another form.
+    ``engine``: the sums of each rank. A weight that is replicated on every rank counts once.
+    Compares the weights of a layer's dtype only if both sides have equally many: otherwise the
+    engine stores them in another form.
     """
     theirs: list[Sums] = [
         {name: values for name, values in sums.items() if not (rank and _is_replica(name, values, actor))}

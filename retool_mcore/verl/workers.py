@@ -97,7 +97,7 @@ class _Actor(_Saving):
         if self.actor is not None:
             self._sent = SentWeights(self.actor.engine)
         if self.rollout is not None:
-            keep_quantization_to_engine(self.rollout)
+            give_engine_its_own_config(self.rollout)
             apply_all(get_platform(os.environ[PLATFORM_ENV]).weight_sync_patches())
 
     def _saved_worker(self) -> UpdateWorker:
@@ -162,8 +162,8 @@ class RecomputingCriticWorker(_Saving, RecomputingWorker):
     pass
 
 
-def keep_quantization_to_engine(adapter: Any) -> None:
-    """Give verl's ``adapter`` of an engine a copy of the model config.
+def give_engine_its_own_config(adapter: Any) -> None:
+    """Give verl's ``adapter`` of an engine its own copy of the model config.
 
     verl writes the engine's quantization into the Hugging Face config that adapter and actor share
     (sglang_rollout.py, ``ServerAdapter.__init__``). Models that the actor saves would then declare
@@ -182,7 +182,7 @@ WORKER_CLASSES: dict[type, tuple[type[Any], type[Any]]] = {
 }
 
 
-def worker_class(verls: type, memory: Memory) -> type[Any]:
-    """Our replacement for verl's worker class ``verls``."""
-    saving, recomputing = WORKER_CLASSES[verls]
+def worker_class(verl_class: type, memory: Memory) -> type[Any]:
+    """Our replacement for verl's worker class ``verl_class``."""
+    saving, recomputing = WORKER_CLASSES[verl_class]
     return recomputing if memory.recompute == "auto" else saving

@@ -13,7 +13,7 @@ from retool_mcore.data.task_model import TOOL_MARKS
 from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.families import check_fields
-from retool_mcore.rollout.protocol import serving_protocol
+from retool_mcore.rollout.protocol import default_protocol
 from tests import forked
 from tests.unit.data.gguf_file import MODEL_NAME
 from tests.unit.data.test_gguf_model import file  # noqa: F401  a fixture
@@ -42,7 +42,7 @@ def test_tokens_template_and_ends_are_the_files(made, tokenizer):
     assert (found.eos_token_id, found.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    assert serving_protocol(found) == "hermes"
+    assert default_protocol(found) == "hermes"
 
 
 def test_training_takes_the_folder(made):

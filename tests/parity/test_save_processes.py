@@ -70,6 +70,8 @@ def test_a_checkpoint_and_an_export_that_find_no_room_are_one_error_and_give_it_
         saver.save(100)
     assert os.statvfs(small_disk).f_bavail == left and steps(config) == [50]
     (small_disk / "other").write_bytes(bytes(1 << 19))
-    with pytest.raises(CheckpointError, match=r"no space is left for .*/out\. Nothing was exported\. Free some, or"):
+    with pytest.raises(
+        CheckpointError, match=r"no space is left for .*/out\. Nothing was exported\. Free some space, or"
+    ):
         export(config.run.dir, small_disk / "out")
     assert sorted(path.name for path in small_disk.iterdir()) == ["other", "sft_tiny_cpu"]

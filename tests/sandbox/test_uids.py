@@ -82,7 +82,7 @@ asyncio.run(main())
 
 
 def test_python_in_a_closed_directory_works_without_the_capability_and_logs_a_warning():
-    """The warning is expected only if root's Python is in a closed directory."""
+    """The warning is expected only if other users cannot enter the directory of root's Python."""
     if os.geteuid() != 0:
         pytest.skip("requires root")
     result = subprocess.run(
@@ -93,4 +93,4 @@ def test_python_in_a_closed_directory_works_without_the_capability_and_logs_a_wa
     closed = False
     while base != "/":
         closed, base = closed or not os.stat(base).st_mode & 0o001, os.path.dirname(base)
-    assert ("is in a closed directory" in result.stderr) == closed
+    assert ("is in a directory that other users cannot enter" in result.stderr) == closed

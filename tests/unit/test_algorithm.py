@@ -21,6 +21,7 @@ RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
             "importance_bounds=[0.5,2]",
             'algorithm.importance_bounds = [0.5, 2.0] has no effect with algorithm.importance_sampling = "off"',
         ),
+        ("importance_bounds=[0,3]", "algorithm.importance_bounds = [0.0, 3.0] has no effect with"),
         ("rejection_bounds=[0,2]", 'has no effect with algorithm.rejection = "off"'),
         ("kl_type=k1", "algorithm.kl_type = k1 has no effect with algorithm.kl_coef = 0"),
         ("kl_coef=1 kl_in=reward kl_type=k3+", 'Use "k3"'),
@@ -59,7 +60,7 @@ def test_what_compares_a_group_needs_one(name: str):
     with pytest.raises(ConfigError, match=f'algorithm.name = "{name}" compares the responses to a prompt'):
         load_config(RlConfig, RL, [f"algorithm.name={name}", "rollout.group_size=1"])
     alone = load_config(RlConfig, RL, ["algorithm.name=reinforce_plus_plus", "rollout.group_size=1"])
-    assert not alone.algorithm.compares_groups
+    assert not alone.algorithm.compares_within_groups
 
 
 @pytest.mark.parametrize(

@@ -124,4 +124,4 @@ def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr("retool_mcore.data.tasks.write_model", full)
     done = CliRunner().invoke(all_commands(), ["data", "task", str(tmp_path / "made")])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
-    assert done.stderr.startswith("error: no space is left. Complete files are kept. Free some")
+    assert done.stderr.startswith("error: no space is left. Complete files are kept. Free some space")

@@ -19,7 +19,7 @@ from retool_mcore.platforms.base import (
     RolloutFacts,
     TrainingFacts,
     check_entry_points,
-    listed,
+    sorted_by_library,
 )
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
@@ -106,7 +106,7 @@ class Cpu(Platform):
 
         process_patches = (STORE_PATCH, *PROCESS_PATCHES)
         run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH, MASTER_PORT_PATCH)
-        return listed((*process_patches, *run_patches))
+        return sorted_by_library((*process_patches, *run_patches))
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cpu.patches import SEAMS

@@ -1,4 +1,7 @@
-"""The patch that only platform `cuda` needs: Adam's step in parts. For others see patches_*.py."""
+"""Adam's step in parts, for `cuda`.
+
+patches_verl.py and patches_sglang.py have more CUDA patches.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -75,7 +78,7 @@ SEAMS = (
     Seam(
         targets=("torch.cuda.memory._set_allocator_settings",),
         parameters=("env",),
-        reason="packed batches differ in length each step, and segments that cannot grow fragment",
+        reason="packed batches differ in length at each step, which fragments memory segments of fixed size",
         applies_to=requirement("torch"),
         remove_when="torch offers the allocator's settings to a running process",
     ),

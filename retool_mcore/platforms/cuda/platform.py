@@ -20,7 +20,7 @@ from retool_mcore.platforms.base import (
     RolloutFacts,
     TrainingFacts,
     check_entry_points,
-    listed,
+    sorted_by_library,
     training_patches,
 )
 from retool_mcore.platforms.patches import Patch, Seam
@@ -111,7 +111,7 @@ class Cuda(Platform):
 
         keys = (KEY_PATCH,) if self.sglang_patches() else ()
         run_patches = (*self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
-        return listed((STORE_PATCH, *run_patches, *keys, MASTER_PORT_PATCH))
+        return sorted_by_library((STORE_PATCH, *run_patches, *keys, MASTER_PORT_PATCH))
 
     def training_patches(self) -> Sequence[Patch]:
         if importlib.util.find_spec(TRANSFORMER_ENGINE) is None:

@@ -1,8 +1,8 @@
 """Stops a session's processes between cells and measures their CPU time.
 
 Model code can forge the frame that ends its cell: it shares a process with the runner, so the
-runner cannot keep a secret from it. Whatever runs after a forged end would not be charged.
-Therefore no process of a session may run between cells.
+runner cannot keep a secret from it. Code that runs after a forged end would count towards no time
+limit. Therefore no process of a session may run between cells.
 """
 
 import asyncio

@@ -88,8 +88,9 @@ def warnings(level: Level, path_under_tmp: str | None, reachable: str) -> list[s
     texts: list[str] = []
     if level == Level.RLIMITS and reachable:
         texts.append(
-            f"Python's {reachable} is in a closed directory, and this process lacks CAP_SYS_ADMIN: model code can read "
-            "the files around it that every user may read. Install Python elsewhere."
+            f"Python's {reachable} is in a directory that other users cannot enter, and this process lacks "
+            "CAP_SYS_ADMIN. Model code can enter that directory and read what every user may read in it. Install "
+            "Python elsewhere."
         )
     if level == Level.RLIMITS:
         others = "" if os.geteuid() == 0 else " and signal every process of this user"

@@ -1,4 +1,4 @@
-"""Lets executions under an unprivileged uid import from a Python in a closed directory (/root).
+"""Lets executions import from a Python in a directory that only its owner can enter (/root).
 
 When root runs the sandbox at level landlock or rlimits, executions run under an unprivileged uid
 but must still import modules that are not preloaded. They inherit file descriptors of Python's

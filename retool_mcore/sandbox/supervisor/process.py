@@ -331,7 +331,7 @@ class ChildProcess:
                 self._frames.files.setdefault(index, payload[4:])
         elif kind == runner.DONE and self._session and not self._turn.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
-            if cell == self._cell:  # another number: the real DONE of an earlier cell whose end was forged
+            if cell == self._cell:  # any other is the real end of an earlier cell, whose end the code had forged
                 self._turn.set_result(return_code)
 
     def _stop_reading(self, fd: int) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, from_setting, values
+from retool_mcore.verl.keys.key import NOT_SET, OUR_CODE, Key, from_setting, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
-OWN_LORA = "the section [lora]"
+LORA_SECTION = "the section [lora]"
 # Our bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
 GROUPED = "this trainer's bridge, which needs the grouped expert layer,"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
@@ -79,7 +79,7 @@ MEGATRON = (
     Key("sequence_parallel", "parallel.tp", _sequence_parallel),
     Key("use_distributed_optimizer", None, True),
     Key("use_mbridge", None, True),
-    Key("vanilla_mbridge", OWN_PART, True),  # ARCHITECTURE.md, "The bridge"
+    Key("vanilla_mbridge", OUR_CODE, True),  # ARCHITECTURE.md, "The bridge"
     from_setting("dtype", "model.dtype"),
     from_setting("seed", "run.seed"),
     from_setting("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),
@@ -179,11 +179,11 @@ MODEL = (
     # With lora_rank > 0, verl's trainer uses the actor without adapters as the reference. With
     # lora.merge, it sends merged weights to engines. verl/lora.py reads the other keys. lora.rank
     # must stay 0, or verl calls Megatron-Bridge.
-    Key("lora_rank", OWN_LORA, lambda run, _: run.lora.rank, when=_has_adapters),
-    Key("lora_alpha", OWN_LORA, lambda run, _: run.lora.alpha, when=_has_adapters),
-    Key("target_modules", OWN_LORA, lambda run, _: run.lora.matrices, when=_has_adapters),
-    Key("lora", OWN_LORA, _lora, when=_has_adapters),
-    *(Key(name, OWN_LORA) for name in ("lora_adapter_path", "exclude_modules")),
+    Key("lora_rank", LORA_SECTION, lambda run, _: run.lora.rank, when=_has_adapters),
+    Key("lora_alpha", LORA_SECTION, lambda run, _: run.lora.alpha, when=_has_adapters),
+    Key("target_modules", LORA_SECTION, lambda run, _: run.lora.matrices, when=_has_adapters),
+    Key("lora", LORA_SECTION, _lora, when=_has_adapters),
+    *(Key(name, LORA_SECTION) for name in ("lora_adapter_path", "exclude_modules")),
 )
 # Only for SFT's engine.
 SFT_BATCHES = (

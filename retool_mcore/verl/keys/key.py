@@ -7,7 +7,7 @@ from typing import Any
 
 NOT_SET: Any = object()
 OLD_LOG_PROB = 'algorithm.old_log_prob = "actor" or "rollout"'
-OWN_PART = "this trainer's code for that part of verl"
+OUR_CODE = "this trainer's code for that part of verl"
 
 
 @dataclass(frozen=True)

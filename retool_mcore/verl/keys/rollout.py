@@ -11,7 +11,7 @@ import yaml
 from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import OWN_PART, Key, from_setting, values
+from retool_mcore.verl.keys.key import OUR_CODE, Key, from_setting, values
 
 RUN_CONFIG = "run_config"  # name of the argument in verl's tree that has the path of the run's settings
 VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
@@ -28,7 +28,7 @@ TRAINER_MODES = {  # train.mode -> our trainers
     "partial_rollout": "retool_partial_rollout",
     "async": "retool_async",
 }
-OWN_ENGINE_ARGS = {  # argument of SGLang or vLLM -> our setting
+ARGS_SET_BY_US = {  # argument of SGLang or vLLM -> our setting
     "model_path": "model.path",
     "dtype": "model.dtype",
     "tp_size": "rollout.engine_tp",
@@ -40,7 +40,7 @@ OWN_ENGINE_ARGS = {  # argument of SGLang or vLLM -> our setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
-OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {  # settings that `retool eval` lacks
+RL_ARGS_SET_BY_US = ARGS_SET_BY_US | {  # settings that `retool eval` lacks
     "quantization": "rollout.precision",
     "kv_cache_dtype": "rollout.kv_cache",
     # SGLang 0.5.14 divides by this file's scales when it writes the KV cache, but its attention
@@ -70,14 +70,14 @@ ROLLOUT = (
     from_setting("gpu_memory_utilization", "rollout.engine_memory_fraction"),
     from_setting("max_num_seqs", "rollout.max_running_requests"),
     Key("max_model_len", f"data.max_prompt_tokens and {LENGTH}", lambda run, _: run.max_sequence_tokens),
-    Key("load_format", OWN_PART, "dummy"),  # the first weight sync precedes the first rollout
-    Key("calculate_log_probs", OWN_PART, True),
+    Key("load_format", OUR_CODE, "dummy"),  # the first weight sync precedes the first rollout
+    Key("calculate_log_probs", OUR_CODE, True),
     Key("enable_rollout_routing_replay", "algorithm.router_replay", lambda run, _: run.algorithm.router_replay == "R3"),
     Key("free_cache_engine", None, lambda _, platform: platform.rollout.free_cache_engine),
     Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
     from_setting("agent.num_workers", "rollout.agent_workers"),
-    Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
-    Key("agent.agent_loop_manager_class", OWN_PART),  # verl/runner.py creates our manager
+    Key("agent.default_agent_loop", OUR_CODE, AGENT_NAME),
+    Key("agent.agent_loop_manager_class", OUR_CODE),  # verl/runner.py creates our manager
     Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py overrides it
     Key("multi_turn.enable", None, True),
     from_setting("multi_turn.max_assistant_turns", "rollout.max_turns"),
@@ -121,7 +121,7 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
     settings, or that cannot work in training.
     """
     args = config.rollout.engine_args
-    own = OWN_RL_ENGINE_ARGS if isinstance(config, RlConfig) else OWN_ENGINE_ARGS
+    own = RL_ARGS_SET_BY_US if isinstance(config, RlConfig) else ARGS_SET_BY_US
     if controlled := sorted(args.keys() & own.keys()):
         settings = ", ".join(f"{name}: {own[name]}" for name in controlled)
         raise ConfigError(
@@ -149,9 +149,9 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
 def _age_limit(train: RlTrain) -> int:
     """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
-    With "wait", verl waits for groups of that age and takes the oldest first. A group at the limit
-    may still queue behind train.prefetch_batches batches, and ages by one step for each, so the
-    limit is lower.
+    With "wait", verl waits for groups that have reached the limit and takes the oldest first. Such
+    a group may still queue behind train.prefetch_batches batches and ages by one step for each, so
+    this limit is lower than the one of "drop" by ceil(prefetch_batches) - 1.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)
@@ -177,11 +177,11 @@ def _backend(part: int) -> Any:
 
 
 SAMPLER = (
-    Key(_SAMPLER + "custom_sampler", OWN_PART),
-    Key(_SAMPLER + "custom_sampler.path", OWN_PART, str(VERL / "replay.py")),
+    Key(_SAMPLER + "custom_sampler", OUR_CODE),
+    Key(_SAMPLER + "custom_sampler.path", OUR_CODE, str(VERL / "replay.py")),
     Key(
         _SAMPLER + "custom_sampler.name",
-        OWN_PART,
+        OUR_CODE,
         lambda run, _: "SyncReplay" if run.train.mode == "sync" else "AsyncReplay",
     ),
     Key(

@@ -7,7 +7,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
-from retool_mcore.verl.keys.key import OWN_PART, Key, from_setting
+from retool_mcore.verl.keys.key import OUR_CODE, Key, from_setting
 from retool_mcore.verl.keys.rollout import NODES, RUN_CONFIG, TRAINER_MODES, VERL
 
 RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: path of the run's settings
@@ -88,10 +88,10 @@ DATA = (
     from_setting("data.train_batch_size", "train.prompts_per_step"),
     from_setting("data.max_prompt_length", "data.max_prompt_tokens"),
     from_setting("data.max_response_length", "rollout.max_response_tokens"),
-    *(Key(f"data.{name}", OWN_PART) for name in ("train_max_samples", "val_max_samples", "filter_overlong_prompts")),
-    Key("data.custom_cls", OWN_PART),
-    Key("data.custom_cls.path", OWN_PART, str(VERL / "dataset.py")),
-    Key("data.custom_cls.name", OWN_PART, "ReToolDataset"),
+    *(Key(f"data.{name}", OUR_CODE) for name in ("train_max_samples", "val_max_samples", "filter_overlong_prompts")),
+    Key("data.custom_cls", OUR_CODE),
+    Key("data.custom_cls.path", OUR_CODE, str(VERL / "dataset.py")),
+    Key("data.custom_cls.name", OUR_CODE, "ReToolDataset"),
     Key("data.return_raw_chat", None, True),
     from_setting("data.seed", "run.seed"),
     Key("data.truncation", None, "error"),

@@ -74,7 +74,7 @@ def test_a_resumed_run_keeps_its_best_step_its_patience_and_its_curriculum(tmp_p
         for row in rows:
             counted = [row[f"curriculum/{kind}"] for kind in ("always", "never", "mixed", "unseen")]
             assert sum(counted) == ROWS and row["curriculum/unseen"] == (4 if row["step"] == 1 else 0)
-        assert min(row["curriculum/mean_weight"] for row in rows) < 1.0
+        assert min(row["curriculum/mean_share"] for row in rows) < 1.0
         assert len({frozenset(found) for found in prompts_by_step(run_dir).values()}) > 2, "epochs of other rows"
     assert prompts_by_step(tmp_path / "cut") == prompts_by_step(tmp_path / "whole")
     before = (tmp_path / "cut" / "start.jsonl").read_text()

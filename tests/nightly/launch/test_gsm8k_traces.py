@@ -27,4 +27,4 @@ async def test_at_least_85_percent_of_gsm8k_survive():
         report = await build(rows, sandbox)
     assert len(rows) == 7473
     assert report.problems + len(report.rejects) == 7473
-    assert report.survived >= 0.85
+    assert report.share_kept >= 0.85

@@ -98,7 +98,7 @@ def test_metrics_count_every_prompt_once():
     shares = {"always": 2.0, "never": 1.0, "mixed": 1.0, "unseen": 6.0}
     assert sampler.metrics() == {
         **{f"curriculum/{name}": count for name, count in shares.items()},
-        "curriculum/mean_weight": pytest.approx((0.5 + 0.25 + 0.5 + 7.0) / 10),
+        "curriculum/mean_share": pytest.approx((0.5 + 0.25 + 0.5 + 7.0) / 10),
         "curriculum/epoch": 1.0,
     }
 

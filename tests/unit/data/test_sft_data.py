@@ -7,7 +7,7 @@ import pytest
 
 from retool_mcore.data.chat import Rendered, render
 from retool_mcore.data.files import write_parquet
-from retool_mcore.data.sft import PackedBatches, cost, deal, load_sft
+from retool_mcore.data.sft import BatchesOfRank, cost, deal, load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import DataError
 
@@ -85,26 +85,26 @@ def test_a_bad_row_is_an_error_with_file_row_and_column(tmp_path, tokenizer, row
 
 def test_the_order_of_rows_depends_on_the_seed_and_the_step_only():
     # A change of this literal would break the resume of every running job.
-    assert PackedBatches(examples(*[1] * 8), global_batch=8, seed=1).rows(1) == [1, 6, 0, 3, 7, 4, 2, 5]
-    batches = PackedBatches(examples(1, 2, 3, 4, 5), global_batch=4, seed=0)
+    assert BatchesOfRank(examples(*[1] * 8), global_batch=8, seed=1).rows(1) == [1, 6, 0, 3, 7, 4, 2, 5]
+    batches = BatchesOfRank(examples(1, 2, 3, 4, 5), global_batch=4, seed=0)
     steps = [batches.rows(step) for step in range(1, 6)]
     stream = [row for rows in steps for row in rows]
     assert [sorted(stream[start : start + 5]) for start in range(0, 20, 5)] == [[0, 1, 2, 3, 4]] * 4, "epochs"
-    assert PackedBatches(examples(1, 2, 3, 4, 5), global_batch=4, seed=0).rows(5) == steps[4]
-    assert PackedBatches(examples(1, 2, 3, 4, 5), global_batch=4, seed=1).rows(5) != steps[4]
-    assert sorted(PackedBatches(examples(1, 2), global_batch=5, seed=0).rows(1)) in ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1])
+    assert BatchesOfRank(examples(1, 2, 3, 4, 5), global_batch=4, seed=0).rows(5) == steps[4]
+    assert BatchesOfRank(examples(1, 2, 3, 4, 5), global_batch=4, seed=1).rows(5) != steps[4]
+    assert sorted(BatchesOfRank(examples(1, 2), global_batch=5, seed=0).rows(1)) in ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1])
 
 
 def test_the_global_batch_does_not_depend_on_dp():
     data = examples(*[(number * 7) % 31 + 1 for number in range(40)])
     for step in range(1, 6):
-        whole = sorted(ids(PackedBatches(data, global_batch=8, seed=5)(step)))
+        whole = sorted(ids(BatchesOfRank(data, global_batch=8, seed=5)(step)))
         for dp_size in (2, 4, 8):
-            ranks = [PackedBatches(data, 8, seed=5, dp_size=dp_size, dp_rank=rank)(step) for rank in range(dp_size)]
+            ranks = [BatchesOfRank(data, 8, seed=5, dp_size=dp_size, dp_rank=rank)(step) for rank in range(dp_size)]
             assert sorted(row for rank in ranks for row in ids(rank)) == whole
             assert {len(rank) for rank in ranks} == {8 // dp_size}
     with pytest.raises(DataError, match="batch of 3 from 1 examples has no equal share for rank 0 of 2"):
-        PackedBatches(examples(1), global_batch=3, seed=0, dp_size=2)
+        BatchesOfRank(examples(1), global_batch=3, seed=0, dp_size=2)
 
 
 def test_ranks_get_the_same_number_of_sequences_with_about_equal_cost():
@@ -120,7 +120,7 @@ def test_the_cost_of_a_long_sequence_includes_attention():
     data = examples(6000, 4000, 3000, 2500, 1, 1, 1, 1)
 
     def rank_of_the_longest(hidden_size):
-        ranks = [ids(PackedBatches(data, 8, 0, 2, rank, hidden_size=hidden_size)(1)) for rank in range(2)]
+        ranks = [ids(BatchesOfRank(data, 8, 0, 2, rank, hidden_size=hidden_size)(1)) for rank in range(2)]
         return next(rank for rank in ranks if 0 in rank)
 
     assert 3 in rank_of_the_longest(None)  # 6000 + 2500 against 4000 + 3000 tokens

@@ -48,8 +48,10 @@ def test_a_base_in_fp8_takes_a_byte_a_weight_and_one_matrix_more():
         )
         layer = 2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN
         assert whole.weights - stored.weights == pytest.approx(LAYERS * layer / tp / GIB)
-        assert stored.whole_matrix == pytest.approx(2 * HIDDEN * 2 * FFN / tp / GIB) and not whole.whole_matrix
-        assert whole.total - stored.total == pytest.approx(whole.weights - stored.weights - stored.whole_matrix)
+        assert (
+            stored.dequantized_matrix == pytest.approx(2 * HIDDEN * 2 * FFN / tp / GIB) and not whole.dequantized_matrix
+        )
+        assert whole.total - stored.total == pytest.approx(whole.weights - stored.weights - stored.dequantized_matrix)
 
 
 def test_a_base_in_fp8_is_made_whole_once_for_each_way_through_a_micro_batch():
@@ -62,7 +64,7 @@ def test_a_base_in_fp8_is_made_whole_once_for_each_way_through_a_micro_batch():
     made = {each: seconds(each, 8, "fp8") - seconds(each, 8, "model") for each in (1, 3, 4)}
     layer = 2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN
     at_full_rate = 8 * 7 * LAYERS * layer / 3.35e12
-    assert made[1] == pytest.approx(at_full_rate / calibrated("whole"))
+    assert made[1] == pytest.approx(at_full_rate / calibrated("dequantize"))
     assert (made[3], made[4]) == (pytest.approx(2 * made[1]), pytest.approx(3 * made[1]))
     assert seconds(3, 4, "fp8") - seconds(3, 4, "model") == pytest.approx(made[3] / 2)
 

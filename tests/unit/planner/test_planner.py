@@ -160,7 +160,7 @@ def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_the_same_time():
     tokens = (plain.kv_tokens, halved.kv_tokens)
     engines = [Engines.of(run, SEVEN, h200, each, lengths) for run, each in zip(runs, tokens, strict=True)]
     (few, limit), (many, _) = (each.slots for each in engines)
-    assert limit == "cache" and many == pytest.approx(2 * few, rel=0.001)
+    assert limit == "the size of the KV cache" and many == pytest.approx(2 * few, rel=0.001)
     assert plans[1].phases["generate"] < 0.85 * plans[0].phases["generate"], "weights are read half as often"
     steps = [each.step_s(64.0, 64 * 8000.0) for each in engines]
     assert steps[0] == steps[1], "no faster by it, as was measured with Triton"

@@ -119,7 +119,7 @@ def test_what_is_wrong_with_the_newest_step_is_told(tmp_path: Path, case: str):
 ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no alarm
     "no gradient in RL": (
         {"actor/grad_norm": 0.0},
-        "grad_norm of step 1 is 0, so the step changed no weights",
+        "grad_norm of step 1 is 0: nothing in the step's loss has a gradient",
         {"actor/grad_norm": 0.1},
     ),
     "groups": (
@@ -208,7 +208,7 @@ def test_the_terminal_of_a_run_gets_each_alarm_once():
     lines.print(steps(2, grad_norm=0.0, **{"val/accuracy": 0.0}))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
-        "warning: grad_norm of step 1 is 0, so the step changed no weights",
+        "warning: grad_norm of step 1 is 0: nothing in the step's loss has a gradient",
         "warning: every answer of step 2's validation is wrong",
     ]
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from retool_mcore.data.chat import render
 from retool_mcore.data.tool import CODE_INTERPRETER, blocks, closes, tool_call
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.protocol import open_protocol, serving_protocol
+from retool_mcore.rollout.protocol import default_protocol, open_protocol
 from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, call, roll_out
@@ -84,7 +84,7 @@ def in_pieces(tokenizer):
 
 
 async def test_hermes_tags_of_several_tokens_work(in_pieces):
-    assert serving_protocol(in_pieces) == "hermes"
+    assert default_protocol(in_pieces) == "hermes"
     protocol = open_protocol("hermes", in_pieces)
     question = {"role": "user", "content": "Is 2 > 1?"}
     text_and_call = "2 > 1 ->\n" + call("print(2 > 1)")

@@ -11,7 +11,7 @@ from retool_mcore.cli.data import app
 from retool_mcore.config import load_evaluation
 from retool_mcore.data.chat import chat_format
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of, serving_protocol
+from retool_mcore.rollout.protocol import Hermes, TextOnly, default_protocol, open_protocol, protocol_of
 from tests.plain_chatml import PLAIN_CHATML, with_template
 
 OWN = "configs.examples.protocol:Instructed"
@@ -52,14 +52,14 @@ def test_the_command_prints_the_protocol(tokenizer, tmp_path: Path, template: st
 def test_a_tag_that_the_vocabulary_does_not_spell_out_needs_protocol_retool(tokenizer):
     made = deepcopy(tokenizer)
     made.encode = lambda text, **options: [1, 2, 3] if text == "</tool_call>" else tokenizer.encode(text, **options)
-    assert serving_protocol(made) == "retool"
+    assert default_protocol(made) == "retool"
 
 
 def test_a_template_without_an_end_of_turn_is_one_reason(tokenizer):
     made = with_template(tokenizer, "{%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{%- endfor %}")
-    assert serving_protocol(made) == "retool"  # eos_token ends a turn there
+    assert default_protocol(made) == "retool"  # eos_token ends a turn there
     made.eos_token = None
     chat_format.cache_clear()
     with pytest.raises(CheckpointError, match="none of hermes, qwen3_coder, retool") as caught:
-        serving_protocol(made)
+        default_protocol(made)
     assert str(caught.value).count("ends an assistant turn with") == 1

@@ -357,8 +357,8 @@ def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: 
     ],
 )
 def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_path: Path):
-    said = r"no space is left for .*step_4\. Free some"
-    with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Free some."):
+    said = r"no space is left for .*step_4\. Free some space"
+    with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Free some space."):
         raise error
 
 
@@ -367,7 +367,11 @@ def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):
 
     full = {1: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)}
     tell = explain_failed_write("step_4/actor")
-    with pytest.raises(CheckpointError, match="no space is left for"), explain_full_disk(tmp_path, "Free some."), tell:
+    with (
+        pytest.raises(CheckpointError, match="no space is left for"),
+        explain_full_disk(tmp_path, "Free some space."),
+        tell,
+    ):
         raise CheckpointException("write", full)
     said = "step_4/actor could not be written: see the error of rank 0"
     with pytest.raises(CheckpointError, match=said), explain_failed_write("step_4/actor"):

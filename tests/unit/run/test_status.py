@@ -113,7 +113,7 @@ def test_a_long_run_of_sft_shows_new_steps_and_keeps_one_row(tmp_path: Path, mon
             time.sleep(0.2)
     assert output.getvalue().splitlines() == [
         "step 1/3  loss 0.5000",
-        "warning: grad_norm of step 2 is 0, so the step changed no weights",
+        "warning: grad_norm of step 2 is 0: nothing in the step's loss has a gradient",
         "step 3/3  loss 1.5000",
     ]
     assert [row["step"] for row in files[-1].rows] == [3]

@@ -50,7 +50,7 @@ def buffer(max_dropped_fraction: float) -> Any:
     class Buffer(ReplayMixin, Verls):  # pyright: ignore[reportIncompatibleMethodOverride]
         def __init__(self) -> None:
             self.group_size, self.max_dropped_fraction = {"train": 4, "val": 2}, max_dropped_fraction
-            self.seed, self.compares_groups, self.observe = 0, False, None
+            self.seed, self.compares_within_groups, self.observe = 0, False, None
             self.pop_drop_causes, self.trainer_mode = Counter, "colocate_async"
 
         def _measure(self, *_: Any) -> dict[str, float]:
