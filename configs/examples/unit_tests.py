@@ -92,6 +92,6 @@ class Submit(Tool):
 
 def score(response: Response) -> dict[str, float]:
     """The fraction of tests that the last submission passed. A response is right if all passed."""
-    found = response.behavior["found"].get(Submit.name, {})
+    found = response.behavior["tool_numbers"].get(Submit.name, {})
     passed = found.get("passed", 0.0)
     return {"score": passed, "acc": float(passed == 1.0), "submissions": found.get("submissions", 0.0)}

@@ -77,7 +77,7 @@ def rollout(
     from retool_mcore.rollout.protocol import open_protocol
 
     prompts = read_prompts(prompt_file, model)
-    loop = DEFAULT_LOOP.calling(tool).model_copy(
+    loop = DEFAULT_LOOP.with_tools(tool).model_copy(
         update={
             "max_turns": max_turns,
             "max_response_tokens": max_response_tokens,

@@ -207,7 +207,7 @@ class RlConfig(RunConfig):
         return [*train, *(("validation.files", path) for path in self.validation.files)]
 
     @property
-    def validated(self) -> tuple[str, int]:
+    def validation_interval(self) -> tuple[str, int]:
         return "validation.every", self.validation.every
 
     @property

@@ -96,7 +96,7 @@ class ToolLoop(Section):
         """Whether the model may call anything."""
         return bool(self.tools or self.mcp)
 
-    def calling(self, tool: bool) -> Self:
+    def with_tools(self, tool: bool) -> Self:
         """The same settings with tools (the interpreter if there are none) or without tools."""
         if not tool:
             return self.model_copy(update={"tools": [], "mcp": {}})

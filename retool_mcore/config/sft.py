@@ -77,7 +77,7 @@ class SftConfig(RunConfig):
         return [*train, *(("validation.files", path) for path in self.validation.files)]
 
     @property
-    def validated(self) -> tuple[str, int]:
+    def validation_interval(self) -> tuple[str, int]:
         return "validation.every", self.validation.every
 
     @property

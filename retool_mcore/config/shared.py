@@ -252,7 +252,7 @@ class RunConfig(JobConfig):
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
     @property
-    def validated(self) -> tuple[str, int]:
+    def validation_interval(self) -> tuple[str, int]:
         """(setting, steps) between two validations; 0: there are none."""
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
@@ -278,7 +278,7 @@ class RunConfig(JobConfig):
     def _best_rules(self) -> RunConfig:
         if not self.best.metric:
             return self
-        metric, known, (key, every) = self.best.name, self.validation_metrics, self.validated
+        metric, known, (key, every) = self.best.name, self.validation_metrics, self.validation_interval
         saved = self.checkpoint.every_steps
         if metric not in known:
             raise ValueError(f'Unknown best.metric = "{metric}". Choose one of: {", ".join(known)}')

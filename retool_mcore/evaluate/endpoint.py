@@ -235,7 +235,7 @@ class TextSampler:
 
     def __init__(self, config: EvaluationConfig, work: CaseSamples) -> None:
         self._case, self._limits = work.case, work.limits
-        rollout = config.rollout.calling(self._case.tool)
+        rollout = config.rollout.with_tools(self._case.tool)
         protocol_class(rollout.protocol)
         if self._case.tool and rollout.protocol == "retool":
             raise ConfigError(

@@ -55,7 +55,7 @@ def identity_of(
     The number of samples per problem is not part of it. Each sample has its own seed, so a larger n
     only adds samples.
     """
-    rollout, with_tools = config.rollout.calling(case.tool), config.rollout.calling(True)
+    rollout, with_tools = config.rollout.with_tools(case.tool), config.rollout.with_tools(True)
     weights = sorted(Path(case.model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])
     return {
@@ -136,7 +136,7 @@ class CaseSamples:
 
     @property
     def limits(self) -> Limits:
-        return Limits.of(self.config.rollout.calling(self.case.tool), self.config.sandbox)
+        return Limits.of(self.config.rollout.with_tools(self.case.tool), self.config.sandbox)
 
     def sampling(self, problem: Problem, sample: int) -> Sampling:
         validation = self.config.validation
@@ -214,7 +214,7 @@ def make_report(work: CaseSamples) -> dict[str, Any]:
         "problems": len(work.problems),
         "n": work.n,
         "tool": work.case.tool,
-        "protocol": work.config.rollout.calling(work.case.tool).protocol,
+        "protocol": work.config.rollout.with_tools(work.case.tool).protocol,
         "accuracy": scores[f"mean@{work.n}"],
         "scores": scores,
         "behavior": summarize_behavior(behaviors, [row["correct"] for row in flat]),

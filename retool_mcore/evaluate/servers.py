@@ -115,7 +115,7 @@ class Servers:
     def sampler(self, work: CaseSamples, day: date) -> TokenSampler:
         """A sampler for ``work``. Raises ReToolError for an unsupported protocol or prompt."""
         tokenizer = tokenizer_of(self._config.model, work.case.model, day=day)
-        return TokenSampler(protocol_of(self._config.rollout.calling(work.case.tool), tokenizer), work)
+        return TokenSampler(protocol_of(self._config.rollout.with_tools(work.case.tool), tokenizer), work)
 
     def _replace(self, model: str) -> None:
         """Load the model into the running servers, or restart them for another architecture."""

@@ -61,7 +61,7 @@ class Adapters:
         return self.alpha / self.rank
 
 
-class Factor(torch.nn.Module):
+class MatrixAdapter(torch.nn.Module):
     """This rank's shards of one matrix's A [r, in] and B [out, r].
 
     A is initialized as in peft, uniform within +-1 / sqrt(in). Its generator is seeded by the run's
@@ -115,7 +115,7 @@ class Adapter(torch.nn.Module):
             short = name.rpartition(".")[2]
             if short in adapters.matrices:
                 where = f"model.layers.{layer.lora_layer}.{name}"
-                self.factors[short] = Factor(
+                self.factors[short] = MatrixAdapter(
                     where, adapters, weight.shape[1], rows, row_parallel=row_parallel, like=weight
                 )
         self._order = [name.rpartition(".")[2] for name in fused]
@@ -243,7 +243,7 @@ def _adapters_of(chunks: Iterable[Any]) -> Iterator[Adapter]:
         yield from (module for module in chunk.modules() if isinstance(module, Adapter))
 
 
-def factors_of(chunks: Iterable[Any]) -> list[Factor]:
+def factors_of(chunks: Iterable[Any]) -> list[MatrixAdapter]:
     """This rank's factors, in model order."""
     return [factor for adapter in _adapters_of(chunks) for factor in adapter.factors.values()]  # type: ignore[misc]
 
@@ -373,7 +373,7 @@ def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
     return gathered
 
 
-def _unsharded(factor: Factor) -> Pair:
+def _unsharded(factor: MatrixAdapter) -> Pair:
     """A factor's A [r, in] and B [out, r] on every TP rank. Collective."""
     group: Any = parallel_state.get_tensor_model_parallel_group()
     shard = getattr(factor, factor.sharded).detach().contiguous()

@@ -21,7 +21,7 @@ def bits_of(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach().contiguous().view(BITS[weight.element_size()]).sum(dtype=torch.int64)
 
 
-def described(weights: Iterable[tuple[str, str, int, torch.Tensor]]) -> Sums:
+def sums_of(weights: Iterable[tuple[str, str, int, torch.Tensor]]) -> Sums:
     """Build ``Sums`` from (name, dtype, elements, ``bits_of``); synchronizes the device once."""
     entries = list(weights)
     sums = torch.stack([bits for *_, bits in entries]).tolist() if entries else []
@@ -35,7 +35,7 @@ def with_sums(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             return original(self, action)
         prefix = action.removeprefix(ACTION)
         weights = self._model_runner.model.named_parameters()
-        sums = described(
+        sums = sums_of(
             (name, str(weight.dtype), weight.numel(), bits_of(weight))
             for name, weight in weights
             if name.startswith(prefix)

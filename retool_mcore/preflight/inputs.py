@@ -145,7 +145,7 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
         # With only the interpreter, because ``tools`` checks the user's own tools.
-        protocol_of(config.rollout.calling(False).calling(config.rollout.tool), loaded)
+        protocol_of(config.rollout.with_tools(False).with_tools(config.rollout.tool), loaded)
         served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "runs without tools"
         yield ok("tokenizer", f"{len(loaded)} tokens; tokenizer and chat template support {served}")
     else:

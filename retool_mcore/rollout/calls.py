@@ -53,7 +53,7 @@ class Calls:
     """The tools of one trajectory and their state. Call ``close`` when the trajectory is over.
 
     ``shown``: see ``ToolProtocol.shown``.
-    ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
+    ``tool_numbers``: the numbers that each tool's ``end`` hook returned, by tool name.
     ``faults``: the exceptions in hooks, by "TOOL.HOOK/EXCEPTION", such as "lookup.end/KeyError".
     """
 
@@ -65,7 +65,7 @@ class Calls:
         context: ToolContext,
     ) -> None:
         self._shown, self._limits, self._context = shown, limits, context
-        self.found: dict[str, dict[str, float]] = {}
+        self.tool_numbers: dict[str, dict[str, float]] = {}
         self.faults: Counter[str] = Counter()
         self._tools = {tool.name: tool for tool in tools}
         self._states: dict[str, asyncio.Task[Any]] = {}
@@ -108,7 +108,7 @@ class Calls:
         try:
             numbers = await _bounded(what, tool.end(started.result()), tool.hook_timeout_s)
             if numbers is not None:
-                self.found[name] = _checked(numbers)
+                self.tool_numbers[name] = _checked(numbers)
         except Exception as error:  # noqa: BLE001  user code may raise anything
             self._count_fault(what, error)
 

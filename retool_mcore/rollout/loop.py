@@ -57,7 +57,7 @@ class Trajectory:
     """A trajectory and its statistics, complete when ``converse`` returns it.
 
     ``drop_error``: the outage that dropped the trajectory. Training skips dropped trajectories.
-    ``found``: the numbers that each tool's ``end`` hook returned, by tool name.
+    ``tool_numbers``: the numbers that each tool's ``end`` hook returned, by tool name.
     ``faults``: the number of exceptions in tool hooks, by "TOOL.HOOK/EXCEPTION".
     ``requests``: requests to the engine; more than turns only after aborts or after stop tokens
     that completed no call.
@@ -74,7 +74,7 @@ class Trajectory:
     context_tokens: int = 0
     cached_tokens: int = 0
     requests: int = 0
-    found: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    tool_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -169,7 +169,7 @@ async def converse(trajectory: Trajectory, model: Conversation, calls: Calls, li
         reason = StopReason.DROPPED
     finally:
         await calls.close()
-    trajectory.found, trajectory.faults = calls.found, calls.faults
+    trajectory.tool_numbers, trajectory.faults = calls.tool_numbers, calls.faults
     trajectory.ledger.close(reason)
     trajectory.wall_s = time.perf_counter() - started
     return trajectory

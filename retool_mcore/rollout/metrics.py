@@ -58,7 +58,7 @@ class Behavior:
     context_tokens: int = 0
     cached_tokens: int = 0
     tool_faults: Mapping[str, int] = field(default_factory=dict[str, int])
-    found: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    tool_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
@@ -76,7 +76,7 @@ class Behavior:
             code_lines=sum(bool(line.strip()) for result in code for line in result.code.splitlines()),
             tool_calls=dict(Counter(result.tool for result in results if result.tool != TOOL_NAME)),
             tool_faults=dict(trajectory.faults),
-            found={name: dict(numbers) for name, numbers in trajectory.found.items()},
+            tool_numbers={name: dict(numbers) for name, numbers in trajectory.tool_numbers.items()},
             first_call_tokens=first.start + first.tokens if first else None,
             response_tokens=len(trajectory.ledger.response_ids),
             model_tokens=trajectory.ledger.model_tokens,

@@ -96,8 +96,8 @@ class Tool(ABC):
     async def end(self, state: Any) -> Mapping[str, float] | None:
         """Release the state. Called when the trajectory is over, if ``start`` succeeded.
 
-        The reward function gets the returned numbers as ``behavior["found"][NAME]``. Exceptions are
-        logged and counted.
+        The reward function gets the returned numbers as ``behavior["tool_numbers"][NAME]``.
+        Exceptions are logged and counted.
         """
         return None
 

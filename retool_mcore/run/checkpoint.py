@@ -308,7 +308,7 @@ def lacks_value(config: RunConfig, step: int) -> bool:
 
 def _is_due(config: RunConfig, step: int) -> bool:
     """Whether the settings schedule a validation (and therefore a save) at ``step``."""
-    _, every = config.validated
+    _, every = config.validation_interval
     return every > 0 < step and (step % every == 0 or step == config.num_steps)
 
 
@@ -326,7 +326,7 @@ class BestKeeper:
         """See ``lacks_value``."""
         return lacks_value(self._config, step)
 
-    def validated(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def record_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record the metric's value if a validation is due at ``step``.
 
         Raises RunError when the metric is missing or not finite.

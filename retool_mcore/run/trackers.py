@@ -51,7 +51,7 @@ class TensorBoard:
         self._board.close()
 
 
-class Library:
+class TrackerWithoutPurge:
     """A tracker that cannot purge steps. ``retool.json`` stores its run id and last logged step."""
 
     name: str
@@ -86,7 +86,7 @@ class Library:
         self._run.finish()
 
 
-class Wandb(Library):
+class Wandb(TrackerWithoutPurge):
     """With WANDB_MODE=offline, each start writes its own files under one id, for ``wandb sync``."""
 
     name = "wandb"
@@ -106,7 +106,7 @@ class Wandb(Library):
         self._run.log({**row, **table}, step=step, commit=True)
 
 
-class SwanLab(Library):
+class SwanLab(TrackerWithoutPurge):
     """With SWANLAB_MODE=offline, each start writes its own files under one id.
 
     ``swanlab sync`` uploads them.
@@ -129,7 +129,7 @@ class SwanLab(Library):
         self._run.log({**row, **({TRAJECTORIES: texts} if texts else {})}, step=step)
 
 
-class MLflow(Library):
+class MLflow(TrackerWithoutPurge):
     """Logs to the database ``mlflow/mlflow.db``, or to the server at MLFLOW_TRACKING_URI.
 
     The logged settings are those of the first start, because MLflow parameters are immutable.
@@ -177,7 +177,7 @@ def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
-LIBRARIES: dict[str, Callable[[Path, str, Mapping[str, Any], int], TensorBoard | Library]] = {
+LIBRARIES: dict[str, Callable[[Path, str, Mapping[str, Any], int], TensorBoard | TrackerWithoutPurge]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "swanlab": SwanLab,
@@ -217,7 +217,7 @@ class Trackers:
     """All trackers in ``run.trackers``. Their errors never stop the run."""
 
     def __init__(self, config: JobConfig, folder: Path, *, name: str = "", resumed_step: int) -> None:
-        self._open: dict[str, TensorBoard | Library] = {}
+        self._open: dict[str, TensorBoard | TrackerWithoutPurge] = {}
         for library in dict.fromkeys(config.run.trackers):
             start = partial(LIBRARIES[library], folder, name or config.run.name, config.model_dump(), resumed_step)
             if (tracker := self._safely(library, start)) is not None:

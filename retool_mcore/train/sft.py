@@ -105,7 +105,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
             engine.load(str(resume.path / "actor"), new_seed=new_seed)
         best = checkpoint.BestKeeper(config, done, writes=rank == 0)
         if best.lacks(done):  # killed before this validation, or best.metric is new
-            best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
+            best.record_validation(done, {"val_loss": engine.validation_loss(val_batches)})
         writer = None
         if show_resumed is not None:
             show_resumed(done)
@@ -137,7 +137,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
                 if _is_due(step, config.validation.every, config.train.steps):
                     with timer.span("validate"):
                         metrics["val_loss"] = engine.validation_loss(val_batches)
-                    best.validated(step, metrics)
+                    best.record_validation(step, metrics)
                     metrics |= best.metrics()
                 if not stop_signal and _is_due(step, config.saved_every, config.train.steps):
                     with timer.span("save_checkpoint"):

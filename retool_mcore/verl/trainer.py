@@ -315,7 +315,7 @@ class RlRun(EngineRestarts):
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
         self.validated = {**metrics, **self.replay_buffer.val_metrics}
-        self._best.validated(self.global_steps, self.validated)
+        self._best.record_validation(self.global_steps, self.validated)
         return metrics
 
     def on_validate_end(self) -> None:

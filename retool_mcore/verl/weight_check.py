@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from retool_mcore.platforms.weight_sums import Sums, bits_of, described
+from retool_mcore.platforms.weight_sums import Sums, bits_of, sums_of
 
 _LAYER = re.compile(r".*\blayers\.\d+\.")
 
@@ -44,7 +44,7 @@ class SentWeights:
     def sums(self) -> tuple[str, Sums]:
         """The layer that the last sync compared, "" for all layers, and its sums."""
         layers = {layer_of(name) for name, *_ in self._sent}
-        return layers.pop() if len(layers) == 1 else "", described(self._sent)
+        return layers.pop() if len(layers) == 1 else "", sums_of(self._sent)
 
 
 def layer_of(name: str) -> str:

@@ -25,7 +25,9 @@ def test_the_reward_and_the_metrics_find_their_keys(outputs: dict[str, Any]):
 def test_an_environment_knows_the_row_and_the_reward_what_it_found(outputs: dict[str, Any]):
     """The example of hidden tests: one of two is passed."""
     submitted = outputs["submitted"]
-    assert submitted["found"] == {"submit": {"passed": 0.5, "submissions": 1.0}} and submitted["tool_faults"] == {}
+    assert (
+        submitted["tool_numbers"] == {"submit": {"passed": 0.5, "submissions": 1.0}} and submitted["tool_faults"] == {}
+    )
     assert (submitted["score"], submitted["acc"], submitted["reward_submissions"]) == (0.5, 0.0, 1.0)
 
 

@@ -60,7 +60,7 @@ async def test_the_last_submission_counts_and_the_interpreter_keeps_its_state(to
     develop = (call("k = 6414"), call("print(k + 3)"))
     trajectory = await play(tokenizer, session_sandbox, *develop, ask("submit", code="f = lambda x: x + 6414"), DONE)
     assert shown(trajectory)[1:] == ["6417", "2 of 3 tests passed"]
-    assert trajectory.found == {"submit": {"passed": 2 / 3, "submissions": 1.0}}
+    assert trajectory.tool_numbers == {"submit": {"passed": 2 / 3, "submissions": 1.0}}
     assert (rewarded(trajectory)["score"], rewarded(trajectory)["acc"]) == (2 / 3, 0.0)
     better = await play(tokenizer, session_sandbox, ask("submit", code="f = abs"), ask("submit", code=RIGHT), DONE)
     assert shown(better) == ["0 of 3 tests passed", "3 of 3 tests passed"]

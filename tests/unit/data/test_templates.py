@@ -42,7 +42,7 @@ def run_of(kind: type, path: Path, *settings: str):
 def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_path: Path):
     sft, rl = run_of(SftConfig, qwen3, OFF), run_of(RlConfig, qwen3, OFF)
     tokenizer = tokenizer_of(rl.model)
-    prompt = protocol_of(rl.rollout.calling(False), tokenizer).prompt_ids([QUESTION])
+    prompt = protocol_of(rl.rollout.with_tools(False), tokenizer).prompt_ids([QUESTION])
     assert tokenizer.decode(prompt).endswith(f"<|im_start|>assistant\n{EMPTY}")
     write_parquet(tmp_path / "rows.parquet", [ROW])
     (example,) = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(sft.model), 400).examples

@@ -281,5 +281,5 @@ def test_a_run_without_tools_is_text_only_unless_it_has_mcp_servers(tokenizer):
         found = loop(*settings)
         assert (found.tool, Limits.of(found, SandboxSettings()).max_turns) == (tool, 5 if tool else 1)
     text, own = loop("rollout.tools=[]"), loop(f'rollout.tools=["{SEARCH}"]')
-    assert type(protocol_of(text, tokenizer)) is type(protocol_of(own.calling(False), tokenizer)) is TextOnly
-    assert (text.calling(True).tools, own.calling(True).tools) == (["code_interpreter"], [SEARCH])
+    assert type(protocol_of(text, tokenizer)) is type(protocol_of(own.with_tools(False), tokenizer)) is TextOnly
+    assert (text.with_tools(True).tools, own.with_tools(True).tools) == (["code_interpreter"], [SEARCH])

@@ -81,10 +81,10 @@ def test_the_best_checkpoint_outlives_newer_ones_until_a_better_one_is_complete(
     config = run_in(tmp_path)
     keeper = BestKeeper(config, 0)
     for step, loss, kept in ((10, 3.0, [10]), (20, 1.0, [20]), (30, 2.0, [20, 30]), (40, 2.0, [20, 40])):
-        keeper.validated(step, {"val_loss": loss})
+        keeper.record_validation(step, {"val_loss": loss})
         save(config, step)
         assert steps(config) == kept
-    keeper.validated(50, {"val_loss": 0.5})  # its save is not complete: a kill may take it
+    keeper.record_validation(50, {"val_loss": 0.5})  # its save is not complete: a kill may take it
     (config.run.dir / "checkpoints/global_step_50").mkdir()
     save(config, 45)
     assert steps(config) == [20, 45]
@@ -95,11 +95,11 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(t
     config = run_in(tmp_path, "best.patience=[2, 0]")
     keeper = BestKeeper(config, 0)
     for step, loss in ((10, 1.0), (20, 2.0), (30, 0.5)):
-        keeper.validated(step, {"val_loss": loss})
+        keeper.record_validation(step, {"val_loss": loss})
     resumed = BestKeeper(config, 20)
     assert resumed.metrics() == {"best/step": 10.0, "best/value": 1.0, "best/waited": 1.0}
     assert not resumed.stopped_early
-    resumed.validated(30, {"val_loss": 1.5})
+    resumed.record_validation(30, {"val_loss": 1.5})
     assert resumed.stopped_early and BestKeeper(config, 30).stopped_early
     on_disk = json.loads((config.run.dir / "best.json").read_text())
     assert (on_disk["metric"], on_disk["step"], on_disk["value"], on_disk["waited"]) == ("val_loss", 10, 1.0, 2)
@@ -111,14 +111,14 @@ def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
     config = run_in(tmp_path, "best.patience=[1, 0]")
     writes, reads = BestKeeper(config, 0), BestKeeper(config, 0, writes=False)
     for keeper in (reads, writes):
-        keeper.validated(10, {"val_loss": 1.0})
-        keeper.validated(20, {"val_loss": 1.0})
+        keeper.record_validation(10, {"val_loss": 1.0})
+        keeper.record_validation(20, {"val_loss": 1.0})
     assert reads.stopped_early and writes.stopped_early and reads.best == writes.best == read_best(config.run.dir)
 
 
 def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
     config = run_in(tmp_path, "train.steps=25", "validation.every=10")
-    BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
+    BestKeeper(config, 0).record_validation(10, {"val_loss": 1.0})
     assert [step for step in range(26) if lacks_value(config, step)] == [20, 25]
     without = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}"])
     assert not any(lacks_value(without, step) for step in range(0, 201, 50))
@@ -128,16 +128,16 @@ def test_a_value_that_cannot_be_compared_ends_the_run_and_says_what_there_is(tmp
     config = run_in(tmp_path)
     keeper = BestKeeper(config, 0)
     with pytest.raises(RunError, match=r"val_loss = nan at step 10"):
-        keeper.validated(10, {"val_loss": math.nan})
+        keeper.record_validation(10, {"val_loss": math.nan})
     with pytest.raises(RunError, match=r"There are: val/a, val/b\."):
-        keeper.validated(10, {"val/b": 1.0, "val/a": 1.0, "loss": 2.0})
-    keeper.validated(15, {})  # no validation is due at this step, so none is missed
+        keeper.record_validation(10, {"val/b": 1.0, "val/a": 1.0, "loss": 2.0})
+    keeper.record_validation(15, {})  # no validation is due at this step, so none is missed
     assert keeper.metrics() == {}
 
 
 def test_values_of_another_metric_are_refused(tmp_path: Path):
     config = run_in(tmp_path)
-    BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
+    BestKeeper(config, 0).record_validation(10, {"val_loss": 1.0})
     with pytest.raises(CheckpointError, match=r"has the values of val_loss \(min\), but .* \(max\)"):
         BestKeeper(run_in(tmp_path, "best.metric=max val_loss"), 10)
     (config.run.dir / "best.json").write_text("{")
@@ -151,7 +151,7 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         find_weights(config.run.dir, "best")
     for step, loss in ((10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)):
-        keeper.validated(step, {"val_loss": loss})
+        keeper.record_validation(step, {"val_loss": loss})
         save(config, step)
     for which, step in (("best", 10), ("newest", 40), ("30", 30)):
         assert json.loads((find_weights(config.run.dir, which) / "config.json").read_text())["step"] == step
@@ -208,7 +208,7 @@ def test_a_run_that_stopped_early_prints_why_and_exports_its_best_checkpoint(
     keeper = BestKeeper(config, 0)
     with checkpoint.Saver(config, write) as saver:
         for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
-            keeper.validated(step, {"val_loss": loss})
+            keeper.record_validation(step, {"val_loss": loss})
             saver.save(step)
     end.finish(config)
     assert json.loads((config.run.dir / "export" / "config.json").read_text())["step"] == 20

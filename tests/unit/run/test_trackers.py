@@ -47,7 +47,7 @@ def three_steps_and_a_resume(config: SftConfig) -> None:
     assert [(row["step"], row["loss"]) for row in rows] == [(1, 1.0), (2, 2.0), (3, 23.0), (4, 24.0)]
 
 
-class Fake(trackers.Library):
+class Fake(trackers.TrackerWithoutPurge):
     """A library that holds what it was given, and whose third step fails."""
 
     name = "wandb"
@@ -94,7 +94,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, f
 
 
 def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
-    def refuse(*start: object) -> trackers.Library:
+    def refuse(*start: object) -> trackers.TrackerWithoutPurge:
         raise RuntimeError("no key")
 
     monkeypatch.setitem(trackers.LIBRARIES, "swanlab", refuse)
