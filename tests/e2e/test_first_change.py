@@ -42,7 +42,7 @@ def test_the_first_change_fails_passes_and_fails_again(tmp_path: Path):
     for folder in ("retool_mcore", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/unit").mkdir(parents=True)
-    for file in ("tests/unit/test_config.py", "pyproject.toml"):
+    for file in ("tests/unit/test_config.py", "tests/unit/wrong_settings.toml", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path / file)
     with (tmp_path / "tests/unit/test_config.py").open("a", encoding="utf-8") as file:
         file.write(f"\n\n{textwrap.dedent(test)}\n")

@@ -102,7 +102,7 @@ def _on_limits(host: Path) -> list[Attack]:
         ),
         Attack("daemons and double forks: all dead when the call returns", survivor.format(kill=""), nobody_left),
         Attack(
-            "the same, after killing the code's parent process and the code itself",
+            "daemons whose code first kills its parent process and itself: all dead when the call returns",
             _ABOVE + survivor.format(kill=kill.format(above="[GUARDIAN, MAIN]")),
             nobody_left,
         ),
