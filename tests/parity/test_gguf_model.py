@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.families import check_fields
 from retool_mcore.rollout.protocol import default_protocol
-from tests import forked
 from tests.unit.data.gguf_file import MODEL_NAME
 from tests.unit.data.test_gguf_model import file  # noqa: F401  a fixture
 
@@ -24,7 +24,8 @@ TEXT = 'What is 12 + 7?\n<tool_call>\n{"name": "code_interpreter"}\n</tool_call>
 @pytest.fixture(scope="module")
 def made(file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("made") / "model"
-    return folder, forked.run("retool_mcore", "data", "model", file, folder, "--dtype", "float32")
+    argv = [sys.executable, "-m", "retool_mcore", "data", "model", str(file), str(folder), "--dtype", "float32"]
+    return folder, subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_command_prints_one_line(made):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retool_mcore.errors import RunError
-from retool_mcore.platforms.weight_sums import Sums, bits_of, described
+from retool_mcore.platforms.weight_sums import Sums, bits_of, sums_of
 from tests.unit.verl.test_engines import trainer_of
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -16,8 +16,8 @@ NAMES = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "model.layer
          "model.layers.1.up_proj.weight", "model.norm.weight")  # fmt: skip
 
 
-def sums_of(weights: dict[str, torch.Tensor]) -> Sums:
-    return described((name, str(each.dtype), each.numel(), bits_of(each)) for name, each in weights.items())
+def sums_of_tensors(weights: dict[str, torch.Tensor]) -> Sums:
+    return sums_of((name, str(each.dtype), each.numel(), bits_of(each)) for name, each in weights.items())
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def sharded(weights: dict[str, torch.Tensor], ranks: int) -> list[Sums]:
         {name: each if "norm" in name else each.chunk(ranks, dim=1)[rank] for name, each in weights.items()}
         for rank in range(ranks)
     ]
-    return [sums_of(each) for each in of_ranks]
+    return [sums_of_tensors(each) for each in of_ranks]
 
 
 def test_a_sharded_engine_is_compared_whole(weights: dict[str, torch.Tensor]):
     from retool_mcore.verl.weight_check import different_layers
 
-    actor = sums_of(weights)
+    actor = sums_of_tensors(weights)
     assert different_layers(actor, sharded(weights, 2)) == []
     wrong = {**weights, NAMES[2]: weights[NAMES[2]].roll(1) * 2, NAMES[4]: -weights[NAMES[4]]}
     assert different_layers(actor, sharded(wrong, 2)) == ["model.layers.0.", "model.norm.weight"]
@@ -49,7 +49,7 @@ def test_what_an_engine_holds_in_another_form_is_skipped(weights: dict[str, torc
 
     quantized = {**weights, NAMES[3]: weights[NAMES[3]].to(torch.float8_e4m3fn)}
     padded = {**quantized, NAMES[0]: torch.zeros(8, 6, dtype=torch.bfloat16)}
-    assert different_layers(sums_of(weights), [sums_of(padded)]) == []
+    assert different_layers(sums_of_tensors(weights), [sums_of_tensors(padded)]) == []
 
 
 def test_the_first_sync_sums_all_weights_and_later_ones_a_layer_each(
@@ -65,10 +65,12 @@ def test_the_first_sync_sums_all_weights_and_later_ones_a_layer_each(
         passed, _ = engine.get_per_tensor_param()
         assert dict(passed) == weights, "engines get what the actor exports"
         seen.append(sent.sums())
-    assert seen[0] == ("", sums_of(weights))
+    assert seen[0] == ("", sums_of_tensors(weights))
     layers = ["model.layers.0.", "model.layers.1.", "model.norm.weight", "model.embed_tokens.weight"]
     assert [layer for layer, _ in seen[1:]] == layers
-    assert seen[1][1] == {name: sums for name, sums in sums_of(weights).items() if name.startswith("model.layers.0.")}
+    assert seen[1][1] == {
+        name: sums for name, sums in sums_of_tensors(weights).items() if name.startswith("model.layers.0.")
+    }
 
 
 def test_an_engine_with_other_weights_ends_the_run(
@@ -80,10 +82,10 @@ def test_an_engine_with_other_weights_ends_the_run(
 
     def server(held: dict[str, torch.Tensor]) -> Any:
         return SimpleNamespace(
-            weight_sums=SimpleNamespace(remote=lambda prefix: asked.append(prefix) or [sums_of(held)])
+            weight_sums=SimpleNamespace(remote=lambda prefix: asked.append(prefix) or [sums_of_tensors(held)])
         )
 
-    trainer.actor_rollout_wg = SimpleNamespace(sent_weights=lambda: [("model.", sums_of(weights)), ("", {})])
+    trainer.actor_rollout_wg = SimpleNamespace(sent_weights=lambda: [("model.", sums_of_tensors(weights)), ("", {})])
     trainer.llm_server_manager.server_handles = [server(weights)]
     trainer.compare_weights()
     trainer.llm_server_manager.server_handles += [server({**weights, NAMES[2]: weights[NAMES[2]] + 1})]
