@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -55,13 +56,18 @@ class Driver:
         exit_on_sigterm()  # replaces the handler that Ray installed
         settings = settings_of_run(run_config_of(config))
         begin(settings.run.dir, "driver")
-        register_engine(settings, config.actor_rollout_ref.rollout.name)
-        MASTER_PORT_PATCH.apply()
-        configure_verl_logging()
-        config.transfer_queue.enable = True
-        OmegaConf.resolve(config)
-        tq.init(config.transfer_queue)
+        name = config.actor_rollout_ref.rollout.name
+        with ThreadPoolExecutor(1) as pool:
+            # Not before Ray has started: verl sets SGLANG_USE_CPU_ENGINE for this import, and Ray's
+            # processes would inherit it.
+            replica = pool.submit(import_replica, name)
+            MASTER_PORT_PATCH.apply()
+            configure_verl_logging()
+            config.transfer_queue.enable = True
+            OmegaConf.resolve(config)
+            tq.init(config.transfer_queue)
         try:
+            register_engine(settings, name, replica.result())
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
             trainer.init()
             begin(settings.run.dir, "agent_loops")
@@ -79,13 +85,21 @@ class Driver:
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 
-def register_engine(config: RlConfig, name: str) -> None:
-    """Make verl start our SGLang servers instead of its own, and record when it starts engines."""
+def import_replica(name: str) -> type:
+    """Import the engine ``name`` and return its replica class: ours for SGLang, else verl's.
+
+    Importing SGLang takes 7 s on a GPU machine, so this runs while the transfer queue starts.
+    """
     replica = RolloutReplicaRegistry.get(name)  # also installs what importing verl's SGLang modules needs
     if ENGINES[name].own_server:
         from retool_mcore.verl.sglang_server import MeasuredReplica
 
-        replica = MeasuredReplica
+        return MeasuredReplica
+    return replica
+
+
+def register_engine(config: RlConfig, name: str, replica: type) -> None:
+    """Make verl start servers of ``replica``, and record when it starts the engines."""
 
     @cache  # verl calls it twice in mode "async"
     def load() -> type:

@@ -3,7 +3,7 @@
 On one node, the servers' processes start and import SGLang while the training workers build the
 model (15 s on an H200 node). verl would start them afterwards.
 
-Import this module through ``runner.register_engine``: verl's SGLang modules need what verl installs
+Import this module through ``runner.import_replica``: verl's SGLang modules need what verl installs
 there first.
 """
 
