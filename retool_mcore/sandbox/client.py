@@ -196,7 +196,7 @@ class RemoteSandbox(Sandbox):
         return min(self._servers, key=lambda s: (s.paused_until > now, s in tried, s.in_flight, random.random()))
 
     async def _try(self, server: RemoteServer, body: bytes, run_timeout_s: float) -> ExecResult:
-        """Send one request, and update the server's circuit breaker by the outcome."""
+        """Send one request, and update the server's circuit breaker from the outcome."""
         server.in_flight += 1
         try:
             if not server.checked:

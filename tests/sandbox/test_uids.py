@@ -43,7 +43,7 @@ def test_no_uid_is_claimed_twice_until_its_process_is_killed(tmp_path: Path, cla
     uids = claim(directory, NUM_UIDS - 1, claimed)
     assert len(uids) == NUM_UIDS - 1 and first not in uids
     assert min(uids) >= FIRST_UID and max(uids) < FIRST_UID + NUM_UIDS < 65_534
-    with pytest.raises(SandboxUnavailable, match="use all 4480 uids"):
+    with pytest.raises(SandboxUnavailable, match="use all 4480 execution uids"):
         claim_uid(directory)
     other.kill()
     other.wait()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 NOT_RUN = "programs cannot be run here; use Python"
 
 
-def explain_refusal() -> None:
+def patch_program_calls() -> None:
     """Make os.system and subprocess fail with NOT_RUN, and multiprocessing use fork.
 
     Runs in the zygote.

@@ -155,10 +155,10 @@ class CellRunner:
 
         With ``echo``, prints the value of a trailing expression.
         """
-        _show_lines(filename, source)
+        _register_source(filename, source)
         try:
             cell = notebook.parse_cell(source, filename, notebook=echo)
-            _show_lines(filename, cell.text)
+            _register_source(filename, cell.text)
             codes = notebook.compile_cell(cell.tree, filename, notebook=echo)
             sys.stderr.write(cell.note)
             if echo:
@@ -212,7 +212,7 @@ class CellRunner:
         return return_code
 
 
-def _show_lines(filename: str, text: str) -> None:
+def _register_source(filename: str, text: str) -> None:
     """Register the code's lines with ``linecache``, so that tracebacks can quote them."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 

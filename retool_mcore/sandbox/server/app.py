@@ -120,7 +120,7 @@ def worker_app(new_sandbox: Callable[[], LocalSandbox], token: str | None, only_
 def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPException | None:
     """Check a request's headers before its body is read. Returns the error, or None to admit it.
 
-    Rejects DNS rebinding (Host), requests of web pages (Origin), a missing or wrong token, and
+    Rejects DNS rebinding (Host), requests from web pages (Origin), a missing or wrong token, and
     content types that a browser sends without a CORS preflight.
     """
     host = request.headers.get("host", "localhost")
@@ -129,7 +129,7 @@ def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPEx
             403, f"Host {host!r} is not localhost. A web page may have pointed its name at this machine."
         )
     if (origin := request.headers.get("origin")) is not None:
-        return HTTPException(403, f"Requests of web pages are refused (Origin {origin!r}).")
+        return HTTPException(403, f"Requests from web pages are refused (Origin {origin!r}).")
     if token is not None and request.url.path != "/health":
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(sent.encode(), token.encode()):

@@ -228,7 +228,9 @@ class SharedPaths:
         return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES), landlock_abi=landlock_abi)
 
 
-def confine_in_place(seccomp_program: bytes, paths: SharedPaths | None, *, uid: int | None, processes: int) -> None:
+def confine_without_namespaces(
+    seccomp_program: bytes, paths: SharedPaths | None, *, uid: int | None, processes: int
+) -> None:
     """Confine a child without namespaces: limits, its own uid (if root), Landlock, seccomp.
 
     At level rlimits, ``paths`` is None, and there is no Landlock. The working directory must

@@ -13,11 +13,12 @@ from retool_mcore.sandbox.supervisor import confine, kernel
 
 
 def import_from_descriptors(first: int) -> tuple[int, str]:
-    """Open Python's closed directories as fds from ``first`` on, and import through these.
+    """Open the Python directories that only root can enter, and import through these fds.
 
-    Each fd is the root of a detached mount, so `..` does not lead out of it. Without CAP_SYS_ADMIN
-    it is a plain O_PATH fd, and `..` leads into the closed directory. Returns how many fd numbers
-    are reserved, and a directory whose fd leads out in this way (or "").
+    The fds are numbered from ``first`` on. Each is the root of a detached mount, so `..` does not
+    lead out of it. Without CAP_SYS_ADMIN it is a plain O_PATH fd, and `..` leads into the closed
+    directory. Returns how many fd numbers are reserved, and a directory whose fd leads out in this
+    way, or "".
     """
     taken, reachable = 0, ""
     for index, library in enumerate(confine.visible_paths()):

@@ -127,7 +127,7 @@ class LocalSandbox(Sandbox):
                 await levels.start_and_probe(image, level, slot)
             except (SandboxUnavailable, OSError) as error:
                 reasons[level] = str(error)
-                logger.warning("sandbox level %s is refused here: %s", level, error)
+                logger.warning("this machine does not support sandbox level %s: %s", level, error)
             else:
                 return image, level
             finally:
@@ -196,7 +196,7 @@ class LocalSandbox(Sandbox):
         the sessions it waits for.
         """
         assert self._sessions is not None, "run() checked that sessions are on"
-        async with self._sessions.turn(name) as (session, slot), self._worker():
+        async with self._sessions.reserve(name) as (session, slot), self._worker():
             queue_s = time.monotonic() - requested_at
             restarted, started = session.lost, session.process is None
             if session.process is None:

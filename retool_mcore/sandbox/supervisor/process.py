@@ -46,7 +46,7 @@ _OVERFLOW_PAUSE_S = 0.002
 
 @dataclass
 class _Frames:
-    """Parser state of one turn: control frames received from the child's byte stream."""
+    """Parser state of one request: control frames received from the child's byte stream."""
 
     buffer: bytearray = field(default_factory=bytearray)
     files: dict[int, bytes] = field(default_factory=dict[int, bytes])  # by index in the request
@@ -70,7 +70,7 @@ class ChildProcess:
         self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
         self._streams = (stdout, stderr)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._turn: asyncio.Future[int | None] = self._loop.create_future()  # a cell's return code; None: it exited
+        self._cell_end: asyncio.Future[int | None] = self._loop.create_future()  # a cell's return code; None: it exited
         self._cell = 0
         self._frozen, self._used_s = 0, 0.0  # root pid of the stopped tree, its CPU seconds so far
         self._frozen_check: asyncio.TimerHandle | None = None
@@ -114,7 +114,7 @@ class ChildProcess:
         """Whether the child still runs."""
         return not self.child.exit.done()
 
-    # ------------------------------------------------------------- one turn
+    # ---------------------------------------------------------- one request
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run one request.
@@ -125,7 +125,7 @@ class ChildProcess:
         Raises SandboxUnavailable when the kernel refused the confinement or the zygote died. When
         the call is cancelled, the child is killed before the cancellation propagates.
         """
-        self._begin_turn(request)
+        self._begin_request(request)
         self._thaw()
         sending = asyncio.ensure_future(self._send(request))
         try:
@@ -135,9 +135,9 @@ class ChildProcess:
             except TimeoutError:
                 raise SandboxUnavailable(f"a child was not ready after {_SETUP_TIMEOUT_S:.0f} s") from None
             started = time.monotonic()
-            timed_out = not (await asyncio.wait((self._turn,), timeout=request.run_timeout_s))[0]
+            timed_out = not (await asyncio.wait((self._cell_end,), timeout=request.run_timeout_s))[0]
             run_s = time.monotonic() - started
-            return_code = None if timed_out else self._turn.result()
+            return_code = None if timed_out else self._cell_end.result()
             if return_code is not None:
                 cpu_s = await self._freeze()
             else:
@@ -188,8 +188,8 @@ class ChildProcess:
             freeze.resume(self._frozen, with_root=self.image.child_is_init)
         self._frozen, self._frozen_check = 0, None
 
-    def _begin_turn(self, request: ExecRequest) -> None:
-        self._turn = self._loop.create_future()
+    def _begin_request(self, request: ExecRequest) -> None:
+        self._cell_end = self._loop.create_future()
         self._cell += 1
         self._frames = _Frames(
             num_files=len(request.fetch_files),
@@ -253,8 +253,8 @@ class ChildProcess:
             reason = f"a child ended before it was confined{': ' + output if output else ''}"
             self._ready.set_exception(failure or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
-        if not self._turn.done():
-            self._turn.set_result(None)
+        if not self._cell_end.done():
+            self._cell_end.set_result(None)
 
     def _read_stream(self, fd: int) -> bool:
         """Read once from a stream. Returns whether more may follow at once."""
@@ -329,10 +329,10 @@ class ChildProcess:
             (index,) = struct.unpack_from("=I", payload)
             if index < self._frames.num_files:
                 self._frames.files.setdefault(index, payload[4:])
-        elif kind == runner.DONE and self._session and not self._turn.done():
+        elif kind == runner.DONE and self._session and not self._cell_end.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
             if cell == self._cell:  # any other is the real end of an earlier cell, whose end the code had forged
-                self._turn.set_result(return_code)
+                self._cell_end.set_result(return_code)
 
     def _stop_reading(self, fd: int) -> None:
         if fd in self._open:

@@ -2,9 +2,10 @@
 
 Level rlimits also works without libseccomp; its filter is then ``without_sockets``.
 
-``_ALLOWED`` calls are allowed, some of them only with certain arguments. ``_REFUSED`` lists calls
-that an attacker or a curious model would try; they fail with EPERM, which reads better in a
-traceback. All other calls fail with ENOSYS, as on an old kernel, so that libraries fall back.
+``_ALLOWED`` calls are allowed, unless an option of ``compile_filter`` refuses them; some others are
+allowed only with certain arguments. ``_REFUSED`` lists calls that an attacker or a curious model
+would try; they fail with EPERM, which reads better in a traceback. ``_UNSUPPORTED`` calls fail with
+EOPNOTSUPP. All others fail with ENOSYS, as on an old kernel, so that libraries fall back.
 libseccomp resolves call numbers for the native architecture and denies all other architectures.
 """
 

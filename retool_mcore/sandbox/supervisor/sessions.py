@@ -44,7 +44,7 @@ class Sessions:
         self._ending = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[tuple[Session, WorkerSlot]]:
+    async def reserve(self, name: str) -> AsyncGenerator[tuple[Session, WorkerSlot]]:
         """Reserve the session and a slot for its interpreter; one call at a time.
 
         If the interpreter is dead afterwards, clean up after it and mark the session lost. Raises

@@ -148,7 +148,7 @@ def claim_uid(directory: Path = UID_LOCKS) -> tuple[int, int]:
         if (lock_fd := _lock(directory / str(uid), os.O_RDWR | os.O_CREAT)) is not None:
             return uid, lock_fd
     raise SandboxUnavailable(
-        f"The sandboxes of this machine use all {NUM_UIDS} uids of executions. Stop some, or lower workers or sessions."
+        f"The sandboxes of this machine use all {NUM_UIDS} execution uids. Stop some, or lower workers or sessions."
     )
 
 

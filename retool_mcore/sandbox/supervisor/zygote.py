@@ -89,7 +89,7 @@ class Zygote:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
                 self._num_library_fds, self._reachable = library_fds.import_from_descriptors(_LIBRARY_FD_BASE)
-        programs.explain_refusal()
+        programs.patch_program_calls()
         if self._level == "landlock":
             paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
@@ -236,7 +236,7 @@ class Zygote:
         control = _take_fds(fds)
 
         def confine_self() -> None:
-            confine.confine_in_place(self._seccomp, self._shared, uid=uid, processes=processes)
+            confine.confine_without_namespaces(self._seccomp, self._shared, uid=uid, processes=processes)
             os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
             os.closerange(_LIBRARY_FD_BASE + self._num_library_fds, 4096)
 
