@@ -34,8 +34,8 @@ def outlive(child: int) -> NoReturn:
     while status is None:
         if signal.sigwait(_WAITED) == signal.SIGTERM:
             os.kill(child, signal.SIGKILL)
-        status = _reap_until_none(child)
-    kill_descendants()
+        status = next((status for pid, status, _ in reap() if pid == child), None)
+    end_strays(())
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -45,51 +45,34 @@ def outlive(child: int) -> NoReturn:
     os._exit(max(code, 0))
 
 
-def _reap_until_none(child: int) -> int | None:
-    """Reap all exited children; return the wait status of ``child`` if it was among them."""
-    status = None
+def reap() -> list[tuple[int, int, float]]:
+    """Reap all exited children. Returns the pid, wait status and CPU seconds of each."""
+    ended: list[tuple[int, int, float]] = []
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                status = ended[1]
-    return status
-
-
-def kill_descendants() -> None:
-    """SIGKILL every descendant until none is left.
-
-    Requires ``kernel.adopt_orphans``, which makes orphans children of this process. A fork bomb
-    keeps forking while it is killed, so each round first sets RLIMIT_NPROC to 0 for every process
-    found (their children inherit it) and only then kills them.
-    """
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
-            return
-        end(descendants(os.getpid()))
-        time.sleep(0)
+        while (exited := os.wait4(-1, os.WNOHANG))[0]:
+            ended.append((exited[0], exited[1], exited[2].ru_utime + exited[2].ru_stime))
+    return ended
 
 
 def end_strays(guardians: Container[int]) -> list[tuple[int, int, float]]:
-    """Kill every child of this process that is not in ``guardians``, with its descendants.
+    """SIGKILL every child that is not in ``guardians``, with its descendants, until none is left.
 
-    The zygote forks only guardians and adopts orphans, so any other child belonged to a guardian
-    that was killed. Returns (pid, wait status, CPU seconds) of every child reaped meanwhile.
+    The zygote forks only guardians and adopts orphans (``kernel.adopt_orphans``), so any other
+    child belonged to a guardian that was killed. Returns what ``reap`` returned meanwhile.
     """
     ended: list[tuple[int, int, float]] = []
     while strays := [pid for pid in children(os.getpid()) if pid not in guardians]:
-        end([pid for stray in strays for pid in (stray, *descendants(stray))])
-        with contextlib.suppress(ChildProcessError):
-            while (exited := os.wait4(-1, os.WNOHANG))[0]:
-                ended.append((exited[0], exited[1], exited[2].ru_utime + exited[2].ru_stime))
+        _end([pid for stray in strays for pid in (stray, *descendants(stray))])
+        ended += reap()
         time.sleep(0)
     return ended
 
 
-def end(pids: Sequence[int]) -> None:
-    """Prevent ``pids`` from forking, then SIGKILL them. Processes that are gone are skipped."""
+def _end(pids: Sequence[int]) -> None:
+    """Prevent ``pids`` from forking, then SIGKILL them. Processes that are gone are skipped.
+
+    A fork bomb keeps forking while it is killed; its new children inherit the limit.
+    """
     for pid in pids:
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))

@@ -1,6 +1,5 @@
 """Supervisor side of the zygote protocol: start a zygote, request forks, receive exits."""
 
-import array
 import asyncio
 import contextlib
 import json
@@ -210,9 +209,8 @@ class WarmImage:
         for future in job:
             future.add_done_callback(_retrieve)
         message = zygote.SPAWN.pack(number, -1 if uid is None else uid, has_cgroup)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         try:
-            self._channel.sendmsg([message], rights)
+            socket.send_fds(self._channel, [message], fds)
         except OSError as error:
             self._jobs.pop(number, None)
             raise SandboxUnavailable(f"the zygote accepts no more jobs: {error}") from error
@@ -229,15 +227,13 @@ class WarmImage:
     def _on_message(self) -> None:
         assert self._channel is not None, "a reader outlived its channel"
         try:
-            message, ancillary, _, _ = self._channel.recvmsg(4096, socket.CMSG_SPACE(4))
+            message, pidfds, _, _ = socket.recv_fds(self._channel, 4096, 1)
         except BlockingIOError:
             return
         except OSError:
-            message, ancillary = b"", []
+            message, pidfds = b"", []
         kind, body = message[:1], message[1:]
         if kind == zygote.STARTED:
-            pidfds = array.array("i")
-            pidfds.frombytes(ancillary[0][2])
             self._jobs[zygote.STARTED_BODY.unpack(body)[0]].started.set_result(pidfds[0])
         elif kind == zygote.EXITED:
             number, status, cpu_s = zygote.EXITED_BODY.unpack(body)

@@ -13,7 +13,6 @@ Protocol, one message per SEQPACKET datagram:
   user). Then per job: STARTED (with a pidfd) and later EXITED, or FAILED.
 """
 
-import array
 import contextlib
 import fcntl
 import gc
@@ -176,19 +175,15 @@ class Zygote:
                     self._end_all()
 
     def _take_job(self) -> bool:
-        message, ancillary, _, _ = self._channel.recvmsg(SPAWN.size, socket.CMSG_SPACE(5 * 4))
+        message, fds, _, _ = socket.recv_fds(self._channel, SPAWN.size, 5)
         if not message:
             return False
         job, uid, has_cgroup = SPAWN.unpack(message)
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data)
         try:
-            pid = self._fork(list(fds), uid if uid >= 0 else None, has_cgroup)
+            pid = self._fork(fds, uid if uid >= 0 else None, has_cgroup)
             self._jobs[pid] = job
             pidfd = os.pidfd_open(pid)
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
-            self._channel.sendmsg([STARTED + STARTED_BODY.pack(job)], rights)
+            socket.send_fds(self._channel, [STARTED + STARTED_BODY.pack(job)], [pidfd])
             os.close(pidfd)
         except OSError as error:
             self._channel.send(FAILED + STARTED_BODY.pack(job) + str(error).encode())
@@ -254,15 +249,11 @@ class Zygote:
         runner.CellRunner(control, self._mapped_bytes).serve()
 
     def _reap(self) -> None:
-        ended: list[tuple[int, int, float]] = []
-        with contextlib.suppress(ChildProcessError):
-            while (exited := os.wait4(-1, os.WNOHANG))[0]:
-                ended.append((exited[0], exited[1], exited[2].ru_utime + exited[2].ru_stime))
+        ended = guardian.reap()
         if ended and self._level == "rlimits":  # model code may have killed its guardian
             ended += guardian.end_strays(self._jobs)
         for pid, status, cpu_s in ended:
-            job = self._jobs.pop(pid, None)
-            if job is not None:
+            if (job := self._jobs.pop(pid, None)) is not None:
                 self._channel.send(EXITED + EXITED_BODY.pack(job, status, cpu_s))
 
     def _end_all(self) -> NoReturn:
@@ -278,7 +269,7 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 while self._jobs:
                     self._jobs.pop(os.wait()[0], None)
-            guardian.kill_descendants()
+            guardian.end_strays(())
         os._exit(0)
 
     def _other_tasks(self) -> int:
