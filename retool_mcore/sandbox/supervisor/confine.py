@@ -12,8 +12,6 @@ import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from retool_mcore.sandbox.supervisor import kernel
@@ -209,31 +207,28 @@ def confine_in_namespaces(seccomp_program: bytes, *, uid: int | None) -> None:
 # ------------------------------------------------------- landlock and rlimits
 
 
-@dataclass(frozen=True)
-class SharedPaths:
-    """O_PATH fds of the paths that an execution may use: ``readable``, and read-write ``devices``.
+def open_landlock_rules() -> list[tuple[int, int]]:
+    """Return an O_PATH fd and access rights for each path that all executions may use.
 
-    The zygote opens them, because a child under another uid may not be able to.
+    The zygote opens the paths, because a child under another uid may not be able to.
     """
-
-    readable: tuple[int, ...]
-    devices: tuple[int, ...]
-    landlock_abi: int
-
-    @classmethod
-    def open(cls, landlock_abi: int) -> SharedPaths:
-        def open_all(paths: Iterable[str]) -> tuple[int, ...]:
-            return tuple(os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths)
-
-        return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES), landlock_abi=landlock_abi)
+    read, write, read_dir = kernel.LANDLOCK_READ_FILE, kernel.LANDLOCK_WRITE_FILE, kernel.LANDLOCK_READ_DIR
+    rights = {path: read | read_dir if os.path.isdir(path) else read for path in visible_paths()}
+    rights |= dict.fromkeys(_DEVICES, read | write)
+    return [(os.open(path, os.O_PATH | os.O_CLOEXEC), allowed) for path, allowed in rights.items()]
 
 
 def confine_without_namespaces(
-    seccomp_program: bytes, paths: SharedPaths | None, *, uid: int | None, processes: int
+    seccomp_program: bytes,
+    landlock_abi: int,
+    landlock_rules: list[tuple[int, int]],
+    *,
+    uid: int | None,
+    processes: int,
 ) -> None:
     """Confine a child without namespaces: limits, its own uid (if root), Landlock, seccomp.
 
-    At level rlimits, ``paths`` is None, and there is no Landlock. The working directory must
+    At level rlimits, ``landlock_abi`` is 0, and there is no Landlock. The working directory must
     already be private to this execution.
     """
     set_limits(processes, separate_user=uid is not None)
@@ -245,22 +240,10 @@ def confine_without_namespaces(
     kernel.drop_all_capabilities()
     kernel.make_dumpable()
     kernel.forbid_new_privileges()
-    if paths is not None:
-        _apply_landlock(paths)
+    if landlock_abi:
+        cwd = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        kernel.landlock(landlock_abi, [(cwd, kernel.LANDLOCK_DIRECTORY), *landlock_rules])
     kernel.install_seccomp(for_process(seccomp_program, os.getpid()))
-
-
-def _apply_landlock(paths: SharedPaths) -> None:
-    abi = paths.landlock_abi
-    cwd = os.open(".", os.O_PATH)
-    reading = kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_READ_DIR
-    rules = [(cwd, kernel.landlock_directory_rights(abi))]
-    for fd in paths.readable:
-        is_directory = os.path.isdir(f"/proc/self/fd/{fd}")
-        rules.append((fd, reading if is_directory else kernel.LANDLOCK_READ_FILE))
-    rules += [(fd, kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_WRITE_FILE) for fd in paths.devices]
-    kernel.landlock(abi, rules)
-    os.close(cwd)
 
 
 def copy_contents_only() -> None:

@@ -126,22 +126,12 @@ def _capset(effective: int, permitted: int) -> None:
     _check(_libc.capset(header, data), "capset")
 
 
-def _last_capability() -> int:
-    capability = 0
-    while _libc.prctl(23, ctypes.c_ulong(capability), 0, 0, 0) >= 0:  # PR_CAPBSET_READ
-        capability += 1
-    return capability - 1
-
-
-LAST_CAPABILITY = _last_capability()
-
-
 def raise_all_capabilities() -> None:
     """Make every capability effective.
 
     All must be in the permitted set, as they are for the creator of a user namespace.
     """
-    everything = (1 << (LAST_CAPABILITY + 1)) - 1
+    everything = (1 << 64) - 1  # the kernel ignores bits without a capability
     _capset(everything, everything)
 
 
@@ -151,7 +141,7 @@ def drop_all_capabilities() -> None:
     Only a process with CAP_SETPCAP can lower the bounding set. Without CAP_SETPCAP, this step is
     skipped.
     """
-    for capability in range(LAST_CAPABILITY + 1):
+    for capability in range(64):  # as many bits as a set has; the kernel refuses the first unused number
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
     _capset(0, 0)
@@ -192,6 +182,7 @@ LANDLOCK_WRITE_FILE, LANDLOCK_READ_FILE, LANDLOCK_READ_DIR = 1 << 1, 1 << 2, 1 <
 _LANDLOCK_ABI1 = (1 << 13) - 1
 _LANDLOCK_EXECUTE, _LANDLOCK_MAKE_CHAR, _LANDLOCK_MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 11
 _LANDLOCK_REFER, _LANDLOCK_TRUNCATE, _LANDLOCK_IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+LANDLOCK_DIRECTORY = ~(_LANDLOCK_EXECUTE | _LANDLOCK_MAKE_CHAR | _LANDLOCK_MAKE_BLOCK)  # of a private directory
 LANDLOCK_ABI_WITH_TRUNCATE, LANDLOCK_ABI_WITH_SIGNAL_SCOPE = 3, 6
 
 
@@ -204,27 +195,17 @@ def landlock_abi() -> int:
     return _check(version, "landlock_create_ruleset")
 
 
-def landlock_rights(abi: int) -> int:
-    """Return all file-system access rights that ABI version ``abi`` can restrict."""
-    rights = _LANDLOCK_ABI1
-    for since, right in ((2, _LANDLOCK_REFER), (3, _LANDLOCK_TRUNCATE), (5, _LANDLOCK_IOCTL_DEV)):
-        if abi >= since:
-            rights |= right
-    return rights
-
-
-def landlock_directory_rights(abi: int) -> int:
-    """Return the rights in a private directory: all except execute and creating device nodes."""
-    return landlock_rights(abi) & ~(_LANDLOCK_EXECUTE | _LANDLOCK_MAKE_CHAR | _LANDLOCK_MAKE_BLOCK)
-
-
 def landlock(abi: int, rules: Sequence[tuple[int, int]]) -> None:
     """Restrict this thread to ``rules``: pairs of an fd (file or directory) and rights beneath it.
 
     From ABI 4 on, this also denies TCP bind and connect. From ABI 6 on, it also denies signals to
     processes outside the Landlock domain, and connections to abstract Unix sockets outside it.
     """
-    attributes = struct.pack("Q", landlock_rights(abi))
+    restricted = _LANDLOCK_ABI1
+    for since, right in ((2, _LANDLOCK_REFER), (3, _LANDLOCK_TRUNCATE), (5, _LANDLOCK_IOCTL_DEV)):
+        if abi >= since:
+            restricted |= right
+    attributes = struct.pack("Q", restricted)
     if abi >= 4:
         attributes += struct.pack("Q", 0b11)  # bind and connect TCP
     if abi >= LANDLOCK_ABI_WITH_SIGNAL_SCOPE:
@@ -234,7 +215,7 @@ def landlock(abi: int, rules: Sequence[tuple[int, int]]) -> None:
         "landlock_create_ruleset",
     )
     for fd, rights in rules:
-        beneath = struct.pack("=Qi", rights & landlock_rights(abi), fd)
+        beneath = struct.pack("=Qi", rights & restricted, fd)
         _check(_libc.syscall(_SYS_LANDLOCK_ADD_RULE, ruleset, 1, beneath, 0), "landlock_add_rule")
     _check(_libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)

@@ -27,6 +27,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from retool_mcore.sandbox.child import packages, paths, programs, runner, tracebacks
@@ -58,12 +59,10 @@ class Zygote:
         self._own_uids = False  # whether the user namespace maps a uid for each execution
         self._num_library_fds = 0
         self._reachable = ""  # a Python directory whose fd leads into a closed directory; see library_fds.py
-        self._shared: confine.SharedPaths | None = None
+        self._landlock_rules: list[tuple[int, int]] = []
         self._tasks = (0.0, 0)
         self._proc_fd = -1
         self._mapped_bytes = 0
-        package_dir = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-        self.hidden = (os.path.join(package_dir, ""), *confine.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote, import packages, and send READY to the supervisor.
@@ -71,6 +70,8 @@ class Zygote:
         Raises OSError if the kernel refuses a step, PreloadError for a bad ``sandbox.preload``.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        package_dir = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+        tracebacks.hide([f"{package_dir}/", *confine.library_prefixes()])
         sys.path[:] = confine.python_paths()
         # An editable install may add a finder for its source tree: keep only Python's three
         # finders.
@@ -83,7 +84,7 @@ class Zygote:
             os.stat(f"/proc/self/task/{os.getpid()}/children")  # guardian.py needs CONFIG_PROC_CHILDREN
             self._open_own_proc()
             if self._level == "landlock":
-                self._shared = confine.SharedPaths.open(self._landlock_abi)
+                self._landlock_rules = confine.open_landlock_rules()
                 if os.geteuid() != 0:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
@@ -199,49 +200,39 @@ class Zygote:
             # its own pid namespace.
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
-            return _fork_into(lambda: self._run_in_namespaces(fds, cgroup, uid if self._own_uids else None))
+            own_uid = uid if self._own_uids else None
+            confine_self = partial(confine.confine_in_namespaces, self._seccomp, uid=own_uid)
+            return _fork_into(lambda: self._run(fds, confine_self), cgroup)
         processes = confine.MAX_PROCESSES + (self._other_tasks() if uid is None else 0)
-        return _fork_into(lambda: self._guard(fds, cgroup, uid, processes))
+        return _fork_into(lambda: self._guard(fds, uid, processes), cgroup)
 
-    def _run_in_namespaces(self, fds: list[int], cgroup: int | None, uid: int | None) -> None:
-        _join(cgroup)
-        confine.reset_signals()
-        os.setsid()
-        control = _take_fds(fds)
-        os.closerange(_CONTROL_FD + 1, 4096)
-        self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, uid=uid))
-
-    def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
+    def _guard(self, fds: list[int], uid: int | None, processes: int) -> None:
         """At levels landlock and rlimits: fork the execution, wait for it, kill its leftovers."""
-        _join(cgroup)
         self._channel.close()
-        confine.reset_signals()
         kernel.adopt_orphans()
         kernel.die_with_parent(signal.SIGTERM)
         guardian.block_signals()
-        child = _fork_into(lambda: self._run_guarded(fds, uid, processes))
+
+        def confine_self() -> None:
+            os.fchdir(fds[-1])
+            confine.confine_without_namespaces(
+                self._seccomp, self._landlock_abi, self._landlock_rules, uid=uid, processes=processes
+            )
+            paths.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+
+        child = _fork_into(lambda: self._run(fds, confine_self))
         for fd in fds:
             os.close(fd)
         guardian.outlive(child)
 
-    def _run_guarded(self, fds: list[int], uid: int | None, processes: int) -> None:
-        confine.reset_signals()
+    def _run(self, fds: list[int], confine_self: Callable[[], None]) -> None:
+        """Confine this process and run cells in it. Closes all fds but 0 to 3 and the library's."""
         os.setsid()
-        os.fchdir(fds[-1])
         control = _take_fds(fds)
-
-        def confine_self() -> None:
-            confine.confine_without_namespaces(self._seccomp, self._shared, uid=uid, processes=processes)
-            os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
-            os.closerange(_LIBRARY_FD_BASE + self._num_library_fds, 4096)
-
-        self._confine_and_run(control, confine_self)
-
-    def _confine_and_run(self, control: socket.socket, confine_self: Callable[[], None]) -> None:
         try:
             confine_self()
-            if self._level != "namespaces":
-                paths.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+            os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
+            os.closerange(_LIBRARY_FD_BASE + self._num_library_fds, 4096)
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return
@@ -284,21 +275,20 @@ def _wake(*_: object) -> None:
     """Do nothing. Python writes SIGCHLD to the wake-up fd only if a handler is installed."""
 
 
-def _fork_into(body: Callable[[], None]) -> int:
+def _fork_into(body: Callable[[], None], cgroup: int | None = None) -> int:
+    """Fork a child that joins ``cgroup`` (an fd of cgroup.procs), runs ``body`` and exits."""
     pid = os.fork()
     if pid:
         return pid
     try:
+        if cgroup is not None:
+            os.write(cgroup, b"0")  # "0" means the writer; the fd carries the supervisor's permission
+        confine.reset_signals()
         body()
     except BaseException as error:  # noqa: BLE001  nothing may unwind into the zygote's loop
         os.write(2, f"sandbox: {error!r}\n".encode())
     finally:
         os._exit(121)
-
-
-def _join(cgroup: int | None) -> None:
-    if cgroup is not None:
-        os.write(cgroup, b"0")  # "0" means the writer; the fd carries the supervisor's permission
 
 
 def _take_fds(fds: Sequence[int]) -> socket.socket:
@@ -315,7 +305,6 @@ def main(fd: int) -> NoReturn:
     os.close(fd)
     os.dup2(0, _CONTROL_FD)  # reserve this number, which children use for their control socket
     zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
-    tracebacks.hide(zygote.hidden)
     try:
         zygote.set_up()
     except packages.PreloadError as error:
