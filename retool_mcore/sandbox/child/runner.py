@@ -21,7 +21,6 @@ import stat
 import struct
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -171,7 +170,9 @@ class CellRunner:
         except SystemExit as stop:
             return _exit_code(stop.code)
         except BaseException as error:  # noqa: BLE001  any exception of the model's code is a result
-            self._print_traceback(error)
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # to report a MemoryError
+            tracebacks.write("", error)
             return 1
         finally:
             _flush()
@@ -190,15 +191,6 @@ class CellRunner:
             self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(run())
-
-    def _print_traceback(self, error: BaseException) -> None:
-        """Print a traceback as Python would, without the frames that ``tracebacks`` hides."""
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        error.__traceback__ = tracebacks.own_part(error.__traceback__)
-        report = traceback.TracebackException.from_exception(error, compact=True)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write("".join(report.format()))
 
     @staticmethod
     def _shut_down(return_code: int) -> int:

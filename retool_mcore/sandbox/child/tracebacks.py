@@ -13,17 +13,16 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-_hidden = ["<frozen ", "/proc/self/fd/"]
-
 
 def hide(prefixes: Sequence[str]) -> None:
     """Hide frames of files whose path starts with one of ``prefixes``. Call this once."""
-    _hidden.extend(prefixes)
+    hidden = ("<frozen ", "/proc/self/fd/", *prefixes)
     extract = traceback.TracebackException.__init__
 
     def extract_own(self: Any, *args: Any, **kwargs: Any) -> None:
         extract(self, *args, **kwargs)
-        self.stack = traceback.StackSummary.from_list([frame for frame in self.stack if not _is_hidden(frame.filename)])
+        own = [frame for frame in self.stack if not frame.filename.startswith(hidden)]
+        self.stack = traceback.StackSummary.from_list(own)
 
     traceback.TracebackException.__init__ = extract_own  # also builds causes, contexts and groups
     threading.excepthook = _thread_failed
@@ -31,32 +30,22 @@ def hide(prefixes: Sequence[str]) -> None:
     sys.excepthook = _uncaught
 
 
-def own_part(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Return ``trace`` without its leading hidden frames."""
-    while trace is not None and _is_hidden(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_hidden(filename: str) -> bool:
-    return filename.startswith(tuple(_hidden))
+def write(head: str, error: BaseException) -> None:
+    """Write ``head`` and the traceback of ``error`` to stderr."""
+    with contextlib.suppress(Exception):  # model code may have closed its streams
+        sys.stderr.write(head + "".join(traceback.format_exception(error)))
 
 
 def _thread_failed(failed: Any) -> None:
     if failed.exc_type is not SystemExit:
         name = threading.get_ident() if failed.thread is None else failed.thread.name
-        _write(f"Exception in thread {name}:\n", failed.exc_value)
+        write(f"Exception in thread {name}:\n", failed.exc_value)
 
 
 def _unraisable(failed: Any) -> None:
     with contextlib.suppress(Exception):  # its repr is model code
-        _write(f"{failed.err_msg or 'Exception ignored in'}: {failed.object!r}\n", failed.exc_value)
+        write(f"{failed.err_msg or 'Exception ignored in'}: {failed.object!r}\n", failed.exc_value)
 
 
 def _uncaught(_: type[BaseException], error: BaseException, __: types.TracebackType | None) -> None:
-    _write("", error)
-
-
-def _write(head: str, error: BaseException) -> None:
-    with contextlib.suppress(Exception):  # model code may have closed its streams
-        sys.stderr.write(head + "".join(traceback.format_exception(error)))
+    write("", error)

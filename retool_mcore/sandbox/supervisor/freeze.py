@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 from retool_mcore.sandbox.supervisor import guardian
 
@@ -18,54 +19,51 @@ _STOP_TIMEOUT_S = 1.0
 _PAUSE_S = (0.0002, 0.02)  # between two checks: first, longest
 
 
-async def stop(root: int, *, with_root: bool) -> bool:
-    """Stop all processes below ``root``, and ``root`` too with ``with_root``. False on timeout.
+class Tree:
+    """The processes of a session: a root process, unless it is a guardian, and its descendants."""
 
-    Processes can wake each other with SIGCONT, so this repeats until all are stopped at once, for
-    at most 1 s.
-    """
-    give_up_at, pause_s = time.monotonic() + _STOP_TIMEOUT_S, _PAUSE_S[0]
-    while pids := running(root, with_root=with_root):
-        if time.monotonic() > give_up_at:
-            return False
-        for pid in pids:
-            _send(pid, signal.SIGSTOP)
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S[1])
-    return True
+    def __init__(self, pidfd: int, *, with_root: bool) -> None:
+        self._pidfd, self._with_root = pidfd, with_root
 
+    async def stop(self) -> bool:
+        """Stop all processes. Returns False on timeout.
 
-def running(root: int, *, with_root: bool) -> list[int]:
-    """Return the pids in the tree that have a thread which is not stopped."""
-    return [pid for pid in _tree(root, with_root=with_root) if _is_running(pid)]
+        Processes can wake each other with SIGCONT, so this repeats until all are stopped at once,
+        for at most 1 s.
+        """
+        give_up_at, pause_s = time.monotonic() + _STOP_TIMEOUT_S, _PAUSE_S[0]
+        while pids := self.running():
+            if time.monotonic() > give_up_at:
+                return False
+            for pid in pids:
+                _send(pid, signal.SIGSTOP)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S[1])
+        return True
 
+    def running(self) -> list[int]:
+        """Return the pids that have a thread which is not stopped."""
+        return [pid for pid in self._pids() if _is_running(pid)]
 
-def resume(root: int, *, with_root: bool) -> None:
-    """Resume a stopped tree."""
-    for pid in _tree(root, with_root=with_root):
-        _send(pid, signal.SIGCONT)
+    def resume(self) -> None:
+        """Resume all processes."""
+        for pid in self._pids():
+            _send(pid, signal.SIGCONT)
 
+    def used_s(self) -> float:
+        """Return the CPU seconds of the processes and of the children they have reaped."""
+        ticks = 0
+        for pid in self._pids():
+            with contextlib.suppress(OSError):
+                ticks += sum(int(field) for field in _fields(f"/proc/{pid}/stat")[11:15])
+        return ticks / _TICKS_PER_S
 
-def used_s(root: int, *, with_root: bool) -> float:
-    """Return the CPU seconds of the tree's processes and of the children they have reaped."""
-    ticks = 0
-    for pid in _tree(root, with_root=with_root):
-        with contextlib.suppress(OSError):
-            ticks += sum(int(field) for field in _fields(f"/proc/{pid}/stat")[11:15])
-    return ticks / _TICKS_PER_S
-
-
-def read_pid(pidfd: int) -> int:
-    """Return the pid of ``pidfd``, or 0 when the process is gone."""
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
-        for line in info:
-            if line.startswith("Pid:"):
-                return max(0, int(line.split()[1]))
-    return 0
-
-
-def _tree(root: int, *, with_root: bool) -> list[int]:
-    return [*([root] if with_root else []), *guardian.descendants(root)]
+    def _pids(self) -> list[int]:
+        info = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
+        root = int(info.partition("Pid:")[2].split()[0])  # -1 when the process is gone
+        if root <= 0:
+            return []
+        return [*([root] if self._with_root else []), *guardian.descendants(root)]
 
 
 def _is_running(pid: int) -> bool:

@@ -72,8 +72,9 @@ class ChildProcess:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._cell_end: asyncio.Future[int | None] = self._loop.create_future()  # a cell's return code; None: it exited
         self._cell = 0
-        self._frozen, self._used_s = 0, 0.0  # root pid of the stopped tree, its CPU seconds so far
-        self._frozen_check: asyncio.TimerHandle | None = None
+        self._tree = freeze.Tree(child.pidfd, with_root=image.child_is_init)
+        self._used_s = 0.0  # CPU seconds of a session's earlier cells
+        self._frozen_check: asyncio.TimerHandle | None = None  # while a session is stopped
         self._frames = _Frames()
         self._open = {stdout, stderr, control.fileno()}
         for fd in self._streams:
@@ -159,14 +160,10 @@ class ChildProcess:
         They include the time between the frame that ended the cell and the stop. If the processes
         do not stop, they are killed, and the session is lost.
         """
-        if not (root := freeze.read_pid(self.child.pidfd)):
-            return 0.0
-        with_root = self.image.child_is_init
-        stopped = await freeze.stop(root, with_root=with_root)
-        used_s = freeze.used_s(root, with_root=with_root)
+        stopped = await self._tree.stop()
+        used_s = self._tree.used_s()
         cpu_s, self._used_s = max(0.0, used_s - self._used_s), used_s
         if stopped:
-            self._frozen = root
             self._frozen_check = self._loop.call_later(_CHECK_FROZEN_S, self._check_frozen)
         else:
             await self._kill_and_wait()
@@ -174,19 +171,20 @@ class ChildProcess:
 
     def _check_frozen(self) -> None:
         """Kill the session if a process woke up: a timer can send SIGCONT to stopped processes."""
-        if freeze.running(self._frozen, with_root=self.image.child_is_init):
+        if self._tree.running():
             self.image.kill(self.child.pidfd)
         elif self.alive:
             self._frozen_check = self._loop.call_later(_CHECK_FROZEN_S, self._check_frozen)
 
     def _thaw(self) -> None:
-        if self._frozen_check is not None:
-            self._frozen_check.cancel()
-            self._check_frozen()
-            self._frozen_check.cancel()
-        if self._frozen and self.alive:
-            freeze.resume(self._frozen, with_root=self.image.child_is_init)
-        self._frozen, self._frozen_check = 0, None
+        if self._frozen_check is None:
+            return
+        self._frozen_check.cancel()
+        self._frozen_check = None
+        if self._tree.running():
+            self.image.kill(self.child.pidfd)
+        else:
+            self._tree.resume()
 
     def _begin_request(self, request: ExecRequest) -> None:
         self._cell_end = self._loop.create_future()
