@@ -70,14 +70,6 @@ def library_prefixes() -> list[str]:
     return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})
 
 
-def path_under_tmp() -> str | None:
-    """Return a Python directory under /tmp, or None.
-
-    At level namespaces, such a directory makes /tmp read-only for model code.
-    """
-    return next((path for path in visible_paths() if path.startswith("/tmp/")), None)
-
-
 # ---------------------------------------------------------------- namespaces
 
 

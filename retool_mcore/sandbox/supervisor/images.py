@@ -123,8 +123,8 @@ class WarmImage:
         root.mkdir(parents=True, exist_ok=True)
         log_path = self._state_dir / "zygote.log"
         environment = dict(_ENVIRONMENT, HOME=str(self._state_dir))
-        if library_path := self._interpreter.library_path:
-            environment["LD_LIBRARY_PATH"] = library_path
+        if not self._interpreter.python and "LD_LIBRARY_PATH" in os.environ:  # our libraries may not fit another Python
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         try:
             config = marshal.dumps(self._config(root))
         except (ImportError, OSError, RuntimeError) as error:
@@ -218,8 +218,9 @@ class WarmImage:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 return Child(pidfd=await asyncio.shield(job.started), exit=job.exit)
         except TimeoutError:
-            self._died(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
-            raise SandboxUnavailable(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s") from None
+            reason = f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s"
+            self._died(reason)
+            raise SandboxUnavailable(reason) from None
         except asyncio.CancelledError:
             job.started.add_done_callback(self._kill_unwanted)  # runs at once if the child has started
             raise
@@ -292,11 +293,9 @@ class WarmImage:
             self._closed = True
             process, self._process = self._process, None
             self._lost("the sandbox was closed")
-            if process is None:
-                return
-            try:
-                await asyncio.to_thread(process.wait, 10)
-            except subprocess.TimeoutExpired:
+            if process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, 10)
                 process.kill()
                 await asyncio.to_thread(process.wait)
 

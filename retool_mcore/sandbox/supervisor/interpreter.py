@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.sandbox.child.packages import heavy_packages
 
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -35,16 +34,6 @@ class Interpreter:
     def executable(self) -> str:
         """Path of the Python executable to start."""
         return self.python or sys.executable
-
-    @property
-    def heavy(self) -> frozenset[str]:
-        """Names of packages that only the full image imports."""
-        return heavy_packages(self.preload)
-
-    @property
-    def library_path(self) -> str | None:
-        """LD_LIBRARY_PATH for our own Python; None for another: our libraries may not fit it."""
-        return None if self.python else os.environ.get("LD_LIBRARY_PATH")
 
     def error(self, what: str) -> ConfigError:
         """Build the error for an interpreter that cannot run the sandbox."""

@@ -79,11 +79,12 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
         raise
 
 
-def warnings(level: Level, path_under_tmp: str | None, reachable: str) -> list[str]:
+def warnings(level: Level, python_in_tmp: bool, reachable: str) -> list[str]:
     """Return the warnings for running at ``level``.
 
-    ``path_under_tmp``: a Python directory under /tmp, or None. ``reachable``: a Python directory
-    through whose fd model code can reach a closed directory (see ``library_fds.py``), or "".
+    ``python_in_tmp``: Python is under /tmp, which makes /tmp read-only at level namespaces.
+    ``reachable``: a Python directory through whose fd model code can reach a closed directory (see
+    ``library_fds.py``), or "".
     """
     texts: list[str] = []
     if level == Level.RLIMITS and reachable:
@@ -100,7 +101,7 @@ def warnings(level: Level, path_under_tmp: str | None, reachable: str) -> list[s
             "sandbox level is landlock, below namespaces: model code can find out which files exist and the host's "
             f"name. To get namespaces: {_HINTS[Level.NAMESPACES]}."
         )
-    if level == Level.NAMESPACES and path_under_tmp:
+    if level == Level.NAMESPACES and python_in_tmp:
         texts.append("Note: model code cannot write to /tmp, because Python itself is installed under /tmp.")
     return texts
 

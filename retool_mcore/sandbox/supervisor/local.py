@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
+from retool_mcore.sandbox.child.packages import heavy_packages
 from retool_mcore.sandbox.supervisor import levels
 from retool_mcore.sandbox.supervisor.images import WarmImage
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
@@ -52,7 +53,7 @@ class LocalSandbox(Sandbox):
         self._interpreter = interpreter or Interpreter()
         # A heuristic for the faster image: both images can run any code. Untrusted code is searched
         # but never parsed in this process.
-        self._find_heavy = re.compile(rf"\b(?:{'|'.join(sorted(self._interpreter.heavy))})\b").search
+        self._find_heavy = re.compile(rf"\b(?:{'|'.join(heavy_packages(self._interpreter.preload))})\b").search
         self._min_level, self._max_level = min_level, max_level
         self.workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self.workers:
@@ -155,7 +156,7 @@ class LocalSandbox(Sandbox):
                 "%s lacks %s: code that imports them fails. Install them there.",
                 self._interpreter.executable, ", ".join(missing),
             )  # fmt: skip
-        for warning in levels.warnings(level, self._full[0].facts["path_under_tmp"], self._full[0].facts["reachable"]):
+        for warning in levels.warnings(level, self._full[0].facts["python_in_tmp"], self._full[0].facts["reachable"]):
             logger.warning("%s", warning)
 
     # ------------------------------------------------------------ executing

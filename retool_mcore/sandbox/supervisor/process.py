@@ -52,8 +52,7 @@ class _Frames:
     files: dict[int, bytes] = field(default_factory=dict[int, bytes])  # by index in the request
     num_files: int = 0  # requested
     num_left: int = _MAX_FRAMES
-    received_bytes: int = 0
-    limit_bytes: int = _CONTROL_BYTES
+    bytes_left: int = _CONTROL_BYTES
 
 
 class ChildProcess:
@@ -68,7 +67,6 @@ class ChildProcess:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
-        self._streams = (stdout, stderr)
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._cell_end: asyncio.Future[int | None] = self._loop.create_future()  # a cell's return code; None: it exited
         self._cell = 0
@@ -77,7 +75,7 @@ class ChildProcess:
         self._frozen_check: asyncio.TimerHandle | None = None  # while a session is stopped
         self._frames = _Frames()
         self._open = {stdout, stderr, control.fileno()}
-        for fd in self._streams:
+        for fd in self._outputs:
             os.set_blocking(fd, False)
             self._loop.add_reader(fd, self._read_stream, fd)
         self._loop.add_reader(control, self._read_control)
@@ -86,18 +84,14 @@ class ChildProcess:
     @classmethod
     async def spawn(cls, image: WarmImage, slot: WorkerSlot, *, session: bool = False) -> ChildProcess:
         """Fork a child of ``image`` for a request or a session. Raises SandboxUnavailable."""
+        cgroup = [] if slot.cgroup_fd is None else [slot.cgroup_fd]
+        directory = [] if slot.directory is None else [os.open(slot.directory, os.O_PATH | os.O_DIRECTORY)]
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        fds = [theirs.fileno(), out_write, err_write]
-        directory_fd = None
+        fds = [theirs.fileno(), out_write, err_write, *cgroup, *directory]
         try:
-            if slot.cgroup_fd is not None:
-                fds.append(slot.cgroup_fd)
-            if slot.directory is not None:
-                directory_fd = os.open(slot.directory, os.O_PATH | os.O_DIRECTORY)
-                fds.append(directory_fd)
-            child = await image.spawn(fds, uid=slot.uid, has_cgroup=slot.cgroup_fd is not None)
+            child = await image.spawn(fds, uid=slot.uid, has_cgroup=bool(cgroup))
         except BaseException:
             ours.close()
             os.close(out_read)
@@ -105,7 +99,7 @@ class ChildProcess:
             raise
         finally:
             theirs.close()
-            for fd in (out_write, err_write, *([directory_fd] if directory_fd is not None else [])):
+            for fd in (out_write, err_write, *directory):
                 os.close(fd)
         ours.setblocking(False)
         return cls(image, child, ours, out_read, err_read, session=session)
@@ -192,9 +186,9 @@ class ChildProcess:
         self._frames = _Frames(
             num_files=len(request.fetch_files),
             num_left=_MAX_FRAMES + len(request.fetch_files),
-            limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
+            bytes_left=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
         )
-        for fd in self._streams:
+        for fd in self._outputs:
             self._outputs[fd] = BoundedOutput(MAX_STREAM_BYTES if request.notebook else MAX_SCRIPT_STREAM_BYTES)
         if self.child.exit.done():
             self._on_exit(self.child.exit)
@@ -223,7 +217,7 @@ class ChildProcess:
         return_code: int | None,
         timed_out: bool,
     ) -> ExecResult:
-        stdout, stderr = (self._outputs[fd].text() for fd in self._streams)
+        stdout, stderr = (output.text() for output in self._outputs.values())
         if request.notebook:
             stdout, stderr = ((as_on_a_terminal(text), dropped) for text, dropped in (stdout, stderr))
         return ExecResult(
@@ -243,11 +237,9 @@ class ChildProcess:
 
     def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
         failure = None if exit_.cancelled() else exit_.exception()
-        if self._control.fileno() in self._open:
-            self._read_control(max_reads=2 * MAX_FILE_BYTES // _READ_BYTES)  # frames may arrive just before the exit
+        self._drain()  # frames may arrive just before the exit
         if not self._ready.done():
-            self._drain()
-            output = "".join(self._outputs[fd].text()[0] for fd in self._streams).strip()[-2000:]
+            output = "".join(output.text()[0] for output in self._outputs.values()).strip()[-2000:]
             reason = f"a child ended before it was confined{': ' + output if output else ''}"
             self._ready.set_exception(failure or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
@@ -278,7 +270,7 @@ class ChildProcess:
 
         The amount is bounded by the number of reads per descriptor.
         """
-        for fd in self._streams:
+        for fd in self._outputs:
             num_reads = 0
             while fd in self._open and num_reads < _MAX_LAST_READS and self._read_stream(fd):
                 num_reads += 1
@@ -294,10 +286,10 @@ class ChildProcess:
             except OSError:
                 data = b""
             frames = self._frames
-            frames.received_bytes += len(data)
+            frames.bytes_left -= len(data)
             frames.buffer += data
             self._take_frames()
-            if not data or frames.received_bytes > frames.limit_bytes or frames.num_left < 0:
+            if not data or frames.bytes_left < 0 or frames.num_left < 0:
                 self._stop_reading(self._control.fileno())
                 if data:
                     self._control.shutdown(socket.SHUT_RDWR)
@@ -368,7 +360,7 @@ class ChildProcess:
             for fd in list(self._open):
                 self._stop_reading(fd)
             self._control.close()
-            for fd in (*self._streams, self.child.pidfd):
+            for fd in (*self._outputs, self.child.pidfd):
                 os.close(fd)
 
 

@@ -76,7 +76,7 @@ class Zygote:
         # An editable install may add a finder for its source tree: keep only Python's three
         # finders.
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
-        path_under_tmp = confine.path_under_tmp()
+        python_in_tmp = any(path.startswith("/tmp/") for path in confine.visible_paths())
         if self._level == "namespaces":
             self._become_init()
         else:
@@ -107,7 +107,7 @@ class Zygote:
         gc.disable()
         gc.freeze()
         kernel.collapse_into_huge_pages(self._read_own_proc("maps"))
-        facts = {"missing": missing, "path_under_tmp": path_under_tmp, "reachable": self._reachable}
+        facts = {"missing": missing, "python_in_tmp": python_in_tmp, "reachable": self._reachable}
         self._channel.send(READY + json.dumps(facts).encode())
 
     def _become_init(self) -> None:
