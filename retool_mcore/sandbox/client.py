@@ -112,9 +112,7 @@ class RemoteSandbox(Sandbox):
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
             if not self._opened:
-                async for attempt in self._retries():
-                    with attempt:
-                        await self._check_all()
+                await self._retries()(self._check_all)
                 self._opened = True
 
     def _retries(self) -> tenacity.AsyncRetrying:
@@ -182,12 +180,13 @@ class RemoteSandbox(Sandbox):
 
     async def _call(self, body: bytes, run_timeout_s: float) -> ExecResult:
         tried: set[RemoteServer] = set()
-        async for attempt in self._retries():
-            with attempt:
-                server = self._choose(tried)
-                tried.add(server)
-                return await self._try(server, body, run_timeout_s)
-        raise AssertionError("tenacity neither returned nor raised")
+
+        async def attempt() -> ExecResult:
+            server = self._choose(tried)
+            tried.add(server)
+            return await self._try(server, body, run_timeout_s)
+
+        return await self._retries()(attempt)
 
     def _choose(self, tried: Set[RemoteServer]) -> RemoteServer:
         """Choose the least busy server; prefer those not backing off and not yet tried."""

@@ -60,16 +60,17 @@ def create_app(
             yield
 
     async def admit(request: Request) -> None:
-        if refusal := _refusal(request, token, only_local=only_local):
-            raise refusal
+        _check_headers(request, token, only_local=only_local)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, dependencies=[Depends(admit)])
 
+    @app.exception_handler(AnyHTTPException)
     async def refuse(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, AnyHTTPException), "registered for this type only"
         answer = RunCodeResponse(status="SandboxError", message=error.detail).model_dump() | {"detail": error.detail}
         return JSONResponse(answer, status_code=error.status_code, headers=error.headers)
 
+    @app.post("/run_code")
     async def run_code(request: Request) -> JSONResponse:
         try:
             result = await _execute_while_connected(sandbox, _parse(await _read_body(request)), request)
@@ -81,14 +82,17 @@ def create_app(
         failures.clear()
         return JSONResponse(RunCodeResponse.from_result(result).model_dump(mode="json"))
 
+    @app.delete("/v1/sessions/{name:path}")
     async def end_session(name: str) -> JSONResponse:
         await sandbox.end_session(name)
         return JSONResponse("ended")
 
+    @app.get("/v1/ping")
     async def ping() -> JSONResponse:
         headers = {LEVEL_HEADER: str(sandbox.level), SESSIONS_HEADER: str(sandbox.num_sessions)}
         return JSONResponse("pong", headers=headers)
 
+    @app.get("/health")
     async def health() -> JSONResponse:
         """Report health. When unhealthy, probe: clients may have stopped sending requests."""
         if len(failures) >= _FAILURES_IN_A_ROW:
@@ -103,11 +107,6 @@ def create_app(
         body |= {} if healthy else {"reason": failures[-1][:500]}
         return JSONResponse(body, status_code=200 if healthy else 503)
 
-    app.exception_handler(AnyHTTPException)(refuse)
-    app.post("/run_code")(run_code)
-    app.delete("/v1/sessions/{name:path}")(end_session)
-    app.get("/v1/ping")(ping)
-    app.get("/health")(health)
     return app
 
 
@@ -117,28 +116,27 @@ def worker_app(new_sandbox: Callable[[], LocalSandbox], token: str | None, only_
     return create_app(new_sandbox(), token=token, only_local=only_local, opens=True)
 
 
-def _refusal(request: Request, token: str | None, *, only_local: bool) -> HTTPException | None:
-    """Check a request's headers before its body is read. Returns the error, or None to admit it.
+def _check_headers(request: Request, token: str | None, *, only_local: bool) -> None:
+    """Check a request's headers before its body is read. Raises HTTPException to reject it.
 
     Rejects DNS rebinding (Host), requests from web pages (Origin), a missing or wrong token, and
     content types that a browser sends without a CORS preflight.
     """
     host = request.headers.get("host", "localhost")
     if only_local and not is_loopback(urlsplit(f"//{host}").hostname or ""):
-        return HTTPException(
+        raise HTTPException(
             403, f"Host {host!r} is not localhost. A web page may have pointed its name at this machine."
         )
     if (origin := request.headers.get("origin")) is not None:
-        return HTTPException(403, f"Requests from web pages are refused (Origin {origin!r}).")
+        raise HTTPException(403, f"Requests from web pages are refused (Origin {origin!r}).")
     if token is not None and request.url.path != "/health":
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(sent.encode(), token.encode()):
             reason = f"The bearer token is missing or wrong. Clients of retool read it from {TOKEN_VARIABLE}."
-            return HTTPException(401, reason, headers={"www-authenticate": "Bearer"})
+            raise HTTPException(401, reason, headers={"www-authenticate": "Bearer"})
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json":  # browsers may send others without a preflight
-        return HTTPException(415, f"content-type {kind!r}: send application/json.")
-    return None
+        raise HTTPException(415, f"content-type {kind!r}: send application/json.")
 
 
 async def _read_body(request: Request) -> bytes:
