@@ -10,11 +10,12 @@ import builtins
 import functools
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SHARED = ("/tmp", "/dev/shm")
+_SHARED = re.compile(r"(/tmp|/dev/shm)(?=/|\Z)")
 _ONE_PATH = (
     "access", "chdir", "chmod", "listdir", "lstat", "mkdir", "open", "readlink", "remove", "rmdir", "scandir", "stat",
     "truncate", "unlink", "utime",
@@ -33,7 +34,7 @@ def redirect_shared_dirs(kept: Sequence[str]) -> None:
     Paths that start with one of ``kept`` are not redirected: Python itself may be installed under
     /tmp.
     """
-    exempt = tuple(path for path in kept if path.startswith(tuple(f"{shared}/" for shared in SHARED)))
+    exempt = tuple(path for path in kept if _SHARED.match(path))
     redirected = {name: _redirecting(getattr(os, name), 1, exempt) for name in _ONE_PATH}
     redirected |= {name: _redirecting(getattr(os, name), 2, exempt) for name in _TWO_PATHS}
     replaced: dict[int, Callable[..., Any]] = {id(io.open): _redirecting(builtins.open, 1, exempt)}
@@ -73,11 +74,9 @@ def _redirecting(function: Any, num_paths: int, exempt: tuple[str, ...]) -> Call
 
 def _redirect(path: Any, exempt: tuple[str, ...], original: dict[Any, Any]) -> Any:
     name: Any = path.__fspath__() if hasattr(path, "__fspath__") else path
-    if not isinstance(name, str) or not name.startswith(SHARED):
+    shared = _SHARED.match(name) if isinstance(name, str) else None
+    if shared is None or name.startswith((box, *exempt)):
         return path
-    for shared in SHARED:
-        rest = name[len(shared) :]
-        if name.startswith(shared) and rest[:1] in ("", "/") and not name.startswith((box, *exempt)):
-            original[box + rest] = name
-            return box + rest
-    return path
+    redirected = box + name[shared.end() :]
+    original[redirected] = name
+    return redirected

@@ -207,7 +207,7 @@ class WarmImage:
         number, self._next_job = self._next_job, self._next_job + 1
         self._jobs[number] = job = _Job(loop.create_future(), loop.create_future())
         for future in job:
-            future.add_done_callback(_retrieve)
+            future.add_done_callback(lambda done: done.exception())  # its waiter may have been cancelled
         message = zygote.SPAWN.pack(number, -1 if uid is None else uid, has_cgroup)
         try:
             socket.send_fds(self._channel, [message], fds)
@@ -240,10 +240,9 @@ class WarmImage:
             number, status, cpu_s = zygote.EXITED_BODY.unpack(body)
             self._jobs.pop(number).exit.set_result(Exit(status, cpu_s))
         elif kind == zygote.FAILED:
-            job = self._jobs.pop(zygote.STARTED_BODY.unpack_from(body)[0])
-            job.exit.cancel()
             reason = body[zygote.STARTED_BODY.size :].decode(errors="replace")
-            job.started.set_exception(SandboxUnavailable(f"the zygote could not fork: {reason}"))
+            for future in self._jobs.pop(zygote.STARTED_BODY.unpack_from(body)[0]):
+                future.set_exception(SandboxUnavailable(f"the zygote could not fork: {reason}"))
         else:
             self._died("the zygote died")
 
@@ -283,7 +282,7 @@ class WarmImage:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if self.child_is_init else signal.SIGTERM)
 
     def _kill_unwanted(self, started: asyncio.Future[int]) -> None:
-        if not started.cancelled() and started.exception() is None:
+        if started.exception() is None:
             self.kill(started.result())
             os.close(started.result())
 
@@ -298,12 +297,6 @@ class WarmImage:
                     await asyncio.to_thread(process.wait, 10)
                 process.kill()
                 await asyncio.to_thread(process.wait)
-
-
-def _retrieve(future: asyncio.Future[Exit] | asyncio.Future[int]) -> None:
-    """Mark the exception as retrieved, since its waiter may have been cancelled."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _lower_priority(pid: int) -> None:

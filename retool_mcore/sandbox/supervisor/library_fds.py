@@ -7,6 +7,7 @@ directories for this.
 
 import os
 import sys
+from pathlib import Path
 from typing import cast
 
 from retool_mcore.sandbox.supervisor import confine, kernel
@@ -23,7 +24,8 @@ def import_from_descriptors(first: int) -> tuple[int, str]:
     taken, reachable = 0, ""
     for index, library in enumerate(confine.visible_paths()):
         inside = [path for path in sys.path if f"{path}/".startswith(f"{library}/")]
-        if not inside or all(os.stat(parent).st_mode & 0o001 for parent in _parents(library)):
+        real = Path(library).resolve()
+        if not inside or all(parent.stat().st_mode & 0o001 for parent in (real, *real.parents)):
             continue
         try:
             fd = kernel.open_tree(library)
@@ -47,12 +49,3 @@ def _import_from(path: str, other: str) -> None:
         if isinstance(search, list):
             entries = cast(list[str], search)
             entries[:] = [entry.replace(path, other, 1) for entry in entries]
-
-
-def _parents(path: str) -> list[str]:
-    parents: list[str] = []
-    path = os.path.realpath(path)
-    while path != "/":
-        parents.append(path)
-        path = os.path.dirname(path)
-    return parents

@@ -236,12 +236,11 @@ class ChildProcess:
     # --------------------------------------------------------------- events
 
     def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
-        failure = None if exit_.cancelled() else exit_.exception()
         self._drain()  # frames may arrive just before the exit
         if not self._ready.done():
             output = "".join(output.text()[0] for output in self._outputs.values()).strip()[-2000:]
             reason = f"a child ended before it was confined{': ' + output if output else ''}"
-            self._ready.set_exception(failure or SandboxUnavailable(reason))
+            self._ready.set_exception(exit_.exception() or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
         if not self._cell_end.done():
             self._cell_end.set_result(None)

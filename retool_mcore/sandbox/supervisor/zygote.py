@@ -182,10 +182,10 @@ class Zygote:
         job, uid, has_cgroup = SPAWN.unpack(message)
         try:
             pid = self._fork(fds, uid if uid >= 0 else None, has_cgroup)
-            self._jobs[pid] = job
             pidfd = os.pidfd_open(pid)
             socket.send_fds(self._channel, [STARTED + STARTED_BODY.pack(job)], [pidfd])
             os.close(pidfd)
+            self._jobs[pid] = job
         except OSError as error:
             self._channel.send(FAILED + STARTED_BODY.pack(job) + str(error).encode())
         finally:
