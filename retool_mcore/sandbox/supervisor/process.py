@@ -124,11 +124,9 @@ class ChildProcess:
         self._thaw()
         sending = asyncio.ensure_future(self._send(request))
         try:
-            try:
-                async with asyncio.timeout(_SETUP_TIMEOUT_S):
-                    await self._ready
-            except TimeoutError:
-                raise SandboxUnavailable(f"a child was not ready after {_SETUP_TIMEOUT_S:.0f} s") from None
+            if not (await asyncio.wait((self._ready,), timeout=_SETUP_TIMEOUT_S))[0]:
+                raise SandboxUnavailable(f"a child was not ready after {_SETUP_TIMEOUT_S:.0f} s")
+            self._ready.result()
             started = time.monotonic()
             timed_out = not (await asyncio.wait((self._cell_end,), timeout=request.run_timeout_s))[0]
             run_s = time.monotonic() - started

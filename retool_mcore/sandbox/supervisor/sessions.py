@@ -28,7 +28,7 @@ class Session:
     slot: WorkerSlot | None = None
     lost: bool = False
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-    expiry: asyncio.TimerHandle | None = None
+    expiry: asyncio.Task[None] | None = None  # cancelled only by the holder of ``busy``
 
 
 class Sessions:
@@ -41,7 +41,6 @@ class Sessions:
         for slot in slots:
             self._free.put_nowait(slot)
         self._sessions: dict[str, Session] = {}
-        self._ending = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
     async def reserve(self, name: str) -> AsyncGenerator[tuple[Session, WorkerSlot]]:
@@ -62,8 +61,7 @@ class Sessions:
             finally:
                 if session.process is None or not session.process.alive:
                     await self._release(session)
-                loop = asyncio.get_running_loop()
-                session.expiry = loop.call_later(IDLE_S, self._expire, session)
+                session.expiry = asyncio.ensure_future(self._expire(session))
 
     async def _take_slot(self, name: str) -> WorkerSlot:
         if self._free.empty():
@@ -80,11 +78,8 @@ class Sessions:
                 "Raise sessions to the number of trajectories in flight."
             ) from None
 
-    def _expire(self, session: Session) -> None:
-        self._ending.add(task := asyncio.ensure_future(self._end_idle(session)))
-        task.add_done_callback(self._ending.discard)
-
-    async def _end_idle(self, session: Session) -> None:
+    async def _expire(self, session: Session) -> None:
+        await asyncio.sleep(IDLE_S)
         async with session.busy:
             await self._release(session)
 
@@ -108,13 +103,12 @@ class Sessions:
         """End and forget a session. Unknown names are ignored."""
         session = self._sessions.pop(name, None)
         if session is not None:
-            if session.expiry is not None:
-                session.expiry.cancel()
-            await self._end_idle(session)
+            async with session.busy:
+                if session.expiry is not None:
+                    session.expiry.cancel()
+                await self._release(session)
 
     async def close(self) -> None:
         """End every session."""
         for name in list(self._sessions):
             await self.end(name)
-        while self._ending:
-            await asyncio.wait(self._ending)
