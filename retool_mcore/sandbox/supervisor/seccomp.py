@@ -62,10 +62,13 @@ _UNSUPPORTED = ("listxattr", "llistxattr", "flistxattr", "getxattr", "lgetxattr"
 _OPENING = ("open", "openat", "openat2")
 _CLONE_NEW_ANYTHING = 0x7E02_0080  # all CLONE_NEW* flags, including CLONE_NEWTIME
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
-_PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE = 15, 16, 23, 3
-# Commands that duplicate fds, get and set flags, lock, and get and set the pipe size.
-_FCNTL_COMMANDS = (*range(8), 36, 37, 38, fcntl.F_DUPFD_CLOEXEC, fcntl.F_SETPIPE_SZ, fcntl.F_GETPIPE_SZ)
-_FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
+# Calls that are allowed for certain values of one argument: its position, the values.
+_BY_COMMAND = {
+    "prctl": (0, (15, 16, 23, 3)),  # PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_GET_DUMPABLE
+    "ioctl": (1, (termios.TCGETS, termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX)),
+    # Duplicate fds, get and set flags, lock, get and set the pipe size; not F_SETOWN or F_SETSIG.
+    "fcntl": (1, (*range(8), 36, 37, 38, fcntl.F_DUPFD_CLOEXEC, fcntl.F_SETPIPE_SZ, fcntl.F_GETPIPE_SZ)),
+}
 
 
 @cache
@@ -109,16 +112,13 @@ def compile_filter(*, only_own_signals: bool, keep_modes: bool = False, keep_len
     # asyncio wakes itself through a socketpair. A stream pair can reach only its other end.
     stream = pyseccomp.Arg(1, pyseccomp.MASKED_EQ, _SOCK_TYPE_MASK, _SOCK_STREAM)
     add(pyseccomp.ALLOW, "socketpair", pyseccomp.Arg(0, is_value, _AF_UNIX), stream)
-    for option in (_PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE):
-        add(pyseccomp.ALLOW, "prctl", pyseccomp.Arg(0, is_value, option))
-    for command in (termios.TCGETS, _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX):
-        add(pyseccomp.ALLOW, "ioctl", pyseccomp.Arg(1, is_value, command))
-    # A process may change only its own limits and may not use F_SETOWN or F_SETSIG. At level
-    # landlock, unless root runs the sandbox, the trainer has the same uid and would be a target.
+    for name, (position, commands) in _BY_COMMAND.items():
+        for command in commands:
+            add(pyseccomp.ALLOW, name, pyseccomp.Arg(position, is_value, command))
+    # A process may change only its own limits. At level landlock, unless root runs the sandbox, the
+    # trainer has the same uid and would be a target.
     add(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, is_value, 0))
     add(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
-    for command in _FCNTL_COMMANDS:
-        add(pyseccomp.ALLOW, "fcntl", pyseccomp.Arg(1, is_value, command))
     for name in ("kill", "tgkill"):
         if only_own_signals:
             add(pyseccomp.ALLOW, name, pyseccomp.Arg(0, is_value, _OWN_PID))
