@@ -239,7 +239,6 @@ def _exit_code(code: object) -> int:
         return code & 0xFF
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{code}\n")
-    _flush()
     return 1
 
 

@@ -264,8 +264,7 @@ def set_limits(processes: int, *, separate_user: bool) -> None:
 
 
 def reset_signals() -> None:
-    """Undo the zygote's signal setup: default handlers, no wake-up fd, nothing blocked."""
-    _signal.set_wakeup_fd(-1)
+    """Undo signal settings that this process inherited: default handlers, nothing blocked."""
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])

@@ -190,6 +190,7 @@ _CGROUP = "cgroup"  # this file records the cgroup's path: whoever cleans up may
 _YOUNG_S = 60.0  # a directory just created may not be locked yet
 
 
+@dataclass(frozen=True)
 class StateDirectory:
     """Files of one sandbox: zygote mount points and logs, working directories, the parent cgroup.
 
@@ -198,10 +199,9 @@ class StateDirectory:
     removes the unlocked directories on this machine.
     """
 
-    def __init__(self, path: Path, lock_fd: int, cgroup: MemoryCgroup | None) -> None:
-        self.path = path
-        self.cgroup = cgroup
-        self._lock_fd = lock_fd
+    path: Path
+    lock_fd: int
+    cgroup: MemoryCgroup | None
 
     @classmethod
     def create(cls) -> Self:
@@ -226,7 +226,7 @@ class StateDirectory:
         for _ in range(3):  # a thread may still be deleting an execution's files there
             if remove_directory(self.path):
                 break
-        os.close(self._lock_fd)
+        os.close(self.lock_fd)
 
 
 def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:

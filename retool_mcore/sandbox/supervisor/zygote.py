@@ -54,7 +54,8 @@ class Zygote:
         self._root: str = config["root"]
         self._landlock_abi: int = config["landlock_abi"]
         self._preload: list[str] = config["preload"]
-        self._jobs: dict[int, int] = {}  # pid -> job
+        self._jobs: dict[int, tuple[int, int]] = {}  # pid -> job, pidfd
+        self._poll = select.poll()  # the channel and the pidfds
         self._pid_namespace = -1
         self._own_uids = False  # whether the user namespace maps a uid for each execution
         self._num_library_fds = 0
@@ -157,20 +158,11 @@ class Zygote:
 
     def serve(self) -> NoReturn:
         """Fork children on request and report exits until the supervisor closes the channel."""
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
-        signal.signal(signal.SIGCHLD, _wake)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the inherited mask might block SIGCHLD
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
+        confine.reset_signals()  # if the trainer ignored SIGCHLD, the kernel would reap
+        self._poll.register(self._channel, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
-                if fd == wake_read:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wake_read, 4096)
+            for fd, _ in self._poll.poll():
+                if fd != self._channel.fileno():  # a pidfd: the child has exited
                     self._reap()
                 elif not self._take_job():
                     self._end_all()
@@ -184,8 +176,8 @@ class Zygote:
             pid = self._fork(fds, uid if uid >= 0 else None, has_cgroup)
             pidfd = os.pidfd_open(pid)
             socket.send_fds(self._channel, [STARTED + STARTED_BODY.pack(job)], [pidfd])
-            os.close(pidfd)
-            self._jobs[pid] = job
+            self._poll.register(pidfd, select.POLLIN)
+            self._jobs[pid] = job, pidfd
         except OSError as error:
             self._channel.send(FAILED + STARTED_BODY.pack(job) + str(error).encode())
         finally:
@@ -244,22 +236,19 @@ class Zygote:
         if ended and self._level == "rlimits":  # model code may have killed its guardian
             ended += guardian.end_strays(self._jobs)
         for pid, status, cpu_s in ended:
-            if (job := self._jobs.pop(pid, None)) is not None:
+            if pid in self._jobs:
+                job, pidfd = self._jobs.pop(pid)
+                self._poll.unregister(pidfd)
+                os.close(pidfd)
                 self._channel.send(EXITED + EXITED_BODY.pack(job, status, cpu_s))
 
     def _end_all(self) -> NoReturn:
         """Kill all children and exit, because the supervisor is gone.
 
         At level namespaces, this process is pid 1, so the kernel kills its namespace when it exits.
-        At the other levels, the guardians kill their trees.
+        At the other levels, this process adopts what remains of the trees.
         """
         if self._level != "namespaces":
-            for pid in self._jobs:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-            with contextlib.suppress(ChildProcessError):
-                while self._jobs:
-                    self._jobs.pop(os.wait()[0], None)
             guardian.end_strays(())
         os._exit(0)
 
@@ -269,10 +258,6 @@ class Zygote:
         if now - self._tasks[0] > _TASKS_CACHE_S:
             self._tasks = (now, guardian.count_tasks(os.getuid()))
         return self._tasks[1]
-
-
-def _wake(*_: object) -> None:
-    """Do nothing. Python writes SIGCHLD to the wake-up fd only if a handler is installed."""
 
 
 def _fork_into(body: Callable[[], None], cgroup: int | None = None) -> int:
