@@ -477,6 +477,10 @@ def test_serve_stops_cleanly_and_removes_its_socket(tmp_path: Path):
     path = tmp_path / "s.sock"
     server, _ = start("--socket", str(path))
     assert path.stat().st_mode & 0o777 == 0o600
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", "--socket", str(path)]
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert second.returncode == 2 and second.stderr.startswith("error: cannot listen on the Unix socket")
+    assert path.exists(), "the second server removed the socket of the first"
     stop(server)
     assert not path.exists()
 

@@ -1,6 +1,7 @@
 """``retool sandbox serve``: the sandbox as a service of this node."""
 
 import asyncio
+import atexit
 import logging
 import os
 import resource
@@ -100,9 +101,6 @@ def serve(
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    finally:
-        if socket_path is not None:
-            socket_path.unlink(missing_ok=True)
 
 
 @app.command()
@@ -143,9 +141,8 @@ def _connection_limit(executions: int) -> int:
     An execution uses up to 16 descriptors: two pipes, a socket pair, a pidfd and a directory, plus
     the same number again while it starts.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     descriptors = _MAX_CONNECTIONS * 2 if hard == resource.RLIM_INFINITY else hard
     return max(16, min(_MAX_CONNECTIONS, descriptors - 128 - 16 * executions))
 
@@ -173,9 +170,8 @@ def _listen(host: str, port: int, path: Path | None) -> tuple[socket.socket, str
     try:
         if path.is_socket() and listener.connect_ex(str(path)) != 0:
             path.unlink()  # left behind by a server that was killed
-            listener.close()
-            listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
+        atexit.register(path.unlink, missing_ok=True)
         os.chmod(path, 0o600)
         listener.listen(4096)
     except OSError as error:

@@ -66,17 +66,13 @@ open("probe", "w").write("the working directory is writable")
 async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
     """Start ``image`` and run the probe of ``level`` in it once.
 
-    When either fails, closes the image and raises SandboxUnavailable or OSError.
+    Raises SandboxUnavailable or OSError when either fails.
     """
     code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
-    try:
-        await image.start()
-        result = await run_once(image, slot, ExecRequest(code=code, memory_limit_mb=256))
-        if result.return_code != 0:
-            raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
-    except (SandboxUnavailable, OSError):
-        await image.close()
-        raise
+    await image.start()
+    result = await run_once(image, slot, ExecRequest(code=code, memory_limit_mb=256))
+    if result.return_code != 0:
+        raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
 
 
 def warnings(level: Level, python_in_tmp: bool, reachable: str) -> list[str]:

@@ -123,11 +123,12 @@ class LocalSandbox(Sandbox):
             if level.rank > self._max_level.rank or level.rank < self._min_level.rank:
                 continue
             slot = WorkerSlot.make(level, "probe", self._state)
+            image = self._image(level, light=True, number=0)
             try:
-                image = self._image(level, light=True, number=0)
                 await levels.start_and_probe(image, level, slot)
             except (SandboxUnavailable, OSError) as error:
                 reasons[level] = str(error)
+                await image.close()
                 logger.warning("this machine does not support sandbox level %s: %s", level, error)
             else:
                 return image, level
