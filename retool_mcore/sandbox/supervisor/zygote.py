@@ -13,7 +13,6 @@ Protocol, one message per SEQPACKET datagram:
   user). Then per job: STARTED (with a pidfd) and later EXITED, or FAILED.
 """
 
-import contextlib
 import fcntl
 import gc
 import json
@@ -26,7 +25,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -83,7 +82,7 @@ class Zygote:
         else:
             kernel.adopt_orphans()
             os.stat(f"/proc/self/task/{os.getpid()}/children")  # guardian.py needs CONFIG_PROC_CHILDREN
-            self._open_own_proc()
+            self._proc_fd = os.open("/proc/self", os.O_RDONLY)
             if self._level == "landlock":
                 self._landlock_rules = confine.open_landlock_rules()
                 if os.geteuid() != 0:
@@ -99,8 +98,7 @@ class Zygote:
         if (threads := self._count_threads()) != 1:
             raise OSError(0, f"the warm image runs {threads} threads; a fork would lose all but one")
         if self._preload and not self._light:
-            with self._scratch():
-                packages.import_preload(self._preload, self._count_threads)
+            self._import_preload()
         os.environ.clear()
         os.environ.update(confine.ENVIRONMENT, HOME=confine.BOX, TMPDIR=confine.BOX)
         self._mapped_bytes = int(self._read_own_proc("statm").split()[0]) * resource.getpagesize()
@@ -120,34 +118,27 @@ class Zygote:
             os._exit(0)
         kernel.die_with_parent(signal.SIGKILL)
         socket.sethostname("sandbox")
-        self._open_own_proc()
+        self._proc_fd = os.open("/proc/self", os.O_RDONLY)  # the new root has no /proc
         confine.build_root(self._root)
         if as_root:
             confine.become_nobody()
             kernel.die_with_parent(signal.SIGKILL)  # a change of uid clears this setting
         self._pid_namespace = os.pidfd_open(os.getpid())
 
-    @contextlib.contextmanager
-    def _scratch(self) -> Generator[None]:
-        """Provide HOME for files that imports write, such as matplotlib's font cache.
+    def _import_preload(self) -> None:
+        """Import ``sandbox.preload``, with a HOME for files such as matplotlib's font cache.
 
-        At level namespaces, it is a tmpfs, unmounted before the first fork. At the other levels, it
-        is part of the state directory and is removed with it.
+        At level namespaces, HOME is a tmpfs, unmounted before the first fork. At the other levels,
+        it is part of the state directory and is removed with it.
         """
         folder = confine.BOX if self._level == "namespaces" else self._root
         if self._level == "namespaces":
             kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
         os.environ["HOME"] = os.environ["TMPDIR"] = paths.box = folder
-        try:
-            yield
-        finally:
-            paths.box = "."
-            if self._level == "namespaces":
-                kernel.unmount(folder)
-
-    def _open_own_proc(self) -> None:
-        """Open this process's directory in /proc now; /proc may not be mounted later."""
-        self._proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+        packages.import_preload(self._preload, self._count_threads)
+        paths.box = "."
+        if self._level == "namespaces":
+            kernel.unmount(folder)
 
     def _read_own_proc(self, name: str) -> str:
         with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=self._proc_fd)) as file:
@@ -220,7 +211,10 @@ class Zygote:
     def _run(self, fds: list[int], confine_self: Callable[[], None]) -> None:
         """Confine this process and run cells in it. Closes all fds but 0 to 3 and the library's."""
         os.setsid()
-        control = _take_fds(fds)
+        os.dup2(fds[1], 1)
+        os.dup2(fds[2], 2)
+        os.dup2(fds[0], _CONTROL_FD, inheritable=False)
+        control = socket.socket(fileno=_CONTROL_FD)
         try:
             confine_self()
             os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
@@ -274,14 +268,6 @@ def _fork_into(body: Callable[[], None], cgroup: int | None = None) -> int:
         os.write(2, f"sandbox: {error!r}\n".encode())
     finally:
         os._exit(121)
-
-
-def _take_fds(fds: Sequence[int]) -> socket.socket:
-    control, stdout, stderr = fds[:3]
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.dup2(control, _CONTROL_FD, inheritable=False)
-    return socket.socket(fileno=_CONTROL_FD)
 
 
 def main(fd: int) -> NoReturn:
