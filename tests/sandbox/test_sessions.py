@@ -249,4 +249,6 @@ async def test_a_session_reports_the_cpu_time_of_each_cell(level: Level):
     work = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass"
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         cpu_s = [(await sandbox.execute(work.format(s=s), session="t")).cpu_s for s in (0.4, 0.0, 0.2)]
+        killed = await sandbox.execute("while True: pass", session="t", run_timeout_s=0.1)
     assert cpu_s[0] >= 0.3 and cpu_s[1] < 0.15 and cpu_s[2] >= 0.15
+    assert killed.status == "time_limit" and killed.cpu_s < 0.4, "it includes earlier cells"

@@ -121,7 +121,6 @@ class ChildProcess:
         the call is cancelled, the child is killed before the cancellation propagates.
         """
         self._begin_request(request)
-        self._thaw()
         sending = asyncio.ensure_future(self._send(request))
         try:
             if not (await asyncio.wait((self._ready,), timeout=_SETUP_TIMEOUT_S))[0]:
@@ -135,7 +134,7 @@ class ChildProcess:
                 cpu_s = await self._freeze()
             else:
                 exit_ = await self._end(kill=timed_out)
-                cpu_s = exit_.cpu_s
+                cpu_s = max(0.0, exit_.cpu_s - self._used_s)
                 return_code = None if timed_out else os.waitstatus_to_exitcode(exit_.status)
         except BaseException:
             await asyncio.shield(self._kill_and_wait())
@@ -168,17 +167,8 @@ class ChildProcess:
         elif self.alive:
             self._frozen_check = self._loop.call_later(_CHECK_FROZEN_S, self._check_frozen)
 
-    def _thaw(self) -> None:
-        if self._frozen_check is None:
-            return
-        self._frozen_check.cancel()
-        self._frozen_check = None
-        if self._tree.running():
-            self.image.kill(self.child.pidfd)
-        else:
-            self._tree.resume()
-
     def _begin_request(self, request: ExecRequest) -> None:
+        """Reset what belongs to one request, and resume a stopped session."""
         self._cell_end = self._loop.create_future()
         self._cell += 1
         self._frames = _Frames(
@@ -190,6 +180,13 @@ class ChildProcess:
             self._outputs[fd] = BoundedOutput(MAX_STREAM_BYTES if request.notebook else MAX_SCRIPT_STREAM_BYTES)
         if self.child.exit.done():
             self._on_exit(self.child.exit)
+        if self._frozen_check is not None:
+            self._frozen_check.cancel()
+            self._frozen_check = None
+            if self._tree.running():
+                self.image.kill(self.child.pidfd)
+            else:
+                self._tree.resume()
 
     async def _send(self, request: ExecRequest) -> None:
         packed = marshal.dumps(
