@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from functools import cached_property
 from pathlib import Path
 
 from retool_mcore.sandbox.supervisor import guardian
@@ -58,12 +59,16 @@ class Tree:
                 ticks += sum(int(field) for field in _fields(f"/proc/{pid}/stat")[11:15])
         return ticks / _TICKS_PER_S
 
-    def _pids(self) -> list[int]:
+    @cached_property
+    def _root(self) -> int:
+        """The root's pid; -1 if it was gone at the first use."""
         info = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
-        root = int(info.partition("Pid:")[2].split()[0])  # -1 when the process is gone
-        if root <= 0:
+        return int(info.partition("Pid:")[2].split()[0])
+
+    def _pids(self) -> list[int]:
+        if self._root <= 0:
             return []
-        return [*([root] if self._with_root else []), *guardian.descendants(root)]
+        return [*([self._root] if self._with_root else []), *guardian.descendants(self._root)]
 
 
 def _is_running(pid: int) -> bool:

@@ -185,7 +185,7 @@ class ChildProcess:
             self._frozen_check = None
             if self._tree.running():
                 self.image.kill(self.child.pidfd)
-            else:
+            elif self.alive:
                 self._tree.resume()
 
     async def _send(self, request: ExecRequest) -> None:
