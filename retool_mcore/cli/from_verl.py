@@ -25,46 +25,49 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import PLATFORMS, get_platform
 from retool_mcore.run.checkpoint import flat
 from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
-from retool_mcore.verl.keys.key import NOT_SET, Key
-from retool_mcore.verl.keys.rollout import UNDER
-from retool_mcore.verl.keys.tree import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by, ppo_defaults, ppo_keys
+from retool_mcore.verl.keys.key import ACTOR_PREFIX, CRITIC_PREFIX, NOT_SET, REFERENCE_PREFIX, ROLLOUT_PREFIX, Key
+from retool_mcore.verl.keys.tree import RL_KEYS, RL_TABLES, decided_by, ppo_defaults, ppo_keys
 
 # Keys that our trainer never sets, and the settings that take their values.
 SAME = (
-    Key(f"{ACTOR}ulysses_sequence_parallel_size", "parallel.cp"),
-    Key(f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size", "parallel.cp"),
-    Key(f"{ACTOR}fsdp_config.param_offload", "memory.offload_idle"),
-    Key(f"{ACTOR}fsdp_config.optimizer_offload", "memory.offload_idle"),
+    Key(f"{ACTOR_PREFIX}ulysses_sequence_parallel_size", "parallel.cp"),
+    Key(f"{ACTOR_PREFIX}fsdp_config.ulysses_sequence_parallel_size", "parallel.cp"),
+    Key(f"{ACTOR_PREFIX}fsdp_config.param_offload", "memory.offload_idle"),
+    Key(f"{ACTOR_PREFIX}fsdp_config.optimizer_offload", "memory.offload_idle"),
     Key("trainer.nnodes", "cluster.nodes"),
     Key("trainer.n_gpus_per_node", "cluster.gpus_per_node"),
-    Key(f"{UNDER}val_kwargs.n", "validation.n"),
-    Key(f"{UNDER}val_kwargs.temperature", "validation.temperature"),
-    Key(f"{UNDER}val_kwargs.top_p", "validation.top_p"),
-    Key(f"{UNDER}multi_turn.enable", "rollout.tools"),
-    Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
+    Key(f"{ROLLOUT_PREFIX}val_kwargs.n", "validation.n"),
+    Key(f"{ROLLOUT_PREFIX}val_kwargs.temperature", "validation.temperature"),
+    Key(f"{ROLLOUT_PREFIX}val_kwargs.top_p", "validation.top_p"),
+    Key(f"{ROLLOUT_PREFIX}multi_turn.enable", "rollout.tools"),
+    Key(f"{ROLLOUT_PREFIX}multi_turn.format", "rollout.protocol"),
 )
 USE_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or MCP servers in rollout.mcp'
 # Keys of verl (or prefixes of keys) without a setting, and the reason. The longest prefix applies.
 LOST: dict[str, str] = {
-    f"{ACTOR}ppo_epochs": "a step trains once on each response",
+    f"{ACTOR_PREFIX}ppo_epochs": "a step trains once on each response",
     "algorithm.use_pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
     "algorithm.pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
 }
 REPLACED: dict[str, str] = {
-    f"{ACTOR}strategy": "we train with Megatron, not FSDP: see [parallel] and [memory]",
-    f"{ACTOR}fsdp_config": "we train with Megatron, not FSDP: see [parallel] and [memory]",
+    f"{ACTOR_PREFIX}strategy": "we train with Megatron, not FSDP: see [parallel] and [memory]",
+    f"{ACTOR_PREFIX}fsdp_config": "we train with Megatron, not FSDP: see [parallel] and [memory]",
     "actor_rollout_ref.ref": "the reference model has the actor's layout",
     "critic": "the critic has the actor's layout, and settings in [critic]",
     "actor_rollout_ref.model.enable_gradient_checkpointing": "set memory.recompute",
-    f"{ACTOR}ppo_micro_batch_size": "every pass packs micro-batches up to train.micro_batch_tokens",
-    f"{ACTOR}use_dynamic_bsz": "every pass packs micro-batches up to train.micro_batch_tokens",
-    f"{UNDER}log_prob": "every pass packs micro-batches up to train.micro_batch_tokens",
-    f"{UNDER}multi_turn": "we have our own tool loop: see [rollout]",
-    f"{UNDER}multi_turn.tool_config_path": USE_TOOLS,
-    f"{UNDER}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns, not the results",
-    f"{UNDER}multi_turn.max_tool_response_length": "rollout.max_tool_output_tokens counts tokens, not characters",
-    f"{UNDER}multi_turn.tool_response_truncate_side": "rollouts cut the middle of a long result and mark the cut",
-    f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
+    f"{ACTOR_PREFIX}ppo_micro_batch_size": "every pass packs micro-batches up to train.micro_batch_tokens",
+    f"{ACTOR_PREFIX}use_dynamic_bsz": "every pass packs micro-batches up to train.micro_batch_tokens",
+    f"{ROLLOUT_PREFIX}log_prob": "every pass packs micro-batches up to train.micro_batch_tokens",
+    f"{ROLLOUT_PREFIX}multi_turn": "we have our own tool loop: see [rollout]",
+    f"{ROLLOUT_PREFIX}multi_turn.tool_config_path": USE_TOOLS,
+    f"{ROLLOUT_PREFIX}multi_turn.max_user_turns": "rollout.max_turns counts the model's turns, not the results",
+    f"{ROLLOUT_PREFIX}multi_turn.max_tool_response_length": (
+        "rollout.max_tool_output_tokens counts tokens, not characters"
+    ),
+    f"{ROLLOUT_PREFIX}multi_turn.tool_response_truncate_side": (
+        "rollouts cut the middle of a long result and mark the cut"
+    ),
+    f"{ROLLOUT_PREFIX}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
     "data.tool_config_path": USE_TOOLS,
     "data.custom_cls": "rows have a fixed schema; `retool data rl FILE` converts rows of another schema",
     "data.prompt_key": "the column is `prompt`; `retool data rl FILE` converts rows of another schema",
@@ -79,15 +82,15 @@ REPLACED: dict[str, str] = {
 NO_EFFECT: dict[str, str] = {
     "hydra": "a run has a single file",
     "defaults": "a run has a single file",
-    f"{ACTOR}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
-    f"{UNDER}val_kwargs.do_sample": "verl's agent loop reads only val_kwargs.temperature",
+    f"{ACTOR_PREFIX}clip_ratio": "verl's loss reads clip_ratio_low and clip_ratio_high",
+    f"{ROLLOUT_PREFIX}val_kwargs.do_sample": "verl's agent loop reads only val_kwargs.temperature",
 }
 GROUPS = {"Lost": LOST, "Replaced": REPLACED, "Without effect": NO_EFFECT}
 UNMAPPED = {path: (group, why) for group, table in GROUPS.items() for path, why in table.items()}
 
 Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
 FIXED = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
-MEGATRON = f"{ACTOR}megatron.override_transformer_config."
+MEGATRON = f"{ACTOR_PREFIX}megatron.override_transformer_config."
 FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP file has no Megatron layout"
 # Settings whose default in verl changes what the model learns. If the file does not set one, its
 # default in verl is written where it differs from ours.
@@ -175,7 +178,7 @@ def paths_of_settings() -> dict[str, list[str]]:
     tables = [(under, key) for under, keys in RL_TABLES for key in keys] + [("", key) for key in SAME]
     for under, key in tables:
         path, setting = under + key.path, key.decided_by
-        repeated = path.startswith((REFERENCE, CRITIC)) and not (setting or "").startswith("critic.")
+        repeated = path.startswith((REFERENCE_PREFIX, CRITIC_PREFIX)) and not (setting or "").startswith("critic.")
         if setting in known and not repeated and path not in UNMAPPED and path not in found.setdefault(setting, []):
             found[setting].append(path)
     return found
@@ -274,7 +277,11 @@ def _is_set(path: str, file_values: Mapping[str, Any]) -> bool:
 
 def _applies(setting: str, get: Get) -> bool:
     """Whether the run uses the setting. Our schema refuses a setting that has no effect."""
-    name, loss, key = get("algorithm.adv_estimator"), get(f"{ACTOR}policy_loss.loss_mode"), setting.partition(".")[2]
+    name, loss, key = (
+        get("algorithm.adv_estimator"),
+        get(f"{ACTOR_PREFIX}policy_loss.loss_mode"),
+        setting.partition(".")[2],
+    )
     if setting.startswith("critic.") or key == "lam":
         return name == "gae"
     return {
@@ -290,24 +297,26 @@ def _applies(setting: str, get: Get) -> bool:
 def _kl(get: Get) -> float:
     if get("algorithm.use_kl_in_reward"):
         return get("algorithm.kl_ctrl.kl_coef")
-    return get(f"{ACTOR}kl_loss_coef") if get(f"{ACTOR}use_kl_loss") else 0.0
+    return get(f"{ACTOR_PREFIX}kl_loss_coef") if get(f"{ACTOR_PREFIX}use_kl_loss") else 0.0
 
 
 def _packed(get: Get) -> int:
     """Tokens per micro-batch: verl's token budget, or its number of rows times the full length."""
-    if get(f"{ACTOR}use_dynamic_bsz"):
-        return get(f"{ACTOR}ppo_max_token_len_per_gpu")
-    rows = get(f"{ACTOR}ppo_micro_batch_size_per_gpu") or 1
+    if get(f"{ACTOR_PREFIX}use_dynamic_bsz"):
+        return get(f"{ACTOR_PREFIX}ppo_max_token_len_per_gpu")
+    rows = get(f"{ACTOR_PREFIX}ppo_micro_batch_size_per_gpu") or 1
     return rows * (get("data.max_prompt_length") + get("data.max_response_length"))
 
 
 def _warm_up(get: Get) -> Any:
-    steps = get(f"{ACTOR}optim.lr_warmup_steps")
+    steps = get(f"{ACTOR_PREFIX}optim.lr_warmup_steps")
     if steps is None or steps <= 0:
-        return get(f"{ACTOR}optim.lr_warmup_steps_ratio")
+        return get(f"{ACTOR_PREFIX}optim.lr_warmup_steps_ratio")
     if not get("trainer.total_training_steps"):
         return NOT_SET
-    updates = get("trainer.total_training_steps") * get("data.train_batch_size") / get(f"{ACTOR}ppo_mini_batch_size")
+    updates = (
+        get("trainer.total_training_steps") * get("data.train_batch_size") / get(f"{ACTOR_PREFIX}ppo_mini_batch_size")
+    )
     return steps / updates
 
 
@@ -334,13 +343,13 @@ def _train_file(get: Get) -> Any:
 
 def _tools(get: Get) -> list[str]:
     """The interpreter if verl's file enables tools, whatever they are."""
-    tool_config = get(f"{UNDER}multi_turn.tool_config_path")
-    return [INTERPRETER] if tool_config or get(f"{UNDER}multi_turn.enable") else []
+    tool_config = get(f"{ROLLOUT_PREFIX}multi_turn.tool_config_path")
+    return [INTERPRETER] if tool_config or get(f"{ROLLOUT_PREFIX}multi_turn.enable") else []
 
 
 def _clip(get: Get) -> list[float]:
-    dual = get(f"{ACTOR}policy_loss.loss_mode") == "vanilla"
-    return [float(get(f"{ACTOR}clip_ratio_{bound}")) for bound in ("low", "high", *(["c"] if dual else []))]
+    dual = get(f"{ACTOR_PREFIX}policy_loss.loss_mode") == "vanilla"
+    return [float(get(f"{ACTOR_PREFIX}clip_ratio_{bound}")) for bound in ("low", "high", *(["c"] if dual else []))]
 
 
 def _filter(get: Get) -> int:
@@ -365,13 +374,13 @@ FLOATS = {entry.key for entry in reference(("rl",)) if entry.kind.startswith("a 
 READERS: dict[str, Callable[[Get], Any]] = {
     "algorithm.filter_groups": _filter,
     "algorithm.clip": _clip,
-    "algorithm.tau": lambda get: [float(get(f"{ACTOR}tau_{side}")) for side in ("pos", "neg")],
+    "algorithm.tau": lambda get: [float(get(f"{ACTOR_PREFIX}tau_{side}")) for side in ("pos", "neg")],
     "algorithm.kl_coef": _kl,
     "algorithm.kl_in": lambda get: "reward" if get("algorithm.use_kl_in_reward") else "loss",
     "algorithm.kl_type": lambda get: get(
-        "algorithm.kl_penalty" if get("algorithm.use_kl_in_reward") else f"{ACTOR}kl_loss_type"
+        "algorithm.kl_penalty" if get("algorithm.use_kl_in_reward") else f"{ACTOR_PREFIX}kl_loss_type"
     ),
-    "algorithm.loss_agg": lambda get: get(f"{ACTOR}loss_agg_mode"),
+    "algorithm.loss_agg": lambda get: get(f"{ACTOR_PREFIX}loss_agg_mode"),
     "critic.warmup_steps": lambda get: max(0, get("trainer.critic_warmup") - 1),
     "cluster.nodes": lambda get: get("trainer.nnodes"),
     "cluster.gpus_per_node": lambda get: get("trainer.n_gpus_per_node"),
@@ -380,20 +389,20 @@ READERS: dict[str, Callable[[Get], Any]] = {
     "rollout.max_response_tokens": lambda get: get("data.max_response_length"),
     "rollout.tools": _tools,
     "validation.files": lambda get: _list(get("data.val_files")),
-    "validation.n": lambda get: get(f"{UNDER}val_kwargs.n"),
-    "validation.temperature": lambda get: float(get(f"{UNDER}val_kwargs.temperature")),
+    "validation.n": lambda get: get(f"{ROLLOUT_PREFIX}val_kwargs.n"),
+    "validation.temperature": lambda get: float(get(f"{ROLLOUT_PREFIX}val_kwargs.temperature")),
     "validation.every": lambda get: max(0, get("trainer.test_freq") or 0),
     "checkpoint.every_steps": lambda get: max(0, get("trainer.save_freq") or 0),
     "model.path": lambda get: get("actor_rollout_ref.model.path"),
-    "model.dtype": lambda get: get(f"{ACTOR}megatron.dtype"),
+    "model.dtype": lambda get: get(f"{ACTOR_PREFIX}megatron.dtype"),
     "train.steps": lambda get: get("trainer.total_training_steps"),
     "train.micro_batch_tokens": _packed,
-    "train.mini_batch_prompts": lambda get: get(f"{ACTOR}ppo_mini_batch_size"),
+    "train.mini_batch_prompts": lambda get: get(f"{ACTOR_PREFIX}ppo_mini_batch_size"),
     "train.mode": lambda get: get("trainer.v1.trainer_mode"),
     "run.name": lambda get: re.sub(r"[^A-Za-z0-9._-]+", "_", get("trainer.experiment_name")).lstrip("._-"),
     "memory.recompute": _recompute,
     "optim.warmup_fraction": _warm_up,
-    "optim.betas": lambda get: [float(beta) for beta in get(f"{ACTOR}optim.betas")],
+    "optim.betas": lambda get: [float(beta) for beta in get(f"{ACTOR_PREFIX}optim.betas")],
 }
 
 

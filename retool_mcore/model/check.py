@@ -159,11 +159,11 @@ def check_recompute(config: RunConfig, shape: ModelShape) -> None:
     assert isinstance(config, SftConfig | RlConfig), "a run is either SFT or RL"
     usual_tokens, longest_tokens = config.train.micro_batch_tokens, config.max_sequence_tokens
     layers = shape.layers // (config.parallel.pp * config.parallel.vpp)
-    rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
+    other_memory, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
     tokens = micro_batch_tokens(usual_tokens, longest_tokens, config.parallel.cp)
-    needed = layers_to_recompute(tokens, usual_tokens, layers, rest=rest, input_share=input_share)
+    needed = layers_to_recompute(tokens, usual_tokens, layers, other_memory=other_memory, input_share=input_share)
     if needed > layers:
-        least = ceil(tokens * (1 - layers * (1 - input_share) / (layers + rest)))
+        least = ceil(tokens * (1 - layers * (1 - input_share) / (layers + other_memory)))
         limit = "data.max_prompt_tokens + rollout.max_response_tokens"
         limit = "data.max_length_tokens" if isinstance(config, SftConfig) else limit
         raise ConfigError(

@@ -1,8 +1,8 @@
 """The supported model families, and how training treats each field of their config.json.
 
-Training applies a field, ignores it as harmless, or accepts only certain values. It rejects any
-other field by name, because training would silently ignore it while transformers or SGLang might
-apply it.
+Training applies a field, ignores it as harmless, or accepts only certain values. It rejects other
+fields if they are set, because training would silently ignore them while transformers or SGLang
+might apply them.
 """
 
 from collections.abc import Mapping
@@ -131,7 +131,7 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
     missing = [names for names in family.needs if not values.keys() & set(names.split(" or "))]
     if missing:
         raise ConfigError(
-            f"config.json of {model} lacks {', '.join(missing)}, whose default for {kind} only transformers knows. "
+            f"config.json of {model} lacks {', '.join(missing)}. Only transformers knows the default for {kind}. "
             "Add the value to the file."
         )
     if str(kind).startswith("qwen") and values.get("head_dim", 1) is None:

@@ -44,7 +44,7 @@ def read_config(path: str) -> dict[str, Any]:
 def require_regular_files(folder: Path) -> None:
     """Raise CheckpointError for a text file that could not be read to its end.
 
-    A named pipe would block for a writer, and a link to a device has no end.
+    Reading a named pipe would wait for a writer, and a link to a device has no end.
     """
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.suffix not in TEXTS or file.is_dir():

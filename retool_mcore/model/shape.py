@@ -169,21 +169,26 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def layers_to_recompute(tokens: int, budget_tokens: int, layers: int, *, rest: float, input_share: float) -> int:
+def layers_to_recompute(
+    tokens: int, budget_tokens: int, layers: int, *, other_memory: float, input_share: float
+) -> int:
     """How many of ``layers`` to recompute so that ``tokens`` fit the memory of ``budget_tokens``.
 
-    ``budget_tokens``: the tokens that fit without recomputation. ``rest``: a token's memory other
-    than its layers' activations, as a multiple of one layer's. ``input_share``: the fraction of a
-    layer's activations that is its input, which a recomputed layer keeps. A result above ``layers``
-    means that the tokens do not fit.
+    ``budget_tokens``: the tokens that fit without recomputation. ``other_memory``: a token's memory
+    other than its layers' activations, as a multiple of one layer's. ``input_share``: the fraction
+    of a layer's activations that is its input, which a recomputed layer keeps. A result above
+    ``layers`` means that the tokens do not fit.
     """
     if tokens <= budget_tokens:
         return 0
-    return ceil((layers + rest) * (1 - budget_tokens / tokens) / (1 - input_share))
+    return ceil((layers + other_memory) * (1 - budget_tokens / tokens) / (1 - input_share))
 
 
 def token_memory(shape: ModelShape, *, fused_cross_entropy: bool) -> tuple[float, float]:
-    """``rest`` and ``input_share`` of a model. ``rest`` includes the layer being recomputed."""
+    """``other_memory`` and ``input_share`` of a model.
+
+    ``other_memory`` includes the layer being recomputed.
+    """
     logit_bytes = LOGIT_BYTES if fused_cross_entropy else PLAIN_LOGIT_BYTES
     return 1 + logit_bytes * shape.vocab / shape.kept_bytes, 2 * shape.hidden / shape.kept_bytes
 

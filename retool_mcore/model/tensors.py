@@ -99,7 +99,7 @@ def check_headers(folder: Path, files: Mapping[str, str], wanted: Mapping[str, t
                     )
 
 
-def untrained_copies(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def missing_tensors(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a model directory that training does not read, for a complete export.
 
     ``weights``: the trained tensors. A tied model's output matrix is a copy of the trained

@@ -79,12 +79,14 @@ class Lengths:
         are packed up to the budget and keep all activations.
         """
         layers = ceil(shape.layers / parallel.pp)
-        rest, input_share = token_memory(shape, fused_cross_entropy=memory.fused_cross_entropy)
+        other_memory, input_share = token_memory(shape, fused_cross_entropy=memory.fused_cross_entropy)
         lengths = [self.prompt + response for response in self.quantiles(SAMPLES)]
         twice = 0.0
         for length in lengths:
             tokens = ceil(length / parallel.cp)
-            wanted = layers_to_recompute(tokens, micro_batch_tokens, layers, rest=rest, input_share=input_share)
+            wanted = layers_to_recompute(
+                tokens, micro_batch_tokens, layers, other_memory=other_memory, input_share=input_share
+            )
             twice += length * min(wanted, layers) / layers
         return twice / sum(lengths)
 

@@ -189,7 +189,7 @@ class Platform(ABC):
         return command + sglang_options({**self.rollout_engine_kwargs(), **(engine_args or {})})
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
-        """The environment that restricts a process to these of this process's visible devices."""
+        """The environment that limits a process to the ``indices`` of our visible devices."""
         raise PlatformError(f'run.platform = "{self.name}" has no devices to assign to servers.')
 
     @abstractmethod

@@ -46,7 +46,7 @@ MODULE = "lora"  # name of the adapter submodule; part of its parameters' names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapters:
+class LoraSettings:
     """The settings of [lora]."""
 
     rank: int
@@ -69,7 +69,9 @@ class MatrixAdapter(torch.nn.Module):
     that the model starts as its base.
     """
 
-    def __init__(self, name: str, adapters: Adapters, width: int, out: int, *, row_parallel: bool, like: torch.Tensor):
+    def __init__(
+        self, name: str, settings: LoraSettings, width: int, out: int, *, row_parallel: bool, like: torch.Tensor
+    ):
         super().__init__()
         self.name = name  # in the Hugging Face model
         self.sharded = "A" if row_parallel else "B"
@@ -77,20 +79,20 @@ class MatrixAdapter(torch.nn.Module):
         if row_parallel:
             rank = parallel_state.get_tensor_model_parallel_rank()
         full_width = width * (ranks if row_parallel else 1)
-        digest = hashlib.sha256(f"{adapters.seed} {name}".encode()).digest()
-        full = torch.empty(adapters.rank, full_width)
+        digest = hashlib.sha256(f"{settings.seed} {name}".encode()).digest()
+        full = torch.empty(settings.rank, full_width)
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         full.uniform_(-(full_width**-0.5), full_width**-0.5, generator=generator)
         shard = full[:, rank * width : (rank + 1) * width]
         self.A = torch.nn.Parameter(shard.to(like.device, like.dtype).contiguous())
-        self.B = torch.nn.Parameter(torch.zeros(out, adapters.rank, device=like.device, dtype=like.dtype))
+        self.B = torch.nn.Parameter(torch.zeros(out, settings.rank, device=like.device, dtype=like.dtype))
         set_tensor_model_parallel_attributes(self.A if row_parallel else self.B, True, 1 if row_parallel else 0, 1)
 
 
 class Adapter(torch.nn.Module):
     """The adapters of one layer; their output is added to the layer's output.
 
-    ``widths``: number of rows of each fused matrix on this rank. ``groups``: number of blocks in
+    ``rows``: number of rows of each fused matrix on this rank. ``groups``: number of blocks in
     which the rows of the fused matrices alternate, as queries, keys and values do per query group.
     """
 
@@ -98,30 +100,30 @@ class Adapter(torch.nn.Module):
         self,
         fused: Sequence[str],
         layer: Any,
-        adapters: Adapters,
-        widths: Sequence[int],
+        settings: LoraSettings,
+        rows: Sequence[int],
         *,
         row_parallel: bool,
         groups: int,
     ) -> None:
         super().__init__()
         config, weight = layer.config, layer.weight
-        self.row_parallel, self.groups, self.widths = row_parallel, groups, tuple(widths)
-        self.scale, self.dropout, self.on = adapters.scale, adapters.dropout, True
+        self.row_parallel, self.groups, self.rows = row_parallel, groups, tuple(rows)
+        self.scale, self.dropout, self.on = settings.scale, settings.dropout, True
         self.ranks = parallel_state.get_tensor_model_parallel_world_size()
         self.sequence_parallel = bool(config.sequence_parallel) and self.ranks > 1
         self.factors = torch.nn.ModuleDict()
-        for name, rows in zip(fused, widths, strict=True):
+        for name, count in zip(fused, rows, strict=True):
             short = name.rpartition(".")[2]
-            if short in adapters.matrices:
+            if short in settings.matrices:
                 where = f"model.layers.{layer.lora_layer}.{name}"
                 self.factors[short] = MatrixAdapter(
-                    where, adapters, weight.shape[1], rows, row_parallel=row_parallel, like=weight
+                    where, settings, weight.shape[1], count, row_parallel=row_parallel, like=weight
                 )
         self._order = [name.rpartition(".")[2] for name in fused]
         for factor in self.factors.values():
-            # The replicated factor sees only this rank's tokens, so mark it for Megatron to sum its
-            # gradient over TP ranks.
+            # The replicated one of A and B sees only this rank's tokens, so mark it for Megatron to
+            # sum its gradient over TP ranks.
             replicated = factor.B if row_parallel else factor.A
             replicated.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
@@ -156,8 +158,8 @@ class Adapter(torch.nn.Module):
     def _join(self, products: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Arrange the products in the row order of the layer's output; 0 for other matrices."""
         parts = [
-            products[name] if name in products else like.new_zeros(*like.shape[:-1], rows)
-            for name, rows in zip(self._order, self.widths, strict=True)
+            products[name] if name in products else like.new_zeros(*like.shape[:-1], count)
+            for name, count in zip(self._order, self.rows, strict=True)
         ]
         if self.groups == 1:
             return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
@@ -192,7 +194,7 @@ class _Adapted:
         return layers | getattr(self, MODULE).sharded_state_dict(f"{prefix}{MODULE}.", sharded_offsets, metadata)
 
 
-def adapt(chunk: Any, adapters: Adapters) -> None:
+def adapt(chunk: Any, settings: LoraSettings) -> None:
     """Freeze a model chunk and add adapters to its linears.
 
     Call it before DDP wraps the chunk and before the optimizer is built: both use the parameters
@@ -201,8 +203,8 @@ def adapt(chunk: Any, adapters: Adapters) -> None:
     chunk.requires_grad_(False)
     for layer in chunk.decoder.layers:
         for path, fused in FUSED.items():
-            if any(name.rpartition(".")[2] in adapters.matrices for name in fused):
-                _adapt_linear(layer, path, fused, adapters)
+            if any(name.rpartition(".")[2] in settings.matrices for name in fused):
+                _adapt_linear(layer, path, fused, settings)
     if getattr(chunk, "pre_process", False):
         # Recomputed layers get gradients only if their input requires one.
         chunk.embedding.register_forward_hook(_start_gradients)
@@ -214,17 +216,17 @@ def _start_gradients(module: Any, args: Any, output: torch.Tensor) -> None:
         output.requires_grad_(True)
 
 
-def _adapt_linear(layer: Any, path: str, fused: Sequence[str], adapters: Adapters) -> None:
+def _adapt_linear(layer: Any, path: str, fused: Sequence[str], settings: LoraSettings) -> None:
     linear_layer, name = dict(linears_of(layer))[path], path.rpartition(".")[2]
     config, ranks = layer.config, parallel_state.get_tensor_model_parallel_world_size()
     groups = 1
     if name == "linear_qkv":
         groups = config.num_query_groups // ranks
-        widths = [config.num_attention_heads * config.kv_channels // ranks, *[groups * config.kv_channels] * 2]
+        rows = [config.num_attention_heads * config.kv_channels // ranks, *[groups * config.kv_channels] * 2]
     else:
-        widths = [linear_layer.weight.shape[0] // len(fused)] * len(fused)
+        rows = [linear_layer.weight.shape[0] // len(fused)] * len(fused)
     linear_layer.lora_layer = layer.layer_number - 1
-    adapter = Adapter(fused, linear_layer, adapters, widths, row_parallel=path in ROW_PARALLEL, groups=groups)
+    adapter = Adapter(fused, linear_layer, settings, rows, row_parallel=path in ROW_PARALLEL, groups=groups)
     linear_layer.add_module(MODULE, adapter)
     linear_layer.__class__ = type(f"Adapted{type(linear_layer).__name__}", (_Adapted, type(linear_layer)), {})
     if hasattr(linear_layer, "return_layernorm_output"):
@@ -282,7 +284,7 @@ class _Fp8Linear:
         def pack(saved: torch.Tensor) -> Any:
             if saved.untyped_storage().data_ptr() == address:
                 return _WeightReference(self, saved)
-            # Detach: a node and its output, kept by a hook, would keep each other alive.
+            # Detach, or the autograd node and its output would keep each other alive.
             return saved if saved.is_leaf else saved.detach()
 
         try:
@@ -423,8 +425,8 @@ class AdaptedBridge:
     The export has W + s B A under the names and in the shapes of W. Loading ignores adapters.
     """
 
-    def __init__(self, bridge: Any, adapters: Adapters) -> None:
-        self._adapters = adapters
+    def __init__(self, bridge: Any, settings: LoraSettings) -> None:
+        self._settings = settings
         self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
         bridge.get_model = partial(self._get_model, bridge.get_model)
         bridge.load_weights = partial(self._load_and_quantize, bridge.load_weights)
@@ -439,7 +441,7 @@ class AdaptedBridge:
 
         chunks = _unwrapped(models)
         load_weights([_WithoutAdapters(chunk) for chunk in chunks], *args)
-        if not self._adapters.base_in_fp8:
+        if not self._settings.base_in_fp8:
             return
         for chunk in chunks:
             quantize_base(chunk)
@@ -448,13 +450,13 @@ class AdaptedBridge:
         device.reset_peak_memory_stats()  # excludes the load, when no weight is in FP8 yet
 
     def _adapt(self, model: Any, **_: Any) -> None:
-        adapt(model, self._adapters)
+        adapt(model, self._settings)
 
     def _merged(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
         pairs = gather(chunks)
         for name, weight in self._export([_WithoutAdapters(chunk) for chunk in chunks]):
             pair = pairs.get(name.removesuffix(".weight"))
-            yield name, weight if pair is None else merged(weight.detach(), *pair, self._adapters.scale)
+            yield name, weight if pair is None else merged(weight.detach(), *pair, self._settings.scale)
 
 
 def _unwrapped(models: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 # Linux assigns ephemeral ports from 32768 up. Ports for later listeners come from this range, so
 # that no client takes them first.
-LATER_PORTS = (15_000, 32_000)
+LISTEN_PORTS = (15_000, 32_000)
 # Makes Ray use loopback as the node's address, as on a Mac. SGLang and TransferQueue get the
 # address from Ray. ray.init(_node_ip_address=...) would replace a loopback address by the node's.
 RAY_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

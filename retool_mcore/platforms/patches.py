@@ -1,4 +1,4 @@
-"""Records of our dependences on internals of other packages: patches and seams.
+"""Records of our dependencies on internals of other packages: patches and seams.
 
 Each record checks the version of its package and says when it can be removed. patches_verl.py,
 patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py contain the patches
@@ -41,7 +41,7 @@ def requirement(package: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A dependence on another package beyond its public API.
+    """A dependency on another package beyond its public API.
 
     ``applies_to``: a pip requirement such as "torch>=2.9,<2.14". ``remove_when``: the change
     upstream that makes the record unnecessary.

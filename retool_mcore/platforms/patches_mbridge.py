@@ -71,7 +71,7 @@ def _map_tied_output(original: Callable[..., None]) -> Callable[..., None]:
     return _adjust_mapping_for_shared_weights
 
 
-def _refuse_unknown_tensors(original: Callable[..., None]) -> Callable[..., None]:
+def _check_and_load_weights(original: Callable[..., None]) -> Callable[..., None]:
     """Refuse a checkpoint with tensors that the model does not have, and load tied critics.
 
     A critic's output layer is its value head, which a language model's checkpoint lacks. mbridge
@@ -204,7 +204,7 @@ MODEL_PATCHES = (
             Change(
                 "mbridge.core.bridge.Bridge.load_weights",
                 ("self", "models", "weights_path", "memory_efficient"),
-                _refuse_unknown_tensors,
+                _check_and_load_weights,
             ),
         ),
         reason="mbridge silently skips tensors that it does not know, such as biases",

@@ -86,7 +86,7 @@ PREFILL_PATCH = Patch(
     gain="Generation of 512 responses of 0.5B on an H100: 3.8 to 4.8 s instead of 6.6 to 8.7; "
     "rollout.batch_prefills = false disables it",
     applies_to=requirement("sglang"),
-    remove_when="SGLang's prefill delayer can wait by its queue alone and counts steps instead of milliseconds",
+    remove_when="SGLang's prefill delayer can wait on its queue alone and counts steps instead of milliseconds",
 )
 
 _read = lru_cache(maxsize=8)(CallEnd.read)
@@ -152,7 +152,7 @@ WEIGHT_SUMS_PATCH = Patch(
     reason="SGLang's checksum covers fused and sharded matrices, which the actor does not have, and needs CUDA",
     gain="A run ends with one error if an engine does not have the actor's weights after a sync",
     applies_to=requirement("sglang"),
-    remove_when="SGLang reports a checksum by the names of the model's files",
+    remove_when="SGLang reports checksums under the names in the model's files",
 )
 
 

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retool_mcore.platforms.cuda.log_probs import entropy_on_request, log_probs_by_transformer_engine
-from retool_mcore.platforms.network import LATER_PORTS, engine_key
+from retool_mcore.platforms.network import LISTEN_PORTS, engine_key
 from retool_mcore.platforms.patches import Change, Patch, requirement
 
-VERL = requirement("verl")
+VERL_REQUIREMENT = requirement("verl")
 _MCORE = "verl.models.mcore."
 _ENGINE = "verl.workers.engine.megatron.transformer_impl."
 
@@ -363,7 +363,7 @@ PACKING_PATCH = Patch(
     "host answers, and loops over the sequences",
     gain="An update of 512 responses of 0.5B takes 376 us of host time per response instead of 2,090: 0.9 s of an 8 s "
     "step. SFT of 7B in FP8 on two H200: 75.1 % MFU instead of 72.5; no gain in bfloat16",
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl's Megatron engine packs, pads and joins by one index, from lengths that it has on the host",
 )
 
@@ -392,7 +392,7 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it on every plat
     ),
     reason="the budget of a micro-batch must fit the longest sequence, and verl fills every micro-batch up to it",
     gain='SFT of 7B on two H200 with memory.recompute = "auto" and DP 2: 54.8 % MFU instead of 51.9 with CP 2',
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
 )  # fmt: skip
 
@@ -422,7 +422,7 @@ CHUNK_PATCH = Patch(
     changes=(Change(f"{_ENGINE}register_megatron_training_hooks", ("model", "optimizer"), _chunks_share_a_config),),
     reason="with interleaved chunks and overlapped gradient reduction verl rejects a value that it has set itself",
     gain="Interleaved pipeline stages work; without it the run fails at its start",
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl sets the functions of all chunks once for the configuration that they share",
 )
 
@@ -436,7 +436,7 @@ LOG_PROB_PATCH = Patch(
     reason="verl's kernel computes the output layer two more times, slower than cuBLAS, and computes entropies even if "
     "no setting needs them; its plain path copies the logits to float32",
     gain="SFT of 7B on two H200: 50.9 % MFU instead of 49.5; 2 bytes per logit instead of 14",
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl computes log-probabilities with a kernel that neither copies nor recomputes the logits, and "
     "passes calculate_entropy to it",
 )
@@ -502,7 +502,7 @@ FLAT_BUCKET_PATCH = Patch(  # on CUDA, in workers that share their devices with 
     reason="verl sends SGLang a CUDA handle for each matrix, and SGLang opens each: thousands in a model with experts",
     gain="Weight sync of an eighth of Qwen3-30B-A3B's layers: 0.47 s with this patch and mbridge's export_weights "
     "patch (two H100), 1.9 s with neither (two H200, in a step of 22 s)",
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl sends SGLang flattened buckets",
 )
 
@@ -518,7 +518,7 @@ def _with_key(original: Callable[..., Any]) -> Callable[..., Any]:
     return _get_session
 
 
-KEY_PATCH = Patch(  # in processes that send weights to SGLang
+API_KEY_PATCH = Patch(  # in processes that send weights to SGLang
     changes=(
         Change(
             "verl.workers.rollout.sglang_rollout.http_server_engine.AsyncHttpServerAdapter._get_session",
@@ -528,14 +528,14 @@ KEY_PATCH = Patch(  # in processes that send weights to SGLang
     ),
     reason="verl sends weights to SGLang's server without the API key that the server may require",
     gain="Security: other users of the machine cannot make SGLang unpickle data, which would run their code",
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl's adapter sends server_args.api_key with each request",
     upstream="https://github.com/sgl-project/sglang/issues/30165",
 )
 
 
 def _below_client_ports(original: Callable[..., None]) -> Callable[..., None]:
-    """Make verl search for a free port from a random start in LATER_PORTS.
+    """Make verl search for a free port from a random start in LISTEN_PORTS.
 
     From a fixed start, two runs that start at the same time would find the same port.
     """
@@ -544,7 +544,7 @@ def _below_client_ports(original: Callable[..., None]) -> Callable[..., None]:
     def _get_master_addr_port(
         self: Any, pg: Any, bundle_index: int = 0, master_port_range: list[int] | None = None
     ) -> None:
-        first, end = LATER_PORTS
+        first, end = LISTEN_PORTS
         master_port_range = master_port_range or [random.randrange(first, (first + end) // 2), end]
         original(self, pg, bundle_index, master_port_range)
 
@@ -561,7 +561,7 @@ MASTER_PORT_PATCH = Patch(
     ),
     reason="verl picks a store's port seconds before the store listens, and Linux may assign it to a client meanwhile",
     gain="Two runs that start at the same time, or a quickstart during another run, do not fail with EADDRINUSE",
-    applies_to=VERL,
+    applies_to=VERL_REQUIREMENT,
     remove_when="verl's trainer passes its worker groups a master_port_range",
 )
 

@@ -18,7 +18,7 @@ class RolloutEngine:
 
     name: str  # in verl's keys and registry
     title: str  # for messages
-    own_server: bool = False  # whether it runs in our server class, with load polling and restarts
+    our_server: bool = False  # whether it runs in our server class, with load polling and restarts
     request_seeds: bool = False  # whether requests carry a seed and the parameters that detect a call's end
     # The argument that takes run.seed. None: verl passes rollout.seed plus the replica's number.
     seed_argument: str | None = None
@@ -75,7 +75,7 @@ def captured(max_running: int, tp: int) -> int:
 SGLANG = RolloutEngine(
     name="sglang",
     title="SGLang",
-    own_server=True,
+    our_server=True,
     request_seeds=True,
     seed_argument="random_seed",  # verl/sglang_server.py adds the replica's number
     fp8_cache=("kv_cache_dtype", "fp8_e4m3"),

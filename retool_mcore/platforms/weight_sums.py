@@ -16,13 +16,13 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Sums = dict[str, tuple[str, int, int]]  # name -> dtype, elements, sum of the elements' bits modulo 2**64
 
 
-def bits_of(weight: torch.Tensor) -> torch.Tensor:
+def checksum(weight: torch.Tensor) -> torch.Tensor:
     """The checksum of ``weight``, an int64 scalar on its device."""
     return weight.detach().contiguous().view(BITS[weight.element_size()]).sum(dtype=torch.int64)
 
 
 def sums_of(weights: Iterable[tuple[str, str, int, torch.Tensor]]) -> Sums:
-    """Build ``Sums`` from (name, dtype, elements, ``bits_of``); synchronizes the device once."""
+    """Build ``Sums`` from (name, dtype, elements, ``checksum``); synchronizes the device once."""
     entries = list(weights)
     sums = torch.stack([bits for *_, bits in entries]).tolist() if entries else []
     return {name: (dtype, size, bits) for (name, dtype, size, _), bits in zip(entries, sums, strict=True)}
@@ -36,7 +36,7 @@ def with_sums(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         prefix = action.removeprefix(ACTION)
         weights = self._model_runner.model.named_parameters()
         sums = sums_of(
-            (name, str(weight.dtype), weight.numel(), bits_of(weight))
+            (name, str(weight.dtype), weight.numel(), checksum(weight))
             for name, weight in weights
             if name.startswith(prefix)
         )

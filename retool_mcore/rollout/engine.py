@@ -68,7 +68,7 @@ class TurnRequest:
     @property
     def custom_params(self) -> dict[str, Any]:
         """SGLang's custom_params for ``call_end``; {} if it is None."""
-        return {} if self.call_end is None else {TABLE: self.call_end.text, TURN_TOKENS: self.turn_tokens}
+        return {} if self.call_end is None else {TABLE: self.call_end.as_json, TURN_TOKENS: self.turn_tokens}
 
 
 @dataclass(frozen=True, kw_only=True)

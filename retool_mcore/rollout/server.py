@@ -18,7 +18,7 @@ import httpx
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.network import LATER_PORTS, engine_key
+from retool_mcore.platforms.network import LISTEN_PORTS, engine_key
 from retool_mcore.process import die_with_parent
 
 START_TIMEOUT_S = 600.0  # a 32B model takes minutes from a cold disk, a tiny one half a minute on two cores
@@ -170,7 +170,7 @@ def free_port() -> int:
     ephemeral port from the kernel.
     """
     while True:
-        port = random.randrange(*LATER_PORTS)
+        port = random.randrange(*LISTEN_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -63,7 +63,7 @@ def train(config: SftConfig) -> None:
     die_with_parent()
     if config.cluster.nodes == 1:
         use_loopback()
-    with ExitStack() as status, rank_loss_reported():
+    with ExitStack() as status, report_lost_rank():
         if os.environ.get("RANK") == "0":
             status.enter_context(show_early_stage("sft"))
         _require_world(config)
@@ -235,7 +235,7 @@ class RankLost(RunError):
 
 
 @contextmanager
-def rank_loss_reported() -> Generator[None]:
+def report_lost_rank() -> Generator[None]:
     """Turn torch's error for a dead rank or a dead rendezvous store into RankLost."""
     try:
         yield

@@ -30,7 +30,13 @@ from retool_mcore.run.folder import remove_temporary
 
 logger = logging.getLogger(__name__)
 
-SIGNS = (heartbeat.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # files and folders of the run
+WATCHED = (
+    heartbeat.FILE,
+    "start.jsonl",
+    "metrics.jsonl",
+    "trajectories",
+    "checkpoints",
+)  # files and folders of the run
 CHECKS_PER_STALL = 20  # checks for signs of life per train.stall_s
 POLL_S = 2.0  # between two checks for a dead process
 DUMP_S = 20.0  # timeout for the stacks of one process
@@ -100,9 +106,9 @@ class Watchdog:
                 return
 
     def _look_for_signs(self) -> None:
-        seen, seen_s = signs(self._dir), time.monotonic()
+        seen, seen_s = modification_times(self._dir), time.monotonic()
         while not self._ended.wait(self._stall_s / CHECKS_PER_STALL):
-            if (now := signs(self._dir)) != seen:
+            if (now := modification_times(self._dir)) != seen:
                 seen, seen_s = now, time.monotonic()
             silent_s = time.monotonic() - seen_s
             if silent_s > self._stall_s:
@@ -117,7 +123,7 @@ class Watchdog:
         saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
         return RunError(
             f"no turn, pass, update, step, stage or checkpoint was finished for {silent_s:.0f} s, with train.stall_s = "
-            f"{self._stall_s:g}. The stacks of all processes are in {stacks}, the output is in {self._dir / 'logs'}. "
+            f"{self._stall_s:g}. Stacks are in {stacks}, the output is in {self._dir / 'logs'}. "
             f"The same command resumes {f'after step {saved[-1].step}' if saved else 'from the beginning'}. If a turn, "
             "pass or update takes longer than that, raise train.stall_s; `retool plan` estimates these times."
         )
@@ -158,13 +164,13 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def signs(run_dir: Path) -> dict[Path, int]:
+def modification_times(run_dir: Path) -> dict[Path, int]:
     """Modification times of the run's files, in nanoseconds since 1970.
 
     Compare all of them: the newest alone would not change after a clock was set back.
     """
     times_ns: dict[Path, int] = {}
-    for name in SIGNS:
+    for name in WATCHED:
         path = run_dir / name
         for file in (path, *(path.iterdir() if path.is_dir() else ())):
             try:
@@ -175,9 +181,9 @@ def signs(run_dir: Path) -> dict[Path, int]:
 
 
 def write_stacks(path: Path) -> None:
-    """Write the state of each of the user's run processes on this node, and stacks.
+    """Write the state and the stack of each of the run's processes on this node.
 
-    With py-spy, writes the Python stack of each process; otherwise only that of this process.
+    Without py-spy, writes only the stack of this process.
     """
     spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     path.parent.mkdir(parents=True, exist_ok=True)

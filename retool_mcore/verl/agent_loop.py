@@ -354,7 +354,7 @@ class LoopWorker(_Worker):
 
 def import_server(_: Any, run_config: str) -> None:
     """Import sglang_server, which unpickling an engine's handle needs, in an actor's process."""
-    if get_platform(settings_of_run(run_config).run.platform).rollout.engine.own_server:
+    if get_platform(settings_of_run(run_config).run.platform).rollout.engine.our_server:
         importlib.import_module("retool_mcore.verl.sglang_server")
 
 

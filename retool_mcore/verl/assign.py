@@ -40,7 +40,7 @@ def sort_rows(rows: KVBatchMeta) -> None:
 
 
 def assign_to_updates(groups: Sequence[str | None], updates: int, seed: Sequence[int]) -> list[list[int]]:
-    """Rows of each update: whole groups in random order, equally many for each update.
+    """Assign whole groups in random order; each update gets the same number of rows.
 
     Args:
         groups: [N] the group of each row; None for padding rows.

@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints of one rank's engine, and asynchronously those of all roles of a run.
+"""Saves and loads the checkpoints of one rank's engine; saves those of all roles asynchronously.
 
 verl 0.9.1 can start asynchronous writes in Megatron but never checks whether they finished. Here
 each rank forks one process that writes all its files of a checkpoint. run/checkpoint.py publishes a
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from retool_mcore.errors import CheckpointError, ReToolError
-from retool_mcore.model.tensors import untrained_copies
+from retool_mcore.model.tensors import missing_tensors
 from retool_mcore.platforms.patches_megatron import WRITER_PATCH
 from retool_mcore.process import die_with_parent
 from retool_mcore.run.checkpoint import read_state, record_checksums
@@ -248,12 +248,11 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
     """Write the gathered ``weights`` with the bridge's save function; runs in the writer.
 
-    Weights that training did not load, and config.json, are copied from the source model. verl and
-    transformers would rewrite some fields of config.json under names that older programs do not
-    know.
+    Adds the weights that training does not load. config.json is the source model's, because verl
+    and transformers would rewrite some of its fields under names that older programs do not know.
     """
     source = Path(engine.bridge.safetensor_io.hf_dir)
-    weights = weights if engine.is_value_model else [*weights, *untrained_copies(source, dict(weights))]
+    weights = weights if engine.is_value_model else [*weights, *missing_tensors(source, dict(weights))]
     engine.bridge.export_weights = lambda models: iter(weights)
     engine.bridge.save_weights(engine.module, path)
     if not engine.is_value_model:

@@ -72,7 +72,7 @@ def is_retryable(error: BaseException) -> bool:
     return none_now or (isinstance(error, RayActorError) and ROUTER_DIED not in str(error))
 
 
-class Watch:
+class ServerWatch:
     """Detects dead servers with a pending call to each, which Ray fails when the server dies."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Watch:
         return None
 
 
-class EngineRestarts(PPOTrainer):
+class EngineManager(PPOTrainer):
     """Mixin for one of verl's trainers; list it before verl's class. ``_run``: the settings."""
 
     _run: RlConfig
@@ -113,24 +113,24 @@ class EngineRestarts(PPOTrainer):
         return self._managers()[0].server_handles
 
     @property
-    def _watches(self) -> bool:
-        return ENGINES[self.config.actor_rollout_ref.rollout.name].own_server
+    def _runs_our_servers(self) -> bool:
+        return ENGINES[self.config.actor_rollout_ref.rollout.name].our_server
 
     def get_llm_client(self) -> LLMServerClient:
         """A client that returns aborted requests; our loop resumes them and records the version."""
-        restarts = self._watches and self._run.train.max_engine_restarts > 0
+        restarts = self._runs_our_servers and self._run.train.max_engine_restarts > 0
         return self._managers()[0].get_client(client_cls=EngineClient if restarts else LLMServerClient)
 
     def on_init_end(self) -> None:
         super().on_init_end()
         self.use_early_router()
         self.engine_version = self.global_steps
-        self._watch, self._lost = Watch(), list[Any]()
+        self._watch, self._lost = ServerWatch(), list[Any]()
         self.compare_weights()
 
     def start_engines(self) -> None:
         """Start the servers' processes, so that they import SGLang before verl constructs them."""
-        if self._watches and self._run.cluster.nodes == 1:
+        if self._runs_our_servers and self._run.cluster.nodes == 1:
             from retool_mcore.verl.sglang_server import create_servers
 
             rollout = self.config.actor_rollout_ref.rollout  # may differ from ours by [verl_overrides]
@@ -152,18 +152,18 @@ class EngineRestarts(PPOTrainer):
         Only our SGLang servers poll; see verl/sglang_server.py.
         """
         polls: list[tuple[int, int]] = []
-        for call in [server.pop_load_polls.remote() for server in self.servers() if self._watches]:
+        for call in [server.pop_load_polls.remote() for server in self.servers() if self._runs_our_servers]:
             with suppress(RayActorError):  # polls of a dead server are lost
                 polls += ray.get(call)
         return polls
 
-    def keep_engine_load(self) -> None:
+    def collect_engine_load(self) -> None:
         """Add the polls since the last call to the next row of metrics."""
         self._polls = [*self._polls, *self.fetch_engine_load()]
 
     def engine_metrics(self) -> dict[str, float]:
         """The metrics ``engine/*`` since the last row; {} for vLLM, which we do not watch."""
-        if not self._watches:
+        if not self._runs_our_servers:
             return {}
         metrics = {"engine/restarts": float(self._restarts - self._restarts_reported)}
         if self._polls:
@@ -174,7 +174,7 @@ class EngineRestarts(PPOTrainer):
 
     def compare_weights(self) -> None:
         """Raise RunError unless all engines have the weights that the actor sent."""
-        if not self._watches:
+        if not self._runs_our_servers:
             return
         layer, actor = self.actor_rollout_wg.sent_weights()[0]
         for number, call in enumerate([server.weight_sums.remote(layer) for server in self.servers()]):
@@ -205,7 +205,7 @@ class EngineRestarts(PPOTrainer):
 
         Raises RunError if that takes more than train.max_engine_restarts restarts.
         """
-        if not self._watches:
+        if not self._runs_our_servers:
             return
         manager, syncs = self._managers()
         for replica, address in zip(manager.rollout_replicas, manager.server_addresses, strict=True):
@@ -270,7 +270,7 @@ class EngineRestarts(PPOTrainer):
             ray.get(manager.global_load_balancer.add_servers.remote(added))
 
 
-class DetachedEngineRestarts(EngineRestarts):
+class SeparateEngineManager(EngineManager):
     """For mode "async", whose engines run on separate GPUs and never sleep.
 
     A restart in the middle of a step sends the actor's current weights, which may be a few updates

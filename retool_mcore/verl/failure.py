@@ -50,7 +50,7 @@ class ProcessWatch:
             return None
         for find in (self._dead_servers, self._dead_nodes, self._dead_actors):  # the last two hang without servers
             for name, pid in find():
-                return death_for_user(name, pid, self._config)
+                return dead_process_error(name, pid, self._config)
         return None
 
     def _dead_servers(self) -> list[tuple[str, int]]:
@@ -126,12 +126,12 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
         cause = f"{first} {more[0]}" if first.endswith(":") and more else first  # Hydra's message is in line 2
         what = f"{name} (process {match['pid']}) failed with {cause}"
     else:
-        return death_for_user(name, int(match["pid"]), config, why)
+        return dead_process_error(name, int(match["pid"]), config, why)
     what = f"{what}, and {why}" if why else what
     return RunError(f"{what}. The log is {_log(config)}. {_how_to_resume(config)}")
 
 
-def death_for_user(what: str, pid: int, config: RlConfig, why: str = "") -> RunError:
+def dead_process_error(what: str, pid: int, config: RlConfig, why: str = "") -> RunError:
     """The error for a process that died, with its last lines; ``pid`` is 0 if unknown."""
     process = f"{what} (process {pid})" if pid else what
     reason = f", and {why}" if why else ""

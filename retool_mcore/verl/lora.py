@@ -12,7 +12,7 @@ from typing import Any
 
 from retool_mcore.config.lora import FP8
 from retool_mcore.model.adapter import peft_config, read_adapter, write_adapter
-from retool_mcore.platforms.lora import AdaptedBridge, Adapters, gather, load, switched_off
+from retool_mcore.platforms.lora import AdaptedBridge, LoraSettings, gather, load, switched_off
 
 
 def attach(engine: Any) -> None:
@@ -30,7 +30,7 @@ class EngineAdapters:
     def __init__(self, engine: Any) -> None:
         model = engine.model_config
         self._engine, self._base = engine, model.path
-        self._adapters = Adapters(
+        self._settings = LoraSettings(
             rank=model.lora_rank,
             alpha=model.lora_alpha,
             dropout=model.lora.get("dropout", 0.0),
@@ -43,7 +43,7 @@ class EngineAdapters:
         engine.disable_adapter = self.switched_off
 
     def _build(self) -> Any:
-        AdaptedBridge(self._engine.bridge, self._adapters)
+        AdaptedBridge(self._engine.bridge, self._settings)
         return self._build_module()
 
     def _start(self) -> None:
@@ -65,10 +65,12 @@ class EngineAdapters:
         pairs = gather(self._engine.module)
         if dist.get_rank() != 0:
             return None
-        a = self._adapters
-        config = peft_config(self._base, rank=a.rank, alpha=a.alpha, dropout=a.dropout, matrices=a.matrices)
+        settings = self._settings
+        config = peft_config(
+            self._base, rank=settings.rank, alpha=settings.alpha, dropout=settings.dropout, matrices=settings.matrices
+        )
         weights = {name: (A.cpu(), B.cpu()) for name, (A, B) in pairs.items()}
-        return partial(write_adapter, path, weights, config, base_in_fp8=a.base_in_fp8)
+        return partial(write_adapter, path, weights, config, base_in_fp8=settings.base_in_fp8)
 
     def save(self, models: Any, weights_path: str) -> None:
         if job := self.staged(weights_path):

@@ -17,10 +17,16 @@ from retool_mcore.rollout.metrics import Behavior, distributions, group_shares, 
 from retool_mcore.rollout.records import RecordWriter, group_rank
 from retool_mcore.verl.assign import uid_of
 
-SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
+SAMPLED_COLUMNS = (
+    "prompts",
+    "responses",
+    "response_mask",
+    "rollout_log_probs",
+    "rm_scores",
+)  # columns of every trajectory
 INTERVAL_Z = 1.96
-COMPARED = ["response_mask", "old_log_probs", "rollout_log_probs"]
-LEARNT = ("old_log_probs", "advantages")  # columns that a training step adds
+COMPARED_COLUMNS = ["response_mask", "old_log_probs", "rollout_log_probs"]
+STEP_COLUMNS = ("old_log_probs", "advantages")  # columns that a training step adds
 
 
 def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
@@ -69,9 +75,9 @@ def batch_metrics(
 def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The 95 % confidence interval accuracy/low to accuracy/high; {} for fewer than two problems.
 
-    The interval covers the choice of problems. It is computed from the variance of the per-problem
-    means, because answers to one problem are not independent. If all means are 0 or all are 1, the
-    variance is 0, and Wilson's interval is returned.
+    The interval reflects the sampling of problems. It is computed from the variance of the
+    per-problem means, because answers to one problem are not independent. If all means are 0 or all
+    are 1, the variance is 0, and Wilson's interval is returned.
     """
     right: dict[str, list[float]] = {}
     for key, extra in zip(keys, extras, strict=True):
@@ -107,7 +113,7 @@ def write_groups(
     chosen_keys = sorted(key for key in extra_of if uid_of(key) in chosen)
     if not chosen_keys:
         return []
-    names = [*SAMPLED, *LEARNT] if partition_id == "train" else [*SAMPLED]
+    names = [*SAMPLED_COLUMNS, *STEP_COLUMNS] if partition_id == "train" else [*SAMPLED_COLUMNS]
     data: Any = tq.kv_batch_get(keys=chosen_keys, partition_id=partition_id, select_fields=names)
     columns = {name: list(data[name].unbind()) for name in names if name in data.keys()}  # noqa: SIM118
     written: list[dict[str, Any]] = []
@@ -158,7 +164,7 @@ def _listed(values_T: torch.Tensor) -> list[Any]:
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """``mismatch/*``: columns "old_log_probs" (actor) against "rollout_log_probs" (engine)."""
-    data: Any = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=COMPARED)
+    data: Any = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=COMPARED_COLUMNS)
     return mismatch(*_in_loss(data))
 
 
@@ -171,7 +177,7 @@ def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, floa
     sampled tokens. ``correction``: verl's algorithm.rollout_correction.
     """
     data: Any = tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", *COMPARED]
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", *COMPARED_COLUMNS]
     )
     actor_N, engine_N = _in_loss(data)
     if not len(actor_N):
@@ -189,7 +195,7 @@ def mismatch_after_update(batch: KVBatchMeta, correction: Any) -> dict[str, floa
 
 def _in_loss(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs [N] of the actor and of the engine, for the N tokens in the loss."""
-    mask_N, actor_N, engine_N = (data[name].values() for name in COMPARED)
+    mask_N, actor_N, engine_N = (data[name].values() for name in COMPARED_COLUMNS)
     return actor_N[mask_N.bool()], engine_N[mask_N.bool()]
 
 

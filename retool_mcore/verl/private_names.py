@@ -29,7 +29,7 @@ SEAMS = (
         _TRAINER + "_update_actor",
         ("batch", "metrics"),
         "verl/step.py calls the parts of verl's step one after the other",
-        "verl's trainer has public parts of a step",
+        "verl makes the parts of a step public",
         _TRAINER + "_update_critic",
         *(f"{_TRAINER}_compute_{part}" for part in _PARTS),
     ),
@@ -74,7 +74,7 @@ SEAMS = (
         _REPLAY + "_select_prompt_uids",
         ("partition_id", "sampleable_keys", "batch_size"),
         "the seed, not the order of arrival, selects among prompts of the same step",
-        "verl selects prompts by a seed",
+        "verl selects prompts from a seed",
     ),
     _verl(
         _REPLAY + "_wait_for_next_poll",

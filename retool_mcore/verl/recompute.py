@@ -26,8 +26,10 @@ def recompute_by_length(worker: Any) -> None:
     """Enable ``memory.recompute = "auto"`` for the model that verl's ``worker`` trains."""
     MICRO_BATCH_PATCH.apply()
     config = worker.engine_config
-    rest, input_share = token_memory(shape_of_worker(worker), fused_cross_entropy=config.use_fused_kernels)
-    recompute_long_micro_batches(worker.engine.module, config.max_token_len_per_gpu, rest=rest, input_share=input_share)
+    other_memory, input_share = token_memory(shape_of_worker(worker), fused_cross_entropy=config.use_fused_kernels)
+    recompute_long_micro_batches(
+        worker.engine.module, config.max_token_len_per_gpu, other_memory=other_memory, input_share=input_share
+    )
 
 
 def shape_of_worker(worker: Any) -> ModelShape:
@@ -35,7 +37,9 @@ def shape_of_worker(worker: Any) -> ModelShape:
     return shape_of_config(worker.model_config.hf_config.get_text_config().to_dict())
 
 
-def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
+def recompute_long_micro_batches(
+    chunks: Sequence[Any], budget_tokens: int, *, other_memory: float, input_share: float
+) -> None:
     """Make Megatron's model ``chunks`` choose their recomputed layers before each forward pass.
 
     The choice depends on the number of tokens in the micro-batch.
@@ -44,7 +48,7 @@ def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, r
         chunk = wrapped
         while not hasattr(chunk, "decoder"):  # unwraps DistributedDataParallel and Float16Module
             chunk = chunk.module
-        choose = partial(_choose, budget_tokens=budget_tokens, rest=rest, input_share=input_share)
+        choose = partial(_choose, budget_tokens=budget_tokens, other_memory=other_memory, input_share=input_share)
         chunk.decoder.register_forward_pre_hook(choose, with_kwargs=True)
 
 
@@ -52,7 +56,8 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
     """Set the token budget by which verl splits a batch into micro-batches.
 
     The budget fits the batch's longest sequence. The minimum number of micro-batches, which verl
-    reads only with ``MICRO_BATCH_PATCH``, is the number that the usual budget would give.
+    reads only with ``MICRO_BATCH_PATCH``, is what the usual budget would give, at most one per
+    sequence.
 
     Args:
         data: this rank's TensorDict, changed in place.
@@ -89,7 +94,13 @@ def set_budget_of_each_batch(engine: Any) -> None:
 
 
 def _choose(
-    block: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, budget_tokens: int, rest: float, input_share: float
+    block: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    budget_tokens: int,
+    other_memory: float,
+    input_share: float,
 ) -> None:
     if not block.training:
         return
@@ -98,7 +109,7 @@ def _choose(
     split = config.tensor_model_parallel_size if config.sequence_parallel else 1
     layers = len(block.layers)
     recomputed = layers_to_recompute(
-        hidden_T1H.shape[0] * split, budget_tokens, layers, rest=rest, input_share=input_share
+        hidden_T1H.shape[0] * split, budget_tokens, layers, other_memory=other_memory, input_share=input_share
     )
     config.recompute_granularity = "full" if recomputed else None
     config.recompute_method = "block" if recomputed else None

@@ -46,8 +46,8 @@ class ReplayMixin:
     """Mixin for one of verl's replay buffers; list it before verl's class.
 
     ``sampler_kwargs`` has the path of the run's settings. With algorithm.filter_groups (DAPO's
-    dynamic sampling) verl replaces a group whose answers are all right or all wrong by another
-    prompt. The setting limits the replacements per step, in batches of prompts.
+    dynamic sampling) verl swaps a group whose answers are all right or all wrong for a new prompt.
+    The setting limits the new prompts per step, in batches of prompts.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class ReplayMixin:
         # For the current batch:
         self.refilled = 0  # replacement prompts
         self.failed = 0  # missing trajectories of groups that verl replaced because one failed
-        self.expected = 0  # number of trajectories without outages
+        self.expected = 0  # number of trajectories if nothing fails
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
         # Called with the answers of groups, for the curriculum, before the checkpoint is saved.

@@ -38,8 +38,8 @@ from retool_mcore.verl.keys.rollout import settings_of_run, write_settings
 from retool_mcore.verl.keys.tree import ppo_tree, run_config_of
 from retool_mcore.verl.ray_cluster import ray_arguments
 
-# Polls the function for the error of a dead process, and ends the run with that error.
-Watch = Callable[[Callable[[], RunError | None]], AbstractContextManager[None]]
+# Polls its argument for the error of a dead process, and ends the run with that error.
+PollUntilError = Callable[[Callable[[], RunError | None]], AbstractContextManager[None]]
 
 
 class Driver:
@@ -91,7 +91,7 @@ def import_replica(name: str) -> type:
     Importing SGLang takes 7 s on a GPU machine, so this runs while the transfer queue starts.
     """
     replica = RolloutReplicaRegistry.get(name)  # also installs what importing verl's SGLang modules needs
-    if ENGINES[name].own_server:
+    if ENGINES[name].our_server:
         from retool_mcore.verl.sglang_server import MeasuredReplica
 
         return MeasuredReplica
@@ -109,7 +109,7 @@ def register_engine(config: RlConfig, name: str, replica: type) -> None:
     RolloutReplicaRegistry.register(name, load)
 
 
-def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: Watch) -> None:
+def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: PollUntilError) -> None:
     """Start or join Ray and run to ``train.steps``; ``watch`` ends the run if a process dies.
 
     Writes our settings and verl's into the run's folder. Re-raises a worker's ReToolError. Raises
@@ -133,7 +133,7 @@ def _record_prompt_format(config: RlConfig) -> None:
     record_format(config.run.dir, config.data_files[0][1], end_of_turn(tokenizer), config.rollout.protocol)
 
 
-def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
+def _run(config: RlConfig, tree: DictConfig, watch: PollUntilError) -> None:
     begin(config.run.dir, "ray")
     driver = Driver()
     try:
@@ -150,7 +150,7 @@ def _run(config: RlConfig, tree: DictConfig, watch: Watch) -> None:
             raise error_for_user(error, config) from error
         if isinstance(error, Exception) and config.cluster.nodes == 1 and not driver.has_ray:
             log = config.run.dir / "logs" / "rl.log"
-            raise RunError(f"Ray did not start: {error} See {log}. The same command tries again.") from error
+            raise RunError(f"Ray did not start: {str(error).rstrip('.')}. See {log}. Run the command again.") from error
         raise
     finally:
         ray.shutdown()

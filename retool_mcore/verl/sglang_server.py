@@ -3,8 +3,8 @@
 On one node, the servers' processes start and import SGLang while the training workers build the
 model (15 s on an H200 node). verl would start them afterwards.
 
-Import this module through ``runner.import_replica``: verl's SGLang modules need what verl installs
-there first.
+The driver imports this module through ``runner.import_replica``, where verl first installs stubs of
+vLLM, which its SGLang modules import.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
 
 from retool_mcore.platforms.network import engine_key
-from retool_mcore.platforms.patches_verl import KEY_PATCH
+from retool_mcore.platforms.patches_verl import API_KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.weight_sums import ACTION, Sums
 
@@ -88,7 +88,7 @@ class MeasuredServer(SGLangHttpServer):
         return output
 
     async def until_it_dies(self) -> None:
-        """Never return. Ray fails this call when the process ends; ``engines.Watch`` uses that."""
+        """Never return. Ray fails this call when the process ends; ``ServerWatch`` uses that."""
         await asyncio.Event().wait()
 
     def _record_meta_info(
@@ -194,7 +194,7 @@ class MeasuredReplica(SGLangReplica):
 
     async def launch_servers(self) -> None:
         await super().launch_servers()
-        await asyncio.gather(*(worker.__ray_call__.remote(_send_key) for worker in self.workers))
+        await asyncio.gather(*(worker.__ray_call__.remote(_use_api_key) for worker in self.workers))
 
     async def relaunch(self) -> None:
         """Restart the servers on the same devices, under the same names, with new ports.
@@ -222,9 +222,9 @@ async def _wait_until_dead(server: Any) -> None:
             return
 
 
-def _send_key(_: Any) -> None:
+def _use_api_key(_: Any) -> None:
     """Make this process, which sends weights to the servers, use their API key."""
-    KEY_PATCH.apply()
+    API_KEY_PATCH.apply()
 
 
 def _forget_engine(worker: CheckpointEngineWorker) -> None:

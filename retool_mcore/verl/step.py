@@ -48,7 +48,7 @@ from retool_mcore.verl.assign import (
     rows_of_update,
     sort_rows,
 )
-from retool_mcore.verl.engines import DetachedEngineRestarts
+from retool_mcore.verl.engines import SeparateEngineManager
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.measure import mismatch_after_update, mismatch_metrics
 from retool_mcore.verl.replay import no_learnable_response, require_learnable
@@ -57,9 +57,17 @@ from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, LOSS_TOKENS, REAL_RO
 
 # The columns that workers read. Without a list, a worker fetches every column, including texts and
 # records, and tensordict copies those object by object for each micro-batch.
-FORWARD = ("input_ids", "loss_mask", "response_mask", "routed_experts")
-CRITIC = (*FORWARD, "prompts", "responses", "values", "returns")
-ACTOR = (*FORWARD, "prompts", "responses", "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
+FORWARD_COLUMNS = ("input_ids", "loss_mask", "response_mask", "routed_experts")
+CRITIC_COLUMNS = (*FORWARD_COLUMNS, "prompts", "responses", "values", "returns")
+ACTOR_COLUMNS = (
+    *FORWARD_COLUMNS,
+    "prompts",
+    "responses",
+    "old_log_probs",
+    "advantages",
+    "ref_log_prob",
+    "rollout_is_weights",
+)
 
 PER_TOKEN_ESTIMATORS = ("ppo", "reinforce_plus_plus")  # estimators that use per-token rewards
 # Summed over the batches of a step. verl's aggregator would average these metrics.
@@ -98,7 +106,7 @@ class RlStep(RlRun):
             with self.interruptible():  # while it waits, the buffer calls while_sampling
                 rows, counts = self.replay_buffer.sample(self.global_steps, "train", prompts)
             metrics |= counts
-            self.keep_engine_load()
+            self.collect_engine_load()
             self.detach_dead_engines()
             with self.timed("engine_sleep"):
                 self.on_sample_end()  # colocated engines free their GPU memory for training
@@ -121,15 +129,15 @@ class RlStep(RlRun):
         # Compute the actor's and the reference model's log-probs of the sampled tokens, before the
         # update, and the critic's values.
         with self.timed("old_log_prob"):
-            rows = self.old_log_probs(with_columns(rows, FORWARD), metrics)
+            rows = self.old_log_probs(with_columns(rows, FORWARD_COLUMNS), metrics)
             if run.old_log_prob == "actor":
                 metrics |= mismatch_metrics(rows)
         if self.use_reference_policy:
             with self.timed("ref"):
-                rows = self._compute_ref_log_prob(with_columns(rows, FORWARD), metrics)
+                rows = self._compute_ref_log_prob(with_columns(rows, FORWARD_COLUMNS), metrics)
         if self.use_critic:
             with self.timed("values"):
-                rows = self._compute_values(with_columns(rows, FORWARD), metrics)
+                rows = self._compute_values(with_columns(rows, FORWARD_COLUMNS), metrics)
 
         # Apply KL penalty, importance weights and rejection; then compute advantages.
         with self.timed("adv"):
@@ -190,7 +198,7 @@ class RlStep(RlRun):
         return self._compute_old_log_prob(rows, metrics)
 
     def update_critic(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        rows = with_columns(rows, CRITIC)
+        rows = with_columns(rows, CRITIC_COLUMNS)
         rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows)}
         return self._update_critic(rows, metrics)
 
@@ -201,12 +209,12 @@ class RlStep(RlRun):
         passes of these steps. This method stores them for the trajectory file and the mismatch
         metrics.
         """
-        rows, uses_engine_log_probs = with_columns(rows, ACTOR), self._run.algorithm.old_log_prob == "rollout"
+        rows, uses_engine_log_probs = with_columns(rows, ACTOR_COLUMNS), self._run.algorithm.old_log_prob == "rollout"
         rows.extra_info = {REAL_ROWS: self.real_rows_of_updates(rows), KEEP_LOG_PROBS: uses_engine_log_probs}
         rows = self._update_actor(rows, metrics)
         if uses_engine_log_probs:
             self.actor_rollout_wg.log_probs_of_update(with_columns(rows, ("response_mask",)))
-            if self.local_trigger_step == 0:  # before later batches the actor's weights have changed
+            if self.local_trigger_step == 0:  # by later batches, the actor's weights have changed
                 first = self.rows_of_update(rows, 0)
                 metrics |= mismatch_after_update(first, self.config.algorithm.rollout_correction)
         return rows
@@ -264,7 +272,7 @@ class ReToolPartialRolloutTrainer(RlStep, PPOTrainerColocateAsync):
 
 
 @register_trainer(TRAINER_MODES["async"])
-class ReToolAsyncTrainer(DetachedEngineRestarts, RlStep, PPOTrainerSeparateAsync):
+class ReToolAsyncTrainer(SeparateEngineManager, RlStep, PPOTrainerSeparateAsync):
     """Engines on separate GPUs sample with the last step's weights while the actor trains."""
 
     verl_mode = "separate_async"

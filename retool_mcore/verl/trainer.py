@@ -34,7 +34,7 @@ from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, toke
 from retool_mcore.run.signals import EndedBySignal, StopSignals
 from retool_mcore.verl.agent_loop import create_router, create_workers
 from retool_mcore.verl.checkpoint import WorkersSave, unwrap_worker_errors
-from retool_mcore.verl.engines import EngineRestarts
+from retool_mcore.verl.engines import EngineManager
 from retool_mcore.verl.keys.rollout import settings_of_run
 from retool_mcore.verl.keys.tree import run_config_of
 from retool_mcore.verl.replay import clear_orphans, sequence_lengths
@@ -52,7 +52,7 @@ class StoppedBeforeUpdate(Exception):
     """The run got a stop request, and the step stops before its first update."""
 
 
-class RlRun(EngineRestarts):
+class RlRun(EngineManager):
     """Mixin for verl's trainer ``verl_mode``; list it before verl's class."""
 
     verl_mode: str
@@ -147,7 +147,7 @@ class RlRun(EngineRestarts):
     _uid_count = 0  # number of uids in that step
 
     def _fetch_one_gen_batch(self) -> Any:
-        """Fetch prompts as verl does, with uids of step and position that a resumed run repeats."""
+        """Fetch prompts as verl does, with uids from step and position, which resumes repeat."""
         batch = super()._fetch_one_gen_batch()
         if self._uid_step != self.global_steps:
             self._uid_step, self._uid_count = self.global_steps, 0
@@ -306,7 +306,7 @@ class RlRun(EngineRestarts):
         return every > 0 and self.global_steps % every == 0
 
     def on_validate_begin(self) -> None:
-        self.keep_engine_load()
+        self.collect_engine_load()
         if self._writer is None:
             start.begin(self._run.run.dir, "validation")
             self.replay_buffer.writer.drop_rows_after(self.global_steps - 1)
@@ -394,8 +394,8 @@ def positions_of_step(step: int) -> list[int]:
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
     """The ``timing_s/*`` metrics of a step, in seconds, named as in run/metric_table.py.
 
-    ``timing_raw``: verl's timers. ``tool_wait_s``: time that the trajectory with the longest tool
-    calls spent in the interpreter.
+    ``timing_raw``: verl's timers. ``tool_wait_s``: time that the slowest trajectory waited for
+    tools.
     """
     times = {f"timing_s/{name}": float(seconds) for name, seconds in timing_raw.items()}
     phases_s = sum(times.get(f"timing_s/{name}", 0.0) for name in PHASES)

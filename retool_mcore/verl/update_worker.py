@@ -157,7 +157,7 @@ def expert_load_metrics(counts_LE: torch.Tensor) -> dict[str, float]:
 def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
     """Allocate as much memory as Megatron's optimizer will allocate on this rank at its first step.
 
-    SGLang starts before that step and chooses its size by the free memory. Without the
+    SGLang starts before that step and chooses its size from the free memory. Without the
     reservation, Adam's states (43 GiB for 7 B parameters on one H200) would take memory that the
     engine needs when it wakes up. Free the tensor before that step, so that torch's allocator
     reuses its memory for the states.
@@ -178,7 +178,7 @@ def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
 
 
 def bytes_of_states(config: Any) -> int:
-    """Bytes per parameter of the states that the first step allocates, by Megatron's config.
+    """Bytes per parameter of the states that the first step allocates, per Megatron's config.
 
     Includes master weights only if the optimizer allocates them in that step. Without the
     precision-aware optimizer, or with use_precision_aware_optimizer_no_fp8_or_ds_fp8 off, Megatron

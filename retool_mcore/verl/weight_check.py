@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from retool_mcore.platforms.weight_sums import Sums, bits_of, sums_of
+from retool_mcore.platforms.weight_sums import Sums, checksum, sums_of
 
 _LAYER = re.compile(r".*\blayers\.\d+\.")
 
@@ -25,18 +25,18 @@ class SentWeights:
         self._layers: list[str] = []  # known after the first sync
         self._syncs = 0
         self._sent: list[tuple[str, str, int, torch.Tensor]] = []
-        engine.get_per_tensor_param = self._exported
+        engine.get_per_tensor_param = self._export_and_record
 
-    def _exported(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
+    def _export_and_record(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
         weights, adapters = self._export(*args, **kwargs)
-        return self._passing(weights) if dist.get_rank() == 0 else weights, adapters
+        return self._record(weights) if dist.get_rank() == 0 else weights, adapters
 
-    def _passing(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _record(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         self._sent = []
         prefix = self._layers[self._syncs % len(self._layers)] if self._layers else ""
         for name, weight in weights:
             if name.startswith(prefix):
-                self._sent.append((name, str(weight.dtype), weight.numel(), bits_of(weight)))
+                self._sent.append((name, str(weight.dtype), weight.numel(), checksum(weight)))
             yield name, weight
         self._layers = self._layers or list(dict.fromkeys(layer_of(name) for name, *_ in self._sent))
         self._syncs += 1
@@ -57,8 +57,8 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     """The layers in which an engine's weights differ from the actor's.
 
     ``engine``: the sums of each rank. A weight that is replicated on every rank counts once.
-    Compares the weights of a layer's dtype only if both sides have equally many: otherwise the
-    engine stores them in another form.
+    Compares a layer's weights of one dtype only if both sides have the same number of elements;
+    otherwise the engine stores them differently.
     """
     theirs: list[Sums] = [
         {name: values for name, values in sums.items() if not (rank and _is_replica(name, values, actor))}

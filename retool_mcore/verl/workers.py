@@ -57,7 +57,7 @@ class _Saving:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_ended(self) -> bool:
-        """Whether all ranks have written the files of the pending save."""
+        """Whether every rank's writer of the pending save has ended."""
         return self._pending is None or self._pending.ended()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

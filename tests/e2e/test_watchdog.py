@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import EXIT_RETRYABLE
-from retool_mcore.train.watchdog import remove_shared_memory, signs
+from retool_mcore.train.watchdog import modification_times, remove_shared_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,12 +48,12 @@ def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(t
 def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     path = tmp_path / sign
     path.parent.mkdir(exist_ok=True)
-    assert signs(tmp_path / "nothing") == {}
+    assert modification_times(tmp_path / "nothing") == {}
     path.write_text("")
     os.utime(path.parent, (1000, 1000))
-    before = signs(tmp_path)
+    before = modification_times(tmp_path)
     os.utime(path, (500, 500))
-    after = signs(tmp_path)
+    after = modification_times(tmp_path)
     assert before != after and after[path] == 500 * 10**9, "also an earlier time: a clock was set back"
 
 

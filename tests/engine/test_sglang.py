@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.weight_sums import ACTION, bits_of, sums_of
+from retool_mcore.platforms.weight_sums import ACTION, checksum, sums_of
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.verl.weight_check import different_layers, layer_of
 from tests.parity.megatron_ranks import launch, make_model
@@ -55,7 +55,7 @@ def check_against_transformers(answers: list[dict], folder: Path) -> None:
 def test_its_weights_have_the_sums_of_the_models_files(server, model_dir):
     """Fused matrices included. No layer is skipped, except the vocabulary, which SGLang pads."""
     weights = load_file(model_dir / "model.safetensors")
-    files = sums_of((name, str(each.dtype), each.numel(), bits_of(each)) for name, each in weights.items())
+    files = sums_of((name, str(each.dtype), each.numel(), checksum(each)) for name, each in weights.items())
 
     def held(prefix: str) -> list[dict]:
         with httpx.Client(**access(server)) as client:

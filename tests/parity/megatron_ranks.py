@@ -19,7 +19,7 @@ from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.network import engine_key
-from retool_mcore.platforms.patches_verl import KEY_PATCH
+from retool_mcore.platforms.patches_verl import API_KEY_PATCH
 from retool_mcore.process import die_with_parent
 from retool_mcore.verl.checkpoint import load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches
@@ -177,7 +177,7 @@ class Engine:
         self.worker.reset()
         self.engine = self.worker.engine
         if above := job.get("recompute_above"):
-            recompute_long_micro_batches(self.engine.module, above, rest=1.0, input_share=0.1)
+            recompute_long_micro_batches(self.engine.module, above, other_memory=1.0, input_share=0.1)
         config = self.engine.tf_config
         self.expert_load = ExpertLoad(self.engine.module, config) if config.num_moe_experts else None
         self.has_output = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
@@ -253,7 +253,7 @@ class Engine:
         from verl.workers.rollout.base import get_rollout_class
         from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
 
-        KEY_PATCH.apply()
+        API_KEY_PATCH.apply()
         ranks = dist.get_world_size()
         os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)  # Ray's workers have it
         config = RolloutConfig(name="sglang", tensor_model_parallel_size=ranks, free_cache_engine=False)

@@ -17,7 +17,7 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import heartbeat
-from retool_mcore.train.watchdog import signs
+from retool_mcore.train.watchdog import modification_times
 from tests.scenario import print_as_one_rank
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
@@ -108,13 +108,13 @@ def found(folder: Path) -> dict[str, Any]:
     heartbeat.EVERY_S = 0.0
     heartbeat.start(folder)
     out: dict[str, Any] = {"validation": engine.validation_loss(VALIDATION)}
-    out["signs"] = [bool(signs(folder))]
+    out["modification_times"] = [bool(modification_times(folder))]
     (folder / "alive").unlink()
     out["plain_validation"] = [nats(plain, sequences) for sequences in VALIDATION]
     out["plain_batch"] = nats(plain, BATCH)
     forwards = watched(inner)
     out["steps"] = [engine.train_batch(BATCH)]
-    out["signs"].append(bool(signs(folder)))
+    out["modification_times"].append(bool(modification_times(folder)))
     out["forwards"] = list(forwards)
     out["moments_norm"] = moments_norm(inner)
     out["weight_decay"] = sorted({group["weight_decay"] for group in inner.optimizer.param_groups})

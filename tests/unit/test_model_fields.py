@@ -15,7 +15,7 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.families import FAMILIES, check_fields, check_window
 from retool_mcore.model.rope import check_engine_rope, rope_of_config
-from retool_mcore.model.tensors import trained_tensors, untrained_copies
+from retool_mcore.model.tensors import missing_tensors, trained_tensors
 from retool_mcore.platforms import get_platform
 
 SFT, RL = "configs/sft_tiny_cpu.toml", "configs/rl_tiny_cpu.toml"
@@ -94,7 +94,7 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
     for name in FAMILIES[kind].needs:
         values = values_of(kind)
         del values[name.split(" or ", maxsplit=1)[0]]
-        with pytest.raises(ConfigError, match=rf"lacks {name}, whose default for {kind}"):
+        with pytest.raises(ConfigError, match=rf"lacks {name}\. Only transformers knows the default for {kind}"):
             check_fields(values, "model")
 
 
@@ -168,7 +168,7 @@ def test_a_tied_models_second_copy_is_taken_if_it_is_one(tmp_path: Path):
     check(write(tmp_path, tied, **tensors))
     trained = {name: tensor + 1 for name, tensor in load_file(tmp_path / "model.safetensors").items() if name not in
                {"lm_head.weight", old}}  # fmt: skip
-    copies = dict(untrained_copies(tmp_path, trained))
+    copies = dict(missing_tensors(tmp_path, trained))
     assert copies.keys() == {"lm_head.weight", old}, "an export has the source's names"
     assert torch.equal(copies["lm_head.weight"], rows + 1) and torch.equal(copies[old], torch.ones(3))
     tensors["lm_head.weight"][4500] = 0.5

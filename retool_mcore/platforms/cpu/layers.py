@@ -45,7 +45,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class _GatherFromContextParallel(torch.autograd.Function):
-    """[...] on each rank -> [C, ...] on all; the backward pass sums this rank's gradients."""
+    """[...] on each rank -> [C, ...] on all; backward sums the gradients over ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Patches that let Megatron-core, verl and SGLang run without a CUDA device.
 
 Three rules limit the scope of the patches. They replace a ``torch.cuda`` function only if the
-original can only raise on a machine without CUDA. They redirect a hard-coded ``device="cuda"`` or
+original raises or does nothing without CUDA. They redirect a hard-coded ``device="cuda"`` or
 ``pin_memory=True`` only in the file that has it, by giving that file a view of ``torch``. Each set
 of patches is applied only in the processes that need it. No gains are measured, because nothing
 runs without these patches.
@@ -187,7 +187,7 @@ PROCESS_PATCHES = (
 )  # fmt: skip
 
 # Patch of training processes, and of the engines' weight-sync workers.
-ROLLOUT_CLASS = Patch(
+ROLLOUT_PATCH = Patch(
     changes=(Change("verl.workers.rollout.base._ROLLOUT_REGISTRY", None, _cpu_rollout),),
     reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
     gain="Without it engines never receive the trained weights",
@@ -200,7 +200,7 @@ _CORE = "megatron.core."
 _DISPATCHER = f"{_CORE}transformer.moe.token_dispatcher."
 ENGINE_PATCHES = (
     *training_patches(),
-    ROLLOUT_CLASS,
+    ROLLOUT_PATCH,
     Patch(
         changes=(
             Change("torch.cuda.current_device", (), _always(lambda: CPU)),  # Megatron-core creates tensors on it

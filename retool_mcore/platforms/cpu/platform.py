@@ -102,10 +102,10 @@ class Cpu(Platform):
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES, PROCESS_PATCHES
         from retool_mcore.platforms.patches_torch import STORE_PATCH
-        from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
+        from retool_mcore.platforms.patches_verl import API_KEY_PATCH, MASTER_PORT_PATCH
 
         process_patches = (STORE_PATCH, *PROCESS_PATCHES)
-        run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), KEY_PATCH, MASTER_PORT_PATCH)
+        run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), API_KEY_PATCH, MASTER_PORT_PATCH)
         return sorted_by_library((*process_patches, *run_patches))
 
     def seams(self) -> Sequence[Seam]:

@@ -16,9 +16,9 @@ import zmq
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.cpu.patches import ROLLOUT_CLASS
+from retool_mcore.platforms.cpu.patches import ROLLOUT_PATCH
 
-ROLLOUT_CLASS.apply()  # the worker looks up its adapter class right after it imports this module
+ROLLOUT_PATCH.apply()  # the worker looks up its adapter class right after it imports this module
 
 TIMEOUT_S = 300.0  # per message, for sending and receiving; the first gather of an export can take long
 MESSAGES_AHEAD = 4  # queue length of sender and receiver, in tensors

@@ -80,7 +80,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
 
 
 def entropy_on_request(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap verl's choice of a fused forward, to record whether the caller requests entropies.
+    """Wrap verl's selector of fused forwards, to record whether the caller requests entropies.
 
     ``log_probs_by_transformer_engine`` reads the record. The log-prob pass before the update
     requests entropies for the metric; the update requests them only if actor.entropy_coeff is set.

@@ -107,9 +107,9 @@ class Cuda(Platform):
 
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.patches_torch import STORE_PATCH
-        from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
+        from retool_mcore.platforms.patches_verl import API_KEY_PATCH, MASTER_PORT_PATCH
 
-        keys = (KEY_PATCH,) if self.sglang_patches() else ()
+        keys = (API_KEY_PATCH,) if self.sglang_patches() else ()
         run_patches = (*self.training_patches(), *self.sglang_patches(), *self.weight_sync_patches())
         return sorted_by_library((STORE_PATCH, *run_patches, *keys, MASTER_PORT_PATCH))
 
@@ -170,7 +170,7 @@ class Cuda(Platform):
         if config.model.fp8 != "off" and config.parallel.ep > 1:
             warnings.append(
                 f'model.fp8 = "{config.model.fp8}" with experts (parallel.ep = {config.parallel.ep}): each expert\'s '
-                "small matrices are quantized one by one, so that Qwen3-30B-A3B's layers train slower than in "
+                "small matrices are quantized one by one, so Qwen3-30B-A3B's layers train slower than in "
                 'bfloat16 (perf/RESULTS.md). Set model.fp8 = "off".'
             )
         if isinstance(config, RlConfig) and config.rollout.precision == "fp8":

@@ -3,9 +3,8 @@
 from typing import Any
 
 from retool_mcore.config import Algorithm, RlConfig
-from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, from_setting
+from retool_mcore.verl.keys.key import ACTOR_PREFIX, OLD_LOG_PROB, Key, from_setting
 
-ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
 OPO = "retool_opo"  # verl/advantages.py registers it
 # Our names -> verl's names, where they differ.
@@ -87,22 +86,24 @@ ALGORITHM = (
         "critic.warmup_steps",
         lambda run: run.critic.warmup_steps + 1 if run.critic.warmup_steps else 0,
     ),
-    Key(ACTOR + "policy_loss.loss_mode", "algorithm.loss", _loss_mode),
-    Key(ACTOR + "clip_ratio", "algorithm.clip", lambda run: run.algorithm.clip[0]),
-    Key(ACTOR + "clip_ratio_low", "algorithm.clip", lambda run: run.algorithm.clip[0]),
-    Key(ACTOR + "clip_ratio_high", "algorithm.clip", lambda run: run.algorithm.clip[1]),
-    Key(ACTOR + "clip_ratio_c", "algorithm.clip", lambda run: run.algorithm.clip_c),
-    Key(ACTOR + "tau_pos", "algorithm.tau", lambda run: run.algorithm.tau[0]),
-    Key(ACTOR + "tau_neg", "algorithm.tau", lambda run: run.algorithm.tau[1]),
-    from_setting(ACTOR + "loss_agg_mode", "algorithm.loss_agg"),
-    Key(ACTOR + "loss_scale_factor", "algorithm.loss_agg", _loss_scale),
+    Key(ACTOR_PREFIX + "policy_loss.loss_mode", "algorithm.loss", _loss_mode),
+    Key(ACTOR_PREFIX + "clip_ratio", "algorithm.clip", lambda run: run.algorithm.clip[0]),
+    Key(ACTOR_PREFIX + "clip_ratio_low", "algorithm.clip", lambda run: run.algorithm.clip[0]),
+    Key(ACTOR_PREFIX + "clip_ratio_high", "algorithm.clip", lambda run: run.algorithm.clip[1]),
+    Key(ACTOR_PREFIX + "clip_ratio_c", "algorithm.clip", lambda run: run.algorithm.clip_c),
+    Key(ACTOR_PREFIX + "tau_pos", "algorithm.tau", lambda run: run.algorithm.tau[0]),
+    Key(ACTOR_PREFIX + "tau_neg", "algorithm.tau", lambda run: run.algorithm.tau[1]),
+    from_setting(ACTOR_PREFIX + "loss_agg_mode", "algorithm.loss_agg"),
+    Key(ACTOR_PREFIX + "loss_scale_factor", "algorithm.loss_agg", _loss_scale),
     Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _kl_is_in_reward),
     Key(
-        ACTOR + "use_kl_loss", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef > 0 and not _kl_is_in_reward(run)
+        ACTOR_PREFIX + "use_kl_loss",
+        "algorithm.kl_coef",
+        lambda run: run.algorithm.kl_coef > 0 and not _kl_is_in_reward(run),
     ),
-    from_setting(ACTOR + "kl_loss_coef", "algorithm.kl_coef"),
+    from_setting(ACTOR_PREFIX + "kl_loss_coef", "algorithm.kl_coef"),
     Key(
-        ACTOR + "kl_loss_type",
+        ACTOR_PREFIX + "kl_loss_type",
         "algorithm.kl_type",
         lambda run: KL_TYPES.get(run.algorithm.kl_type, run.algorithm.kl_type),
     ),
@@ -119,9 +120,9 @@ ALGORITHM = (
     ),
     Key(CORRECTION + "bypass_mode", OLD_LOG_PROB, True, when=_uses_engine_log_probs),
     Key(CORRECTION + "loss_type", OLD_LOG_PROB),
-    Key(ACTOR + "policy_loss.rollout_correction", None, _correction_in_the_loss, when=_corrects_in_the_loss),
-    Key(ACTOR + "use_rollout_log_probs", OLD_LOG_PROB),
+    Key(ACTOR_PREFIX + "policy_loss.rollout_correction", None, _correction_in_the_loss, when=_corrects_in_the_loss),
+    Key(ACTOR_PREFIX + "use_rollout_log_probs", OLD_LOG_PROB),
 )
 # Refused only with algorithm.old_log_prob = "rollout". With "actor" users may set other keys of
 # this table, which some of verl's losses read and for which we have no setting.
-ENGINE_LOG_PROB = (Key(ACTOR + "policy_loss", OLD_LOG_PROB),)
+ENGINE_LOG_PROB = (Key(ACTOR_PREFIX + "policy_loss", OLD_LOG_PROB),)

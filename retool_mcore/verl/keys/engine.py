@@ -10,7 +10,7 @@ from retool_mcore.verl.keys.key import NOT_SET, OUR_CODE, Key, from_setting, val
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 LORA_SECTION = "the section [lora]"
 # Our bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
-GROUPED = "this trainer's bridge, which needs the grouped expert layer,"
+GROUPED = "this trainer's bridge, which needs the grouped expert layer"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
 OPTION = f"{TRANSFORMER}."  # verl passes these keys to Megatron's TransformerConfig
 

@@ -6,6 +6,9 @@ from operator import attrgetter
 from typing import Any
 
 NOT_SET: Any = object()
+# Prefixes of keys in RL's tree:
+ACTOR_PREFIX, REFERENCE_PREFIX, CRITIC_PREFIX = "actor_rollout_ref.actor.", "actor_rollout_ref.ref.", "critic."
+ROLLOUT_PREFIX = "actor_rollout_ref.rollout."
 OLD_LOG_PROB = 'algorithm.old_log_prob = "actor" or "rollout"'
 OUR_CODE = "this trainer's code for that part of verl"
 

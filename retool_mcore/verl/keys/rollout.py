@@ -11,17 +11,16 @@ import yaml
 from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import OUR_CODE, Key, from_setting, values
+from retool_mcore.verl.keys.key import OUR_CODE, ROLLOUT_PREFIX, Key, from_setting, values
 
 RUN_CONFIG = "run_config"  # name of the argument in verl's tree that has the path of the run's settings
-VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
+OUR_FOLDER = Path(__file__).parents[1]  # the folder of the files that verl loads by path
 
-UNDER = "actor_rollout_ref.rollout."
 _SAMPLER = "trainer.v1.sampler."
 LENGTH = "rollout.max_response_tokens"
 NODES = "the section [cluster] and rollout.gpus"
 VALIDATION = "the section [validation]"
-FULL_DISTRIBUTION = "training, whose log-probs assume samples from all tokens,"
+FULL_DISTRIBUTION = "training, whose log-probs assume samples from all tokens"
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
     "sync": "retool_sync",
@@ -49,7 +48,7 @@ RL_ARGS_SET_BY_US = ARGS_SET_BY_US | {  # settings that `retool eval` lacks
 }
 
 
-def _validates_by(name: str) -> Any:
+def _validation(name: str) -> Any:
     return lambda run, _: getattr(run.validation, name)
 
 
@@ -82,18 +81,18 @@ ROLLOUT = (
     Key("multi_turn.enable", None, True),
     from_setting("multi_turn.max_assistant_turns", "rollout.max_turns"),
     Key("val_kwargs", VALIDATION),
-    Key("val_kwargs.n", VALIDATION, _validates_by("n")),
+    Key("val_kwargs.n", VALIDATION, _validation("n")),
     Key("val_kwargs.do_sample", VALIDATION, lambda run, _: run.validation.temperature > 0),
-    Key("val_kwargs.temperature", VALIDATION, _validates_by("temperature")),
-    Key("val_kwargs.top_p", VALIDATION, _validates_by("top_p")),
+    Key("val_kwargs.temperature", VALIDATION, _validation("temperature")),
+    Key("val_kwargs.top_p", VALIDATION, _validation("top_p")),
     Key("engine_kwargs.sglang", "rollout.engine_args"),  # `rollout_keys` sets the keys below it
 )
 
 
 def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    engine_kwargs = f"{UNDER}engine_kwargs.{platform.rollout.engine.name}."
+    engine_kwargs = f"{ROLLOUT_PREFIX}engine_kwargs.{platform.rollout.engine.name}."
     arguments = {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
-    return values(ROLLOUT, config, platform, under=UNDER) | arguments
+    return values(ROLLOUT, config, platform, under=ROLLOUT_PREFIX) | arguments
 
 
 def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
         graphs = engine.graphs(config.rollout.max_running_requests, config.rollout.engine_tp)
     arguments = {**platform.rollout_engine_kwargs(), **graphs, **seed, **config.rollout.engine_args}
     if isinstance(config, RlConfig) and config.rollout.kv_cache == "fp8":
-        assert engine.fp8_cache is not None, f"platform {platform.name} refuses a cache type that its engine lacks"
+        assert engine.fp8_cache is not None, f"platform {platform.name} accepted an FP8 cache that its engine lacks"
         name, value = engine.fp8_cache
         arguments[name] = value
     return arguments
@@ -178,7 +177,7 @@ def _backend(part: int) -> Any:
 
 SAMPLER = (
     Key(_SAMPLER + "custom_sampler", OUR_CODE),
-    Key(_SAMPLER + "custom_sampler.path", OUR_CODE, str(VERL / "replay.py")),
+    Key(_SAMPLER + "custom_sampler.path", OUR_CODE, str(OUR_FOLDER / "replay.py")),
     Key(
         _SAMPLER + "custom_sampler.name",
         OUR_CODE,
@@ -196,10 +195,10 @@ SAMPLER = (
 # With train.mode = "async" trainer and engines run on separate devices.
 ASYNC = (
     Key("actor_rollout_ref.hybrid_engine", "train.mode", False),  # no additional engines on the trainer's devices
-    Key(UNDER + "nnodes", NODES, lambda run, _: _engine_nodes(run)[0]),
-    Key(UNDER + "n_gpus_per_node", NODES, lambda run, _: _engine_nodes(run)[1]),
-    Key(UNDER + "checkpoint_engine.backend", "run.platform", _backend(0)),
-    Key(UNDER + "checkpoint_engine.custom_backend_module", "run.platform", _backend(1)),
+    Key(ROLLOUT_PREFIX + "nnodes", NODES, lambda run, _: _engine_nodes(run)[0]),
+    Key(ROLLOUT_PREFIX + "n_gpus_per_node", NODES, lambda run, _: _engine_nodes(run)[1]),
+    Key(ROLLOUT_PREFIX + "checkpoint_engine.backend", "run.platform", _backend(0)),
+    Key(ROLLOUT_PREFIX + "checkpoint_engine.custom_backend_module", "run.platform", _backend(1)),
     Key("trainer.nnodes", NODES, _trainer_nodes),
     Key("trainer.n_gpus_per_node", NODES, _trainer_devices),
     from_setting("trainer.v1.separate_async.num_warmup_batches", "train.prefetch_batches"),

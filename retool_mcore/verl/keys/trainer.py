@@ -8,7 +8,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
 from retool_mcore.verl.keys.key import OUR_CODE, Key, from_setting
-from retool_mcore.verl.keys.rollout import NODES, RUN_CONFIG, TRAINER_MODES, VERL
+from retool_mcore.verl.keys.rollout import NODES, OUR_FOLDER, RUN_CONFIG, TRAINER_MODES
 
 RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: path of the run's settings
 SAVED = ["model", "optimizer", "extra"]
@@ -49,7 +49,7 @@ def _absolute(paths: Sequence[str]) -> list[str]:
 
 
 # All functions take the run and its platform. Keys under "actor_rollout_ref.actor.":
-ACTOR = (
+ACTOR_KEYS = (
     from_setting("ppo_mini_batch_size", "train.mini_batch_prompts"),
     Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
     from_setting("ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
@@ -59,7 +59,7 @@ ACTOR = (
     from_setting("megatron.router_replay.mode", "algorithm.router_replay", when=_routes),
 )
 # Set only for algorithm "ppo", which has a critic; refused for all algorithms.
-CRITIC = (
+CRITIC_KEYS = (
     from_setting("critic.model.path", "model.path"),
     Key("critic.model.custom_chat_template", "model.chat_template", chat_template),
     Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
@@ -78,7 +78,7 @@ CRITIC = (
 REWARD = (
     from_setting("reward.num_workers", "reward.workers"),
     Key("reward.custom_reward_function", "the section [reward]"),
-    Key("reward.custom_reward_function.path", "the section [reward]", str(VERL / "reward.py")),
+    Key("reward.custom_reward_function.path", "the section [reward]", str(OUR_FOLDER / "reward.py")),
     Key("reward.custom_reward_function.name", "the section [reward]", "compute_score"),
     Key("reward.custom_reward_function.reward_kwargs", "the section [reward]", _run_config_argument),
 )
@@ -90,7 +90,7 @@ DATA = (
     from_setting("data.max_response_length", "rollout.max_response_tokens"),
     *(Key(f"data.{name}", OUR_CODE) for name in ("train_max_samples", "val_max_samples", "filter_overlong_prompts")),
     Key("data.custom_cls", OUR_CODE),
-    Key("data.custom_cls.path", OUR_CODE, str(VERL / "dataset.py")),
+    Key("data.custom_cls.path", OUR_CODE, str(OUR_FOLDER / "dataset.py")),
     Key("data.custom_cls.name", OUR_CODE, "ReToolDataset"),
     Key("data.return_raw_chat", None, True),
     from_setting("data.seed", "run.seed"),

@@ -1,4 +1,4 @@
-"""Builds the configuration of verl 0.9.1 from a run's settings, by the tables of verl/keys.
+"""Builds the configuration of verl 0.9.1 from a run's settings and the tables of verl/keys.
 
 RL has the Hydra tree of verl's PPO trainer, SFT the dataclasses of verl's TrainingWorker. Each key
 path appears once, in one of the tables. [verl_overrides] may not set a key that our settings
@@ -22,24 +22,31 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys import trainer
 from retool_mcore.verl.keys.algorithm import ALGORITHM, ENGINE_LOG_PROB
 from retool_mcore.verl.keys.engine import MEGATRON, MODEL, OPTIMIZER, SFT_BATCHES, TRANSFORMER, megatron_keys
-from retool_mcore.verl.keys.key import Key, refused, values
-from retool_mcore.verl.keys.rollout import ASYNC, ROLLOUT, SAMPLER, UNDER, rollout_keys
+from retool_mcore.verl.keys.key import (
+    ACTOR_PREFIX,
+    CRITIC_PREFIX,
+    REFERENCE_PREFIX,
+    ROLLOUT_PREFIX,
+    Key,
+    refused,
+    values,
+)
+from retool_mcore.verl.keys.rollout import ASYNC, ROLLOUT, SAMPLER, rollout_keys
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from verl.workers.config import TrainingWorkerConfig
 
-ACTOR, REFERENCE, CRITIC = "actor_rollout_ref.actor.", "actor_rollout_ref.ref.", "critic."
 Tables = tuple[tuple[str, tuple[Key, ...]], ...]
 # Prefix in verl's tree -> table of keys.
 SFT_TABLES: Tables = (("engine.", SFT_BATCHES), ("engine.", MEGATRON), ("optim.", OPTIMIZER), ("model.", MODEL))
 RL_TABLES: Tables = (
-    *((f"{role}megatron.", MEGATRON) for role in (ACTOR, REFERENCE, CRITIC)),
-    *((f"{role}optim.", OPTIMIZER) for role in (ACTOR, CRITIC)),
+    *((f"{role}megatron.", MEGATRON) for role in (ACTOR_PREFIX, REFERENCE_PREFIX, CRITIC_PREFIX)),
+    *((f"{role}optim.", OPTIMIZER) for role in (ACTOR_PREFIX, CRITIC_PREFIX)),
     ("actor_rollout_ref.model.", MODEL),
-    (ACTOR, trainer.ACTOR),
-    (UNDER, ROLLOUT),
-    *(("", table) for table in (ALGORITHM, SAMPLER, ASYNC, trainer.CRITIC, trainer.REWARD, trainer.DATA)),
+    (ACTOR_PREFIX, trainer.ACTOR_KEYS),
+    (ROLLOUT_PREFIX, ROLLOUT),
+    *(("", table) for table in (ALGORITHM, SAMPLER, ASYNC, trainer.CRITIC_KEYS, trainer.REWARD, trainer.DATA)),
     *(("", table) for table in (trainer.TRAINER, trainer.RAY, trainer.RESUME)),
 )
 
@@ -65,10 +72,10 @@ def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str
     refused_keys = {key: setting for key in overrides if (setting := decided_by(key, decided))}
     if refused_keys:
         listed = "; ".join(
-            f"{key} = {overrides[key]!r} ({setting} controls it)" for key, setting in refused_keys.items()
+            f"{key} = {overrides[key]!r} (controlled by {setting})" for key, setting in refused_keys.items()
         )
         raise ConfigError(
-            f"{source}: [verl_overrides] refuses {listed}. Remove the raw key, and change that setting instead."
+            f"{source}: [verl_overrides] may not set {listed}. Remove the key; if a setting controls it, change that."
         )
 
 
@@ -154,11 +161,11 @@ def ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     return {
         **values(ALGORITHM, config),
         **values(MODEL, *run, under="actor_rollout_ref.model."),
-        **values(trainer.ACTOR, *run, under=ACTOR),
-        **_engine_keys(ACTOR, config, platform),
-        **_optimizer_keys(ACTOR, config, config.critic.warmup_steps),
+        **values(trainer.ACTOR_KEYS, *run, under=ACTOR_PREFIX),
+        **_engine_keys(ACTOR_PREFIX, config, platform),
+        **_optimizer_keys(ACTOR_PREFIX, config, config.critic.warmup_steps),
         **(_critic_keys(config, platform) if config.algorithm.name == "ppo" else {}),
-        **(_engine_keys(REFERENCE, config, platform) if config.algorithm.kl_coef else {}),
+        **(_engine_keys(REFERENCE_PREFIX, config, platform) if config.algorithm.kl_coef else {}),
         **rollout_keys(config, platform),
         **values((*SAMPLER, *trainer.REWARD, *trainer.DATA, *trainer.TRAINER, *trainer.RAY), *run),
         **(values(ASYNC, *run) if config.train.mode == "async" else {}),
@@ -166,8 +173,8 @@ def ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    engine = _engine_keys(CRITIC, config, platform) | _optimizer_keys(CRITIC, config)
-    return engine | values(trainer.CRITIC, config, platform)
+    engine = _engine_keys(CRITIC_PREFIX, config, platform) | _optimizer_keys(CRITIC_PREFIX, config)
+    return engine | values(trainer.CRITIC_KEYS, config, platform)
 
 
 def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -259,7 +266,7 @@ def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> No
         table = table.get(part) if isinstance(table, dict) else None
     if not path or not isinstance(table, dict):
         raise ConfigError(
-            f"{source}: [verl_overrides] {key} of an SFT run starts with one of {', '.join(sections)}, for example "
+            f"{source}: [verl_overrides] {key}: unknown table. Start with one of {', '.join(sections)}, for example "
             "engine.override_transformer_config.apply_rope_fusion."
         )
     table[name] = value

@@ -11,7 +11,7 @@ import typer
 from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.train.sft import locked_by_rank_0, rank_loss_reported
+from retool_mcore.train.sft import locked_by_rank_0, report_lost_rank
 
 FOLDER = Path(os.environ["FAKE"])
 
@@ -19,7 +19,7 @@ FOLDER = Path(os.environ["FAKE"])
 @guarded
 def main(config: str, settings: list[str]) -> None:
     del config, settings  # $FAKE has all that this rank does
-    with rank_loss_reported():
+    with report_lost_rank():
         store, rank, world = next(rendezvous("env://"))
         with locked_by_rank_0(store, rank, FOLDER / "runs" / "one"):
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -153,7 +153,7 @@ class Probes:
         from retool_mcore.platforms.call_end import TABLE, CallEnd
 
         call_end = CallEnd.of({"</": 1, "code": 2, ">": 3, "x": 4}, "</code>")
-        params = SamplingParams(stop_token_ids=[3], custom_params={TABLE: call_end.text})
+        params = SamplingParams(stop_token_ids=[3], custom_params={TABLE: call_end.as_json})
         request = Req("0", "", [9], params)
         request.output_ids.extend([4, 3, 4, 1, 2, 3, 4])  # as a speculative step accepts them
         found = f"{request._check_token_based_finish(request.output_ids[:])}, {request.finished_len} tokens"

@@ -104,10 +104,13 @@ def test_auto_costs_what_long_responses_recompute():
     """
     lengths, memory = Lengths.evenly(9216, 18432), Memory(recompute="auto", fused_cross_entropy=True)
     assert lengths.recomputed(SEVEN, Parallel(), memory, 18432) == 0.0
-    rest, input_share = token_memory(SEVEN, fused_cross_entropy=True)
+    other_memory, input_share = token_memory(SEVEN, fused_cross_entropy=True)
 
     def twice(every: range) -> float:
-        layers = (layers_to_recompute(tokens, 12288, 28, rest=rest, input_share=input_share) for tokens in every)
+        layers = (
+            layers_to_recompute(tokens, 12288, 28, other_memory=other_memory, input_share=input_share)
+            for tokens in every
+        )
         return sum(tokens * min(28, wanted) / 28 for tokens, wanted in zip(every, layers, strict=True)) / sum(every)
 
     want = twice(range(9, 18432, 18))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from retool_mcore.platforms.patches_verl import KEY_PATCH, MASTER_PORT_PATCH
+from retool_mcore.platforms.patches_verl import API_KEY_PATCH, MASTER_PORT_PATCH
 from tests.sockets import listening
 
 
@@ -69,6 +69,6 @@ def are_ports_of_clients(_: object) -> str:
 
 PROBES = {
     MASTER_PORT_PATCH.changes[0].target: are_ports_of_clients,
-    KEY_PATCH.changes[0].target: headers_to_a_server,
+    API_KEY_PATCH.changes[0].target: headers_to_a_server,
     "torch.distributed.TCPStore.__init__": where_the_store_listens,
 }

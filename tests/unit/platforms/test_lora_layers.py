@@ -59,10 +59,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def adapted(kind: type[Plain], *matrices: str, dropout: float = 0.0) -> Any:
-    from retool_mcore.platforms.lora import Adapters, adapt, factors_of
+    from retool_mcore.platforms.lora import LoraSettings, adapt, factors_of
 
     chunk = Chunk(kind)
-    adapt(chunk, Adapters(rank=2, alpha=3, dropout=dropout, matrices=matrices, seed=1))
+    adapt(chunk, LoraSettings(rank=2, alpha=3, dropout=dropout, matrices=matrices, seed=1))
     for factor in factors_of([chunk]):
         torch.nn.init.normal_(factor.B)
     return chunk

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.network import INTERFACES, LATER_PORTS, RAY_SECRETS, use_loopback
+from retool_mcore.platforms.network import INTERFACES, LISTEN_PORTS, RAY_SECRETS, use_loopback
 from retool_mcore.platforms.patches_torch import STORE_PATCH
 from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from tests.unit.platforms.doors import ports_of_workers, where_the_store_listens
@@ -69,5 +69,5 @@ def test_a_worker_groups_store_gets_a_port_below_the_client_ports(monkeypatch: p
     name = change.target.rpartition(".")[2]
     monkeypatch.setattr(base.RayWorkerGroup, name, change.replace(getattr(base.RayWorkerGroup, name)))
     chosen = ports_of_workers(None)
-    first, end = LATER_PORTS
+    first, end = LISTEN_PORTS
     assert all(first <= port < end for port in chosen) and len(set(chosen)) > 15

@@ -42,7 +42,7 @@ def test_the_engine_stops_on_the_token_that_completes_the_tag(merging_tokenizer,
 def test_token_ids_find_the_tag_where_the_text_has_it(tag: str, parts: list[str], data):
     tokens = data.draw(st.lists(st.sampled_from([*PIECES, *parts * 3]), max_size=14))
     vocabulary = {piece: number for number, piece in enumerate(PIECES)}
-    call_end = CallEnd.read(CallEnd.of(vocabulary, tag).text)
+    call_end = CallEnd.read(CallEnd.of(vocabulary, tag).as_json)
     ids = [vocabulary[token] for token in tokens]
     for end in range(1, len(ids) + 1):
         completed = "".join(tokens[:end]).count(tag) > "".join(tokens[: end - 1]).count(tag)
@@ -51,7 +51,7 @@ def test_token_ids_find_the_tag_where_the_text_has_it(tag: str, parts: list[str]
 
 @pytest.mark.parametrize(("processor", "kept"), [(None, False), ("a processor", True)])
 def test_a_request_names_itself_only_to_processors_of_logits(processor: str | None, kept: bool):
-    custom = {TABLE: CallEnd.of({"</code>": 1}, "</code>").text, "__req__": "itself"}
+    custom = {TABLE: CallEnd.of({"</code>": 1}, "</code>").as_json, "__req__": "itself"}
     request = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=custom), custom_logit_processor=processor)
     assert continue_without_a_tag(lambda request, accepted: False)(request, [2]) is False
     assert ("__req__" in custom) == kept

@@ -17,7 +17,7 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import EXIT_RETRYABLE, ConfigError
 from retool_mcore.run.folder import lock_run
 from retool_mcore.train import sft
-from retool_mcore.train.sft import RankLost, locked_by_rank_0, rank_loss_reported
+from retool_mcore.train.sft import RankLost, locked_by_rank_0, report_lost_rank
 
 SFT = Path(__file__).parents[3] / "configs" / "sft_tiny_cpu.toml"
 
@@ -72,7 +72,7 @@ def test_a_lost_rank_can_be_started_again(error: RuntimeError):
 
     @guarded
     def rank() -> None:
-        with rank_loss_reported():
+        with report_lost_rank():
             raise error
 
     with pytest.raises(typer.Exit) as ended:
@@ -81,7 +81,7 @@ def test_a_lost_rank_can_be_started_again(error: RuntimeError):
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="shape"), rank_loss_reported():
+    with pytest.raises(RuntimeError, match="shape"), report_lost_rank():
         raise RuntimeError("shape mismatch")
     assert not isinstance(RuntimeError("shape"), RankLost)
 

@@ -44,7 +44,7 @@ def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[R
     """One of three engines' trainers; ``calls`` is all that is done to them, in order."""
     from retool_mcore.verl import engines
 
-    class Trainer(engines.EngineRestarts):
+    class Trainer(engines.EngineManager):
         calls: list[Any]
         on_sample_end = on_step_end = lambda self: None  # verl's trainers have them
 

@@ -31,23 +31,25 @@ AUTO = ("memory.recompute=auto", "parallel.cp=1")
     tokens=st.integers(1, 40_000),
     budget=st.integers(1, 20_000),
     layers=st.integers(1, 80),
-    rest=st.floats(0, 20),
+    other_memory=st.floats(0, 20),
     input_share=st.floats(0, 0.5),
 )
-def test_the_memory_stays_that_of_a_full_budget(tokens: int, budget: int, layers: int, rest: float, input_share: float):
+def test_the_memory_stays_that_of_a_full_budget(
+    tokens: int, budget: int, layers: int, other_memory: float, input_share: float
+):
     def memory(tokens: int, recomputed: int) -> float:
-        return tokens * (layers - recomputed * (1 - input_share) + rest)
+        return tokens * (layers - recomputed * (1 - input_share) + other_memory)
 
-    wanted = layers_to_recompute(tokens, budget, layers, rest=rest, input_share=input_share)
+    wanted = layers_to_recompute(tokens, budget, layers, other_memory=other_memory, input_share=input_share)
     assert memory(tokens, wanted) <= memory(budget, 0) * (1 + 1e-9) or tokens <= budget
     if wanted:  # one layer less would not do
         assert memory(tokens, wanted - 1) > memory(budget, 0) * (1 - 1e-9)
 
 
 def test_a_7b_model_recomputes_only_what_a_long_sequence_needs():
-    rest, input_share = token_memory(QWEN_7B, fused_cross_entropy=True)
+    other_memory, input_share = token_memory(QWEN_7B, fused_cross_entropy=True)
     found = {
-        tokens: layers_to_recompute(tokens, 11264, 28, rest=rest, input_share=input_share)
+        tokens: layers_to_recompute(tokens, 11264, 28, other_memory=other_memory, input_share=input_share)
         for tokens in (8192, 11264, 12158, 16384)
     }
     assert found == {8192: 0, 11264: 0, 12158: 3, 16384: 11}

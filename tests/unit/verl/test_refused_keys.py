@@ -27,9 +27,9 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
         (ROLLOUT + "top_k", "50", "training, whose log-probs assume samples from all tokens"),
         (ROLLOUT + "val_kwargs", "{n=3}", "the section [validation]"),
         ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
-        ("data.custom_cls.path", "mine.py", "this trainer's code for that part of verl controls it"),
-        ("data.train_max_samples", "8", "this trainer's code for that part of verl controls it"),
-        ("actor_rollout_ref.model.lora.rank", "8", "the section [lora] controls it"),
+        ("data.custom_cls.path", "mine.py", "controlled by this trainer's code for that part of verl"),
+        ("data.train_max_samples", "8", "controlled by this trainer's code for that part of verl"),
+        ("actor_rollout_ref.model.lora.rank", "8", "controlled by the section [lora]"),
     ],
 )
 def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value: str, setting: str):
@@ -37,12 +37,14 @@ def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value
     with pytest.raises(ConfigError) as caught:
         ppo_tree(config, get_platform("cpu"))
     assert str(RL) in str(caught.value)
-    assert f"[verl_overrides] refuses {key} = " in str(caught.value) and f"{setting}" in str(caught.value)
+    assert f"[verl_overrides] may not set {key} = " in str(caught.value) and f"{setting}" in str(caught.value)
 
 
 def test_sft_refuses_its_own():
     config = load_config(SftConfig, SFT, ["verl_overrides.optim.betas=[0.5,0.6]", "verl_overrides.engine.dtype=int8"])
-    with pytest.raises(ConfigError, match=r"optim.betas controls it\); engine.dtype = 'int8' \(model.dtype"):
+    with pytest.raises(
+        ConfigError, match=r"controlled by optim.betas\); engine.dtype = 'int8' \(controlled by model.dtype"
+    ):
         sft_sections(config, get_platform("cpu"))
 
 

@@ -73,7 +73,7 @@ class Run:
         trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
         trainer.current_mode, trainer._step_sample_wait_seconds = None, 0.0
         trainer.tokenizer, trainer._writer = SimpleNamespace(eos_token_id=0), None
-        trainer.keep_engine_load = lambda: None
+        trainer.collect_engine_load = lambda: None
         trainer._saved_groups = list
         trainer.detach_dead_engines, trainer.restart_lost_engines = lambda: None, list
         trainer.admit_engines = trainer.sleep_engines = lambda engines: None

@@ -142,7 +142,7 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     trainer.servers, trainer._writer, trainer.config = lambda: [server], object(), sampled_by("sglang")
     trainer.on_validate_begin()
     trainer.on_validate_end()
-    trainer.keep_engine_load()
+    trainer.collect_engine_load()
     row = {"engine/restarts": 0.0, "engine/running/mean": 6.0, "engine/queued/mean": 2.0}
     assert trainer.engine_metrics() == row
     assert trainer.engine_metrics() == {"engine/restarts": 0.0}, "each poll is in one row"
@@ -216,7 +216,7 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: d
 
     monkeypatch.setattr(module.tq, "kv_list", lambda *_: {"train": dict(queue)})
     monkeypatch.setattr(replay.tq, "kv_clear", gone)
-    monkeypatch.setattr(engines.EngineRestarts, "on_init_end", lambda self: None)
+    monkeypatch.setattr(engines.EngineManager, "on_init_end", lambda self: None)
     trainer = trainer_of(tmp_path, *words)
     trainer._run.run.dir.mkdir(parents=True, exist_ok=True)
     trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})

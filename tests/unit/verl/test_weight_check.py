@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retool_mcore.errors import RunError
-from retool_mcore.platforms.weight_sums import Sums, bits_of, sums_of
+from retool_mcore.platforms.weight_sums import Sums, checksum, sums_of
 from tests.unit.verl.test_engines import trainer_of
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -17,7 +17,7 @@ NAMES = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "model.layer
 
 
 def sums_of_tensors(weights: dict[str, torch.Tensor]) -> Sums:
-    return sums_of((name, str(each.dtype), each.numel(), bits_of(each)) for name, each in weights.items())
+    return sums_of((name, str(each.dtype), each.numel(), checksum(each)) for name, each in weights.items())
 
 
 @pytest.fixture

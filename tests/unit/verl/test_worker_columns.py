@@ -34,7 +34,7 @@ def stored() -> Any:
     return data
 
 
-@pytest.mark.parametrize("name", ["CRITIC", "ACTOR"])
+@pytest.mark.parametrize("name", ["CRITIC_COLUMNS", "ACTOR_COLUMNS"])
 def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
     from verl.workers.utils.losses import ppo_loss, value_loss
 
@@ -44,7 +44,7 @@ def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
     everything = stored()
     few = everything.select(*TOLD, *(each for each in wanted if each in everything.keys()))  # noqa: SIM118
     assert "extra_fields" not in few.keys()  # noqa: SIM118
-    if name == "ACTOR":
+    if name == "ACTOR_COLUMNS":
         config = actor_config("algorithm.kl_coef=0.1", 'algorithm.kl_in="loss"', 'algorithm.kl_type="k3"')
         losses = [ppo_loss(config, {"log_probs": output}, data) for data in (everything, few)]
         dropped = few.exclude("ref_log_prob")
