@@ -105,14 +105,6 @@ class Saved:
     reshardable: bool
     files: dict[str, Any]  # sizes and checksums
 
-    def has_random_states_of(self, config: RunConfig) -> bool:
-        """Whether ``config`` has the tp and pp sizes with which the RNG states were saved.
-
-        The states are saved per pipeline and tensor parallel rank. Data-parallel ranks share them.
-        """
-        now = layout(config)
-        return all(self.layout[size] == now[size] for size in ("tp", "pp"))
-
 
 def identity(config: RunConfig) -> dict[str, Any]:
     """Return the settings that must not change between save and resume.

@@ -37,7 +37,6 @@ from retool_mcore.run.progress import progress
 from retool_mcore.run.signals import EndedBySignal, StopSignals, exit_code
 from retool_mcore.run.status import print_text, show_early_stage
 from retool_mcore.train.watchdog import Watchdog
-from retool_mcore.verl.checkpoint import seed_at
 from retool_mcore.verl.keys.tree import sft_worker_config, worker_yaml
 from retool_mcore.verl.plugin import assert_loaded
 
@@ -101,8 +100,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         if resume is not None:
             if rank == 0:
                 start.begin(config.run.dir, "checkpoint")
-            new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
-            engine.load(str(resume.path / "actor"), new_seed=new_seed)
+            engine.load(resume.path)
         best = checkpoint.BestKeeper(config, done, writes=rank == 0)
         if best.lacks(done):  # killed before this validation, or best.metric is new
             best.record_validation(done, {"val_loss": engine.validation_loss(val_batches)})

@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
     """Load weights, optimizer, schedule and random states from a checkpoint.
 
-    ``new_seed`` seeds new random states instead; use it if the tensor or pipeline parallel layout
-    has changed, because the saved states belong to the old ranks. The schedule takes its position
-    from the checkpoint, and its learning rates and weight decay from the run's settings. Raises
-    CheckpointError for adapters of another base model.
+    ``new_seed`` seeds new random states instead; see ``new_seed_if_relaid_out``. The schedule takes
+    its position from the checkpoint, and its learning rates and weight decay from the run's
+    settings. Raises CheckpointError for adapters of another base model.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved number of updates to it
     source = getattr(engine.bridge, "safetensor_io", None)
@@ -84,18 +83,17 @@ def _keep_schedule(engine: Any) -> Iterator[None]:
     schedule.step(0)  # sets learning rate and weight decay of every group for the loaded position
 
 
-def seed_at(seed: int, step: int) -> int:
-    """The seed of new random states for a run that resumes at ``step`` without the saved ones."""
-    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
+def new_seed_if_relaid_out(engine: Any, checkpoint: Path) -> int | None:
+    """The seed of new random states for a run that resumes from ``checkpoint``, or None.
 
-
-def seed_of_other_layout(engine: Any, checkpoint: Path) -> int | None:
-    """``seed_at`` the checkpoint's step; None if its TP and PP sizes match the engine's."""
+    The saved states belong to tensor and pipeline parallel ranks, so they fit only the same TP and
+    PP sizes. Data-parallel ranks share them.
+    """
     saved, now = read_state(checkpoint), engine.engine_config
-    same = (
-        saved.layout["tp"] == now.tensor_model_parallel_size and saved.layout["pp"] == now.pipeline_model_parallel_size
-    )
-    return None if same else seed_at(now.seed, saved.step)
+    sizes = {"tp": now.tensor_model_parallel_size, "pp": now.pipeline_model_parallel_size}
+    if all(saved.layout[name] == size for name, size in sizes.items()):
+        return None
+    return int(np.random.SeedSequence((now.seed, saved.step)).generate_state(1)[0])
 
 
 class Writer:

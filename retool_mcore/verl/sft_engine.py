@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer
-from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, start_save
+from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, new_seed_if_relaid_out, save, start_save
 from retool_mcore.verl.recompute import shape_of_worker
 
 
@@ -69,12 +70,13 @@ class SftEngine:
         save(self.worker.engine, folder, step)
         return None
 
-    def load(self, folder: str, *, new_seed: int | None = None) -> None:
+    def load(self, checkpoint: Path) -> None:
         """Load weights, Adam moments, schedule and random states. Raises CheckpointError.
 
-        ``new_seed`` seeds new random states instead of loading them.
+        Another TP or PP size gets new random states.
         """
-        load_checkpoint(self.worker.engine, folder, new_seed=new_seed)
+        engine = self.worker.engine
+        load_checkpoint(engine, str(checkpoint / "actor"), new_seed=new_seed_if_relaid_out(engine, checkpoint))
 
     def _share(self, output: Any, names: Sequence[str], prefix: str | None = None) -> dict[str, float]:
         """Broadcast metrics, by ``names`` and by ``prefix``, from the rank that has the output."""

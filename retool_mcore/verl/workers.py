@@ -22,7 +22,7 @@ from retool_mcore.config import Memory
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.run import heartbeat
-from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, save, seed_of_other_layout, start_save
+from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, new_seed_if_relaid_out, save, start_save
 from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
 from retool_mcore.verl.weight_check import SentWeights, Sums
 
@@ -79,9 +79,8 @@ class _Saving:
         del hdfs_path, del_local_after_load
         worker = self._saved_worker()
         worker.free_reserved_memory()
-        load_checkpoint(
-            worker.engine, local_path, new_seed=seed_of_other_layout(worker.engine, Path(local_path).parent)
-        )
+        new_seed = new_seed_if_relaid_out(worker.engine, Path(local_path).parent)
+        load_checkpoint(worker.engine, local_path, new_seed=new_seed)
 
 
 class _Actor(_Saving):

@@ -100,6 +100,8 @@ def make_engine(folder: Path, usual: Sequence[str], *changes: str, model: str = 
 def found(folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
+    from retool_mcore.verl.checkpoint import load_checkpoint
+
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
     plain = AutoModelForCausalLM.from_pretrained(folder / "model").float()
     engine_of = partial(make_engine, folder, SETTINGS)
@@ -123,7 +125,7 @@ def found(folder: Path) -> dict[str, Any]:
     out["steps"] += [engine.train_batch(BATCH) for _ in range(4)]
     for name, changes in (("same", ()), ("changed", ("optim.lr=0.004", "optim.min_lr=0", "optim.weight_decay=0.5"))):
         again = engine_of(*changes)
-        again.load(str(folder / "saved"))
+        load_checkpoint(again.worker.engine, str(folder / "saved"))
         out[name] = [again.train_batch(BATCH) for _ in range(4)]
         groups = again.worker.engine.optimizer.param_groups
         out[f"{name}_weight_decay"] = sorted({group["weight_decay"] for group in groups})
