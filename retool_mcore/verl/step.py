@@ -129,7 +129,7 @@ class RlStep(RlRun):
         # Compute the actor's and the reference model's log-probs of the sampled tokens, before the
         # update, and the critic's values.
         with self.timed("old_log_prob"):
-            rows = self.old_log_probs(with_columns(rows, FORWARD_COLUMNS), metrics)
+            rows = self._compute_old_log_prob(with_columns(rows, FORWARD_COLUMNS), metrics)
             if run.old_log_prob == "actor":
                 metrics |= mismatch_metrics(rows)
         if self.use_reference_policy:
@@ -193,9 +193,6 @@ class RlStep(RlRun):
             raise
         require_learnable(rows, self.global_steps, settings)
         return rows
-
-    def old_log_probs(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return self._compute_old_log_prob(rows, metrics)
 
     def update_critic(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         rows = with_columns(rows, CRITIC_COLUMNS)
@@ -284,11 +281,11 @@ class ReToolAsyncTrainer(SeparateEngineManager, RlStep, PPOTrainerSeparateAsync)
         super().__init__(config)
         self.updates_per_batch = 1
 
-    def old_log_probs(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Compute log-probs with verl's saved copy of the weights at the start of the step.
 
         With one update per step, the current weights are those weights, so no copy is needed.
         """
         if self._run.train.updates_per_step == 1:
-            return PPOTrainer._compute_old_log_prob(self, rows, metrics)
-        return super().old_log_probs(rows, metrics)
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        return super()._compute_old_log_prob(batch, metrics)
