@@ -36,9 +36,6 @@ SAME = (
     Key(f"{ACTOR_PREFIX}fsdp_config.optimizer_offload", "memory.offload_idle"),
     Key("trainer.nnodes", "cluster.nodes"),
     Key("trainer.n_gpus_per_node", "cluster.gpus_per_node"),
-    Key(f"{ROLLOUT_PREFIX}val_kwargs.n", "validation.n"),
-    Key(f"{ROLLOUT_PREFIX}val_kwargs.temperature", "validation.temperature"),
-    Key(f"{ROLLOUT_PREFIX}val_kwargs.top_p", "validation.top_p"),
     Key(f"{ROLLOUT_PREFIX}multi_turn.enable", "rollout.tools"),
     Key(f"{ROLLOUT_PREFIX}multi_turn.format", "rollout.protocol"),
 )

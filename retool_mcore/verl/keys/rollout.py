@@ -48,10 +48,6 @@ RL_ARGS_SET_BY_US = ARGS_SET_BY_US | {  # settings that `retool eval` lacks
 }
 
 
-def _validation(name: str) -> Any:
-    return lambda run, _: getattr(run.validation, name)
-
-
 # The functions take the run and its platform. Keys under "actor_rollout_ref.rollout.":
 ROLLOUT = (
     Key("name", "run.platform", lambda _, platform: platform.rollout.engine.name),
@@ -81,10 +77,10 @@ ROLLOUT = (
     Key("multi_turn.enable", None, True),
     from_setting("multi_turn.max_assistant_turns", "rollout.max_turns"),
     Key("val_kwargs", VALIDATION),
-    Key("val_kwargs.n", VALIDATION, _validation("n")),
+    from_setting("val_kwargs.n", "validation.n"),
     Key("val_kwargs.do_sample", VALIDATION, lambda run, _: run.validation.temperature > 0),
-    Key("val_kwargs.temperature", VALIDATION, _validation("temperature")),
-    Key("val_kwargs.top_p", VALIDATION, _validation("top_p")),
+    from_setting("val_kwargs.temperature", "validation.temperature"),
+    from_setting("val_kwargs.top_p", "validation.top_p"),
     Key("engine_kwargs.sglang", "rollout.engine_args"),  # `rollout_keys` sets the keys below it
 )
 
@@ -171,8 +167,9 @@ def _trainer_devices(run: RlConfig, _: Platform) -> int:
     return run.cluster.gpus_per_node - (run.rollout.gpus if run.cluster.nodes == 1 else 0)
 
 
-def _backend(part: int) -> Any:
-    return lambda _, platform: platform.rollout.weight_transport[part]
+def run_config_argument(run: RlConfig, *_: Any) -> dict[str, str]:
+    """The argument with which verl creates our classes: the path of the run's settings."""
+    return {RUN_CONFIG: str(run.run.config_file)}
 
 
 SAMPLER = (
@@ -186,7 +183,7 @@ SAMPLER = (
     Key(
         _SAMPLER + "sampler_kwargs",
         "the sections [rollout], [train] and [validation]",
-        lambda run, _: {RUN_CONFIG: str(run.run.config_file)},
+        run_config_argument,
     ),
     Key(_SAMPLER + "max_off_policy_threshold", "train.max_staleness", lambda run, _: _age_limit(run.train)),
     Key(_SAMPLER + "max_off_policy_strategy", "train.max_staleness", lambda run, _: run.train.when_stale),
@@ -197,8 +194,16 @@ ASYNC = (
     Key("actor_rollout_ref.hybrid_engine", "train.mode", False),  # no additional engines on the trainer's devices
     Key(ROLLOUT_PREFIX + "nnodes", NODES, lambda run, _: _engine_nodes(run)[0]),
     Key(ROLLOUT_PREFIX + "n_gpus_per_node", NODES, lambda run, _: _engine_nodes(run)[1]),
-    Key(ROLLOUT_PREFIX + "checkpoint_engine.backend", "run.platform", _backend(0)),
-    Key(ROLLOUT_PREFIX + "checkpoint_engine.custom_backend_module", "run.platform", _backend(1)),
+    Key(
+        ROLLOUT_PREFIX + "checkpoint_engine.backend",
+        "run.platform",
+        lambda _, platform: platform.rollout.weight_transport[0],
+    ),
+    Key(
+        ROLLOUT_PREFIX + "checkpoint_engine.custom_backend_module",
+        "run.platform",
+        lambda _, platform: platform.rollout.weight_transport[1],
+    ),
     Key("trainer.nnodes", NODES, _trainer_nodes),
     Key("trainer.n_gpus_per_node", NODES, _trainer_devices),
     from_setting("trainer.v1.separate_async.num_warmup_batches", "train.prefetch_batches"),
@@ -218,8 +223,8 @@ def agent_loop_file(config: RunConfig) -> Path:
 def write_settings(config: RlConfig) -> None:
     """Write the files that Ray workers read: the run's settings and verl's agent-loop config."""
     config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
-    run_config = {RUN_CONFIG: str(config.run.config_file)}
-    entry = {"name": AGENT_NAME, "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop", **run_config}
+    target = "retool_mcore.verl.agent_loop.ReToolAgentLoop"
+    entry = {"name": AGENT_NAME, "_target_": target, **run_config_argument(config)}
     agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")
 
 

@@ -8,40 +8,16 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
 from retool_mcore.verl.keys.key import OUR_CODE, Key, from_setting
-from retool_mcore.verl.keys.rollout import NODES, OUR_FOLDER, RUN_CONFIG, TRAINER_MODES
+from retool_mcore.verl.keys.rollout import NODES, OUR_FOLDER, TRAINER_MODES, run_config_argument
 
 RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: path of the run's settings
 SAVED = ["model", "optimizer", "extra"]
 FOLDER = "run.root and run.name"
 
 
-def _routes(run: RlConfig, _: Platform) -> bool:
-    return run.algorithm.router_replay != "off"
-
-
-def _without_devices(_: RlConfig, platform: Platform) -> bool:
-    return not platform.host.has_devices
-
-
-def _has_one_device(run: RlConfig, platform: Platform) -> bool:
-    return not platform.host.has_devices or run.cluster.num_gpus == 1
-
-
-def _storage_units(_: RlConfig, platform: Platform) -> int:
-    return 2 if platform.host.has_devices else 1
-
-
 def _local_ray(run: RlConfig, platform: Platform) -> bool:
     """Whether verl starts Ray and needs logical resources: a run on one node without devices."""
     return run.cluster.nodes == 1 and not platform.host.has_devices
-
-
-def _run_config(run: RlConfig, _: Platform) -> str:
-    return str(run.run.config_file)
-
-
-def _run_config_argument(run: RlConfig, _: Platform) -> dict[str, str]:
-    return {RUN_CONFIG: str(run.run.config_file)}
 
 
 def _absolute(paths: Sequence[str]) -> list[str]:
@@ -56,7 +32,11 @@ ACTOR_KEYS = (
     Key("checkpoint.save_contents", None, SAVED),
     from_setting("checkpoint.async_save", "checkpoint.asynchronous"),
     Key("megatron.router_replay", "algorithm.router_replay"),
-    from_setting("megatron.router_replay.mode", "algorithm.router_replay", when=_routes),
+    from_setting(
+        "megatron.router_replay.mode",
+        "algorithm.router_replay",
+        when=lambda run, _: run.algorithm.router_replay != "off",
+    ),
 )
 # Set only for algorithm "ppo", which has a critic; refused for all algorithms.
 CRITIC_KEYS = (
@@ -80,7 +60,7 @@ REWARD = (
     Key("reward.custom_reward_function", "the section [reward]"),
     Key("reward.custom_reward_function.path", "the section [reward]", str(OUR_FOLDER / "reward.py")),
     Key("reward.custom_reward_function.name", "the section [reward]", "compute_score"),
-    Key("reward.custom_reward_function.reward_kwargs", "the section [reward]", _run_config_argument),
+    Key("reward.custom_reward_function.reward_kwargs", "the section [reward]", run_config_argument),
 )
 DATA = (
     Key("data.train_files", "data.train_file", lambda run, _: _absolute(parquet_files(run.data.train_file))),
@@ -115,10 +95,20 @@ TRAINER = (
     Key("trainer.test_freq", "validation.every", lambda run, _: run.validation.every or -1),
     from_setting("trainer.val_before_train", "validation.before"),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
-    Key(RUN_CONFIG_KEY, FOLDER, _run_config),
+    Key(RUN_CONFIG_KEY, FOLDER, lambda run, _: str(run.run.config_file)),
     # Start fewer TransferQueue storage processes than verl's 8: the driver waits for their imports.
-    Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, _storage_units, when=_has_one_device),
-    Key("transfer_queue.backend.SimpleStorage.total_storage_size", None, 4_000, when=_without_devices),
+    Key(
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+        None,
+        lambda _, platform: 2 if platform.host.has_devices else 1,
+        when=lambda run, platform: not platform.host.has_devices or run.cluster.num_gpus == 1,
+    ),
+    Key(
+        "transfer_queue.backend.SimpleStorage.total_storage_size",
+        None,
+        4_000,
+        when=lambda _, platform: not platform.host.has_devices,
+    ),
 )
 RAY_INIT = "ray_kwargs.ray_init."
 RAY = (
