@@ -19,6 +19,7 @@ from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.network import engine_key
+from retool_mcore.platforms.patches import apply_all
 from retool_mcore.platforms.patches_verl import API_KEY_PATCH
 from retool_mcore.process import die_with_parent
 from retool_mcore.verl.checkpoint import load_checkpoint, start_save
@@ -253,7 +254,7 @@ class Engine:
         from verl.workers.rollout.base import get_rollout_class
         from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
 
-        API_KEY_PATCH.apply()
+        apply_all((API_KEY_PATCH, *self.platform.weight_sync_patches()))
         ranks = dist.get_world_size()
         os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)  # Ray's workers have it
         config = RolloutConfig(name="sglang", tensor_model_parallel_size=ranks, free_cache_engine=False)

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import training_patches
 from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.patches import Change, ModuleView, Patch, Seam, requirement
+from retool_mcore.platforms.patches_verl import FORMAT, flattened
 
 CPU = torch.device("cpu")
 TORCH = requirement("torch")
 MEGATRON = requirement("megatron-core")
-
-
-def _is_cuda(device: object) -> bool:
-    return isinstance(device, str | torch.device) and str(device).partition(":")[0] == "cuda"
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -34,7 +33,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if _is_cuda(kwargs.get("device")):
+        if str(kwargs.get("device")).partition(":")[0] == "cuda":
             kwargs["device"] = CPU
         kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
@@ -42,23 +41,13 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return make
 
 
-def _torch_view(*factories: str) -> Callable[[Any], ModuleView]:
-    def view(module: Any) -> ModuleView:
-        return ModuleView(module, **{name: _on_cpu(getattr(module, name)) for name in factories})
-
-    return view
-
-
 def _always(value: Any) -> Callable[[Any], Any]:
     return lambda original: value
 
 
-def _manual_seed(original: Any) -> Callable[[int], None]:
+def _manual_seed(seed: int) -> None:
     # Seed the generator directly, because torch.manual_seed calls torch.cuda.manual_seed_all.
-    def manual_seed(seed: int) -> None:
-        torch.default_generator.manual_seed(int(seed))
-
-    return manual_seed
+    torch.default_generator.manual_seed(int(seed))
 
 
 def _get_rng_state(device: Any = None) -> torch.Tensor:
@@ -97,8 +86,29 @@ def _with_adam_step(original: Any) -> Callable[..., None]:
     return set_states
 
 
-def _cpu_rollout(registry: Any) -> dict[tuple[str, str], str]:
-    return {**registry, ("sglang", "async"): "retool_mcore.platforms.cpu.sglang_adapter.ServerAdapter"}
+def _send_by_pickle(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace verl's weight update: pickle a bucket as one tensor.
+
+    torch's default, sharing by file descriptor, makes the server exit when the sender closes.
+    Raises PlatformError if the server rejects a weight.
+    """
+
+    @functools.wraps(original)
+    async def update_weights(
+        engine: Any, params_batch: Any, device_mesh_key: str, device_mesh: Any, load_format: str | None = None
+    ) -> None:
+        if engine is None:  # only the first TP rank of an engine sends
+            return
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        payloads = [pickle.dumps(flattened(params_batch))] * device_mesh[device_mesh_key].size()
+        reply = await engine.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, load_format=FORMAT, flush_cache=False)
+        )
+        if not reply.get("success", False):
+            raise PlatformError(f"SGLang rejected the bucket of weights that starts with {params_batch[0][0]}: {reply}")
+
+    return update_weights
 
 
 def _router_logits(
@@ -112,7 +122,6 @@ def _router_logits(
 def _counts_on_the_host(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        del record_stream
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     return maybe_move_tensor_to_cpu
@@ -165,7 +174,12 @@ def _uneven_collectives(module: Any) -> ModuleView:
 
 
 def _torch_seen_by(module: str, *factories: str) -> Change:
-    return Change(f"{module}.torch", None, _torch_view(*factories))
+    """Give ``module`` a view of torch whose tensor ``factories`` create CPU tensors."""
+
+    def view(original: Any) -> ModuleView:
+        return ModuleView(original, **{name: _on_cpu(getattr(original, name)) for name in factories})
+
+    return Change(f"{module}.torch", None, view)
 
 
 # Patches of every process of a run.
@@ -186,13 +200,19 @@ PROCESS_PATCHES = (
     ),
 )  # fmt: skip
 
-# Patch of training processes, and of the engines' weight-sync workers.
-ROLLOUT_PATCH = Patch(
-    changes=(Change("verl.workers.rollout.base._ROLLOUT_REGISTRY", None, _cpu_rollout),),
-    reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
+# Patch of the actor's workers, and of the engines' weight-sync workers.
+WEIGHTS_PATCH = Patch(
+    changes=(
+        Change(
+            "verl.workers.rollout.sglang_rollout.sglang_rollout.sgl_update_weights",
+            ("engine", "params_batch", "device_mesh_key", "device_mesh", "load_format"),
+            _send_by_pickle,
+        ),
+    ),
+    reason="verl sends weights to SGLang by CUDA IPC, for which SGLang's helper fails on CPU tensors",
     gain="Without it engines never receive the trained weights",
     applies_to=requirement("verl"),
-    remove_when="verl can register a rollout class, or sends CPU tensors itself",
+    remove_when="verl sends CPU tensors itself",
 )
 
 # Patches of processes that train with Megatron.
@@ -200,12 +220,11 @@ _CORE = "megatron.core."
 _DISPATCHER = f"{_CORE}transformer.moe.token_dispatcher."
 ENGINE_PATCHES = (
     *training_patches(),
-    ROLLOUT_PATCH,
     Patch(
         changes=(
             Change("torch.cuda.current_device", (), _always(lambda: CPU)),  # Megatron-core creates tensors on it
             Change("torch.cuda.synchronize", ("device",), _always(lambda device=None: None)),  # at checkpoints
-            Change("torch.cuda.manual_seed", ("seed",), _manual_seed),
+            Change("torch.cuda.manual_seed", ("seed",), _always(_manual_seed)),
             Change("torch.cuda.get_rng_state", ("device",), _always(_get_rng_state)),  # in Megatron's RNG tracker
             Change("torch.cuda.random.get_rng_state", ("device",), _always(_get_rng_state)),  # in the tracker's fork
             # mbridge calls it on the model, Megatron-core on shared embeddings and indices.

@@ -104,9 +104,8 @@ class Cpu(Platform):
         from retool_mcore.platforms.patches_torch import STORE_PATCH
         from retool_mcore.platforms.patches_verl import API_KEY_PATCH, MASTER_PORT_PATCH
 
-        process_patches = (STORE_PATCH, *PROCESS_PATCHES)
-        run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), API_KEY_PATCH, MASTER_PORT_PATCH)
-        return sorted_by_library((*process_patches, *run_patches))
+        run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), *self.weight_sync_patches())
+        return sorted_by_library((STORE_PATCH, *PROCESS_PATCHES, *run_patches, API_KEY_PATCH, MASTER_PORT_PATCH))
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cpu.patches import SEAMS
@@ -118,6 +117,11 @@ class Cpu(Platform):
         from retool_mcore.platforms.patches_sglang import shared_patches
 
         return (*shared_patches(), *SGLANG_PATCHES)
+
+    def weight_sync_patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cpu.patches import WEIGHTS_PATCH
+
+        return (WEIGHTS_PATCH,)
 
     def activate(self) -> None:
         os.environ.update(self.process_env())

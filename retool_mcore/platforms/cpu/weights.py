@@ -3,7 +3,7 @@
 verl imports this module (rollout.checkpoint_engine.custom_backend_module) in the trainer, in every
 actor process and in the weight-sync worker of every engine. For each sync, every weight-sync worker
 opens a port. The actor's first rank connects to all of these ports and sends each tensor as one
-message. The worker forwards it to its engine's server through sglang_adapter.py.
+message. The worker forwards it to its engine's server through verl's adapter.
 """
 
 import json
@@ -16,9 +16,7 @@ import zmq
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.cpu.patches import ROLLOUT_PATCH
-
-ROLLOUT_PATCH.apply()  # the worker looks up its adapter class right after it imports this module
+from retool_mcore.platforms.cpu.patches import WEIGHTS_PATCH
 
 TIMEOUT_S = 300.0  # per message, for sending and receiving; the first gather of an export can take long
 MESSAGES_AHEAD = 4  # queue length of sender and receiver, in tensors
@@ -87,6 +85,7 @@ class TcpCheckpointEngine(CheckpointEngine):
 
         Raises PlatformError if none arrives for ``timeout_s``.
         """
+        WEIGHTS_PATCH.apply()  # in the worker, whose adapter sends these weights to its engine
         [socket] = self._sockets
         while True:
             try:

@@ -8,6 +8,7 @@ whole process, so this is a program. PROBES has the probe of each change.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import multiprocessing
@@ -107,17 +108,18 @@ class Probes:
 
     def weights_for_sglang(self) -> str:
         import torch
-        from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
-        from verl.workers.rollout.base import get_rollout_class
+        from torch.distributed.device_mesh import init_device_mesh
+        from verl.workers.rollout.sglang_rollout import sglang_rollout
 
-        from retool_mcore.platforms.cpu import sglang_adapter
+        class Engine:
+            async def update_weights_from_tensor(self, request: Any) -> dict[str, bool]:
+                self.payloads = request.serialized_named_tensors
+                return {"success": True}
 
-        named_tensors = [("weight", torch.ones(2))]
-        if issubclass(get_rollout_class("sglang"), sglang_adapter.ServerAdapter):
-            return f"{len(sglang_adapter.pack_weights(named_tensors))} bytes"
-        monkey_patch_torch_reductions()  # what verl's own adapter does, through sglang.srt.weight_sync.utils
-        return f"{len(MultiprocessingSerializer.serialize(named_tensors))} bytes by shared memory"
+        join_gloo()
+        engine, mesh = Engine(), init_device_mesh("cpu", (1,), mesh_dim_names=("infer_tp",))
+        asyncio.run(sglang_rollout.sgl_update_weights(engine, [("weight", torch.ones(2))], "infer_tp", mesh))
+        return f"{len(engine.payloads[0])} bytes"
 
     def results_of_two_saves(self) -> str:
         """Two roles are saved at the same time; the first asks for its results last."""
@@ -337,7 +339,7 @@ PROBES = {
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
     "megatron.core.tensor_parallel.mappings.torch": Probes.tokens_of_two_ranks,
     "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
-    "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
+    "verl.workers.rollout.sglang_rollout.sglang_rollout.sgl_update_weights": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
