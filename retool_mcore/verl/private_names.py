@@ -32,6 +32,7 @@ SEAMS = (
         "verl makes the parts of a step public",
         _TRAINER + "_update_critic",
         *(f"{_TRAINER}_compute_{part}" for part in _PARTS),
+        _ASYNC + "_compute_old_log_prob",
     ),
     _verl(
         _TRAINER + "_init_resource_pool_mgr",

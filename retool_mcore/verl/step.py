@@ -23,8 +23,8 @@ TransferQueue, one column per field.
 import copy
 import json
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -240,11 +240,9 @@ class RlStep(RlRun):
         if self.trainer_mode == "sync" and not last and not self.validates_now:
             self.submit_next_prompts()  # the engines sample while the driver writes metrics
 
-    @contextmanager
-    def timed(self, name: str) -> Generator[None]:
+    def timed(self, name: str) -> AbstractContextManager[None]:
         """Time the block, in seconds, with verl's timer ``name`` of this step."""
-        with marked_timer(name, self.timing_raw):
-            yield
+        return marked_timer(name, self.timing_raw)
 
 
 def with_columns(rows: KVBatchMeta, columns: Sequence[str]) -> KVBatchMeta:
