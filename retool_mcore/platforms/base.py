@@ -209,7 +209,6 @@ class Platform(ABC):
 
     def remarks(self, config: RunConfig) -> Sequence[str]:
         """Warnings about settings that work but do not help on this machine, each with a remedy."""
-        del config
         return ()
 
     def check_dtype(self, config: JobConfig) -> None:
@@ -347,9 +346,4 @@ def detect_platform() -> Platform:
         except PlatformError:
             continue
         return platform
-    return get_platform(WITHOUT_DEVICES)
-
-
-def without_devices() -> Platform:
-    """The platform that lets verl import on a machine without devices, such as a login node."""
     return get_platform(WITHOUT_DEVICES)

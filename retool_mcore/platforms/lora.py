@@ -168,7 +168,6 @@ class Adapter(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        del metadata
         axis = 1 if self.row_parallel else 0
         axes = {f"factors.{name}.{factor.sharded}": axis for name, factor in self.factors.items()}
         return make_sharded_tensors_for_checkpoint(
@@ -211,7 +210,6 @@ def adapt(chunk: Any, settings: LoraSettings) -> None:
 
 
 def _start_gradients(module: Any, args: Any, output: torch.Tensor) -> None:
-    del module, args
     if torch.is_grad_enabled() and not output.requires_grad:
         output.requires_grad_(True)
 
@@ -333,13 +331,9 @@ def quantize_base(chunk: Any) -> None:
                 group = parallel_state.get_tensor_model_parallel_group()
                 dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
             linear_layer.scales = row_scales(largest, linear_layer.weight.dtype)
-            linear_layer.live_storage = _dead_reference
+            linear_layer.live_storage = lambda: None  # no dequantized copy exists yet
             linear_layer.weight.data = to_fp8(linear_layer.weight.data, linear_layer.scales)
             linear_layer.__class__ = type(f"Fp8{type(linear_layer).__name__}", (_Fp8Linear, type(linear_layer)), {})
-
-
-def _dead_reference() -> None:
-    """A dead weak reference."""
 
 
 def dequantized_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 import pickle
 import queue
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from types import SimpleNamespace
@@ -34,14 +34,6 @@ class Results:
             raise queue.Empty from None
 
 
-def _by_save(original: Callable[[], Any]) -> Callable[[], Any]:
-    @wraps(original)
-    def get_write_results_queue() -> Results:
-        return Results()
-
-    return get_write_results_queue
-
-
 def _in_threads(original: Any) -> Any:
     """Write each bucket in a thread; the original waits forever for a killed process."""
 
@@ -50,7 +42,6 @@ def _in_threads(original: Any) -> Any:
     ) -> None:
         from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-        del rank
         results: dict[int, Any] = {}
         reports = SimpleNamespace(put=lambda report: results.update([report]))
         nobody = SimpleNamespace(get=lambda: None, task_done=lambda: None)
@@ -71,7 +62,7 @@ WRITER_PATCH = Patch(
             ("transform_list", "use_msc", "rank", "write_buckets", "global_results_queue"),
             _in_threads,
         ),
-        Change(f"{_WRITER}_get_write_results_queue", (), _by_save),
+        Change(f"{_WRITER}_get_write_results_queue", (), lambda original: Results),
     ),
     reason="a save waits forever for a writer process that the kernel killed when memory was short; all saves share "
     "one queue, whose manager process survives a killed rank",

@@ -21,7 +21,6 @@ DELAYED_STEPS = "_retool_delayed_steps"
 def _without_host_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def region(self: Any, tag: str, enable_cpu_backup: bool = False) -> Any:
-        del enable_cpu_backup
         return original(self, tag)
 
     return region

@@ -12,7 +12,7 @@ import yaml
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.base import Platform, get_platform, without_devices
+from retool_mcore.platforms.base import WITHOUT_DEVICES, Platform, get_platform
 from retool_mcore.preflight.check import Machine, check, require
 from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_defaults, ppo_tree, sft_defaults, sft_tree
 
@@ -53,7 +53,7 @@ def _prepare(platform: Platform) -> list[str]:
         platform.activate()
         return []
     try:
-        without_devices().activate()  # so that verl imports; its config classes are the same
+        get_platform(WITHOUT_DEVICES).activate()  # so that verl imports; its config classes are the same
     except PlatformError:
         os.environ["VERL_PLATFORM"] = "nvidia"
     return [f"this machine cannot start it: {refusal}"]

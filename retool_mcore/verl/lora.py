@@ -5,7 +5,6 @@ tree are at the end of verl/keys/engine.py.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ class EngineAdapters:
         )
         self._build_module, self._initialize = engine._build_megatron_module, engine.initialize
         engine._build_megatron_module, engine.initialize = self._build, self._start
-        engine.disable_adapter = self.switched_off
+        engine.disable_adapter = lambda: switched_off(engine.module)
 
     def _build(self) -> Any:
         AdaptedBridge(self._engine.bridge, self._settings)
@@ -51,9 +50,6 @@ class EngineAdapters:
         if not self._engine.engine_config.forward_only:
             # Checkpoints contain the adapters instead of the whole model.
             self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
-
-    def switched_off(self) -> AbstractContextManager[None]:
-        return switched_off(self._engine.module)
 
     def staged(self, path: str) -> Callable[[], None] | None:
         """Copy the adapters to the host. Collective.

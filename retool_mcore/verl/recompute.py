@@ -24,7 +24,6 @@ from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BAT
 
 def recompute_by_length(worker: Any) -> None:
     """Enable ``memory.recompute = "auto"`` for the model that verl's ``worker`` trains."""
-    MICRO_BATCH_PATCH.apply()
     config = worker.engine_config
     other_memory, input_share = token_memory(shape_of_worker(worker), fused_cross_entropy=config.use_fused_kernels)
     recompute_long_micro_batches(

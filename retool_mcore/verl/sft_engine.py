@@ -43,12 +43,10 @@ class SftEngine:
         """
         data, counts = self._pack(sequences)
         output = self.worker.train_batch(data)
-        return self._share(output, ("loss", "grad_norm", "lr"), EXPERTS) | counts | self._memory()
-
-    def _memory(self) -> dict[str, float]:
         peaks_gib: list[float] = [0.0] * dist.get_world_size()
         dist.all_gather_object(peaks_gib, self._platform.peak_memory_gib())
-        return {"memory_gib": max(peaks_gib)}
+        metrics = self._share(output, ("loss", "grad_norm", "lr"), EXPERTS)
+        return metrics | counts | {"memory_gib": max(peaks_gib)}
 
     def validation_loss(self, batches: Sequence[Sequence[Rendered]]) -> float:
         """Loss in nats per trained token over all ``batches``; each is this rank's part."""

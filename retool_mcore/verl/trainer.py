@@ -69,7 +69,6 @@ class RlRun(EngineManager):
         self.updates_per_batch = self._run.train.updates_per_step
         self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
         self._writer: MetricWriter | None = None
-        self._starting = True
         values = read_config(self._run.model.path)
         self._shape = shape_of_config(values) if values else None  # None: config not in the hub cache
         self._peak_flops = (platform.device.peak_flops or 0.0) * self._run.train_gpus()
@@ -131,13 +130,11 @@ class RlRun(EngineManager):
         self.replay_buffer.traces = []
         self.replay_buffer.writer.drop_rows_after(self.global_steps - 1)
         self._row_written_s = time.perf_counter()
+        start.begin(self._run.run.dir, "steps")
 
     def on_step_begin(self) -> None:
         self._step_began_s = time.perf_counter()
         super().on_step_begin()
-        if self._starting:
-            start.begin(self._run.run.dir, "steps")
-            self._starting = False
         self._saver.poll()
 
     # --------------------------------------------------------------- prompts
@@ -252,7 +249,6 @@ class RlRun(EngineManager):
 
     def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
         """Let verl write the checkpoint of the current step, into ``folder``."""
-        del step
         with unwrap_worker_errors():
             super()._save_checkpoint()
         if self._stopped and self._loader_state is not None:

@@ -46,9 +46,9 @@ class _Saving:
     ) -> None:
         """Write a checkpoint, or start writing one if verl's ``checkpoint.async_save`` is set.
 
-        Raises CheckpointError.
+        Ignores ``max_ckpt_to_keep``: run/checkpoint.py deletes old checkpoints. Raises
+        CheckpointError.
         """
-        del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old checkpoints
         worker = self._saved_worker()
         if worker.checkpoint_config.async_save:
             self._pending = start_save(worker.engine, local_path, global_step)
@@ -76,7 +76,6 @@ class _Saving:
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
     ) -> None:
-        del hdfs_path, del_local_after_load
         worker = self._saved_worker()
         worker.free_reserved_memory()
         new_seed = new_seed_if_relaid_out(worker.engine, Path(local_path).parent)

@@ -44,7 +44,7 @@ def writing_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: 
     trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={}, traces=["one"])
     trainer._best, trainer._order = SimpleNamespace(stopped_early=False, metrics=dict), None
     trainer.engine_metrics = dict
-    trainer._shape, trainer._starting = None, False
+    trainer._shape = None
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
     trainer._writer = SimpleNamespace(write=lambda step, row, traces: written.append((row, traces)))
     return trainer, written
