@@ -135,9 +135,9 @@ def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     actor_T, advantage_T = row.get("old_log_probs"), row.get("advantages")
     return {
         "reward": float(row["rm_scores"].sum()),
-        "prompt_ids": _listed(row["prompts"]),
-        "response_ids": _listed(row["responses"]),
-        "loss_mask": _listed(row["response_mask"]),
+        "prompt_ids": row["prompts"].tolist(),
+        "response_ids": row["responses"].tolist(),
+        "loss_mask": row["response_mask"].tolist(),
         "logprobs": _rounded(row["rollout_log_probs"]),
         "actor_logprobs": None if actor_T is None else _rounded(actor_T),
         "advantage": None
@@ -156,10 +156,6 @@ def _one_or_all(values_T: torch.Tensor, learnt_T: torch.Tensor) -> float | list[
 def _rounded(values_T: torch.Tensor) -> list[float]:
     """Round to six decimals; 30 times as fast as round() of each number."""
     return np.round(values_T.double().numpy(), 6).tolist()
-
-
-def _listed(values_T: torch.Tensor) -> list[Any]:
-    return cast("Any", values_T).tolist()  # torch annotates tolist only as "list"
 
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:

@@ -32,7 +32,6 @@ from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.weight_sums import ACTION, Sums
 
 POLL_INTERVAL_S = 0.5  # polls read SGLang's existing counters; in 0.5.14 they lag up to 15 decoding steps
-KINDS = ("running", "waiting")  # SGLang's names
 # Concurrent calls per server. High enough that no request queues in Ray, where no metric counts it,
 # and that no control call queues behind requests. The paper has 16,384 trajectories in flight.
 MAX_CALLS = 65_536
@@ -128,8 +127,8 @@ class MeasuredServer(SGLangHttpServer):
             await asyncio.sleep(POLL_INTERVAL_S)
             if self._in_flight:
                 loads = await self.tokenizer_manager.get_loads(include=["core"])
-                running, queued = (sum(getattr(load, f"num_{kind}_reqs") for load in loads) for kind in KINDS)
-                self._polls.append((running, queued))
+                running = sum(load.num_running_reqs for load in loads)
+                self._polls.append((running, sum(load.num_waiting_reqs for load in loads)))
 
     async def weight_sums(self, prefix: str) -> list[Sums]:
         """For each rank, ``Sums`` of the weights whose names start with ``prefix``."""
