@@ -452,7 +452,7 @@ def start_ray(node: Node, processes: Processes, command: Sequence[object], folde
     port, log = number("RAY_PORT"), _ray_log(node)
     if not ipv4(node.head_ip):
         raise PlatformError(
-            f"HEAD_IP = {node.head_ip} has no IPv4 address, and Ray's nodes connect over IPv4. Set HEAD_IP to an IPv4 "
+            f"HEAD_IP = {node.head_ip} has no IPv4 address, but Ray's nodes connect over IPv4. Set HEAD_IP to an IPv4 "
             "address of node 0."
         )
     _share_ray_token(node)

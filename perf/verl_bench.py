@@ -120,7 +120,7 @@ def require_flash_attention(overrides: Sequence[str]) -> None:
     overridden = any("attn_implementation" in word for word in overrides)
     if not overridden and (importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec(LOSS) is None):
         raise ConfigError(
-            f"flash_attn or {LOSS} is missing, and verl's FSDP engine needs both for packed sequences. Install "
+            f"flash_attn or {LOSS} is missing, but verl's FSDP engine needs both for packed sequences. Install "
             "flash-attn. To run without it, but too slowly for a comparison, add: "
             "-- ++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
         )

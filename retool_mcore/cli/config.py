@@ -89,7 +89,7 @@ def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry
     """
     if name.endswith(".toml") or Path(name).is_file():
         raise ConfigError(
-            f"{name} is a run file, and this command explains keys. To check the file, run `retool rl {name} "
+            f"{name} is a run file, but this command explains keys. To check the file, run `retool rl {name} "
             "--dry-run`, or `retool sft`."
         )
     name = name.strip("[]").partition("=")[0]

@@ -82,7 +82,7 @@ def read_file(path: Path) -> Any:
         raise ConfigError(f"{path} is not a table of verl's settings. Give the YAML of verl's trainer.")
     if any(name in table for name in SFT_FILE):
         raise ConfigError(
-            f"{path} is a file for verl's SFT, and only RL files can be converted. docs/from_verl.md lists the few "
+            f"{path} is a file for verl's SFT, but only RL files can be converted. docs/from_verl.md lists the few "
             "keys of SFT."
         )
     return table

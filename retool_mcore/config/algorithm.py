@@ -232,7 +232,7 @@ class Algorithm(Section):
         if self.router_replay == "R2" and self.old_log_prob == "rollout":
             raise ValueError(
                 'algorithm.router_replay = "R2" replays the experts of the pass that computes old log-probabilities, '
-                'and algorithm.old_log_prob = "rollout" skips that pass. Use "R3", or old_log_prob = "actor"'
+                'but algorithm.old_log_prob = "rollout" skips that pass. Use "R3", or old_log_prob = "actor"'
             )
         return self
 
@@ -245,7 +245,7 @@ class Algorithm(Section):
             )
         if self.kl_in == "reward" and self.kl_type.endswith("+"):
             raise ValueError(
-                f'algorithm.kl_type = "{self.kl_type}" differs from "{self.kl_type[0:2]}" only in its gradient, and '
+                f'algorithm.kl_type = "{self.kl_type}" differs from "{self.kl_type[0:2]}" only in its gradient, but '
                 f'with algorithm.kl_in = "reward" nothing uses the gradient. Use "{self.kl_type[0:2]}"'
             )
         if self.old_log_prob == "rollout" and (self.importance_sampling != "off" or self.rejection != "off"):
@@ -278,12 +278,12 @@ class Algorithm(Section):
         ratio, (low, high) = self.rejection.endswith("k1"), self.rejection_bounds
         if ratio and not 0 < low <= 1 <= high:
             raise ValueError(
-                f"{setting} bounds a ratio, and algorithm.rejection_bounds = {self.rejection_bounds}. Set the first "
+                f"{setting} bounds a ratio, but algorithm.rejection_bounds = {self.rejection_bounds}. Set the first "
                 "bound above 0 and at most 1, the second to at least 1"
             )
         if not ratio and (low or high <= 0):
             raise ValueError(
-                f"{setting} has only an upper bound, and algorithm.rejection_bounds = {self.rejection_bounds}. Set "
+                f"{setting} has only an upper bound, but algorithm.rejection_bounds = {self.rejection_bounds}. Set "
                 "the first bound to 0 and the second above 0"
             )
         self._check_rejected_tokens(setting)

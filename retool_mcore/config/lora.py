@@ -43,7 +43,7 @@ class Lora(Section):
     def _check_base_precision(self) -> Lora:
         if self.base_precision != "model" and not self.rank:
             raise ValueError(
-                f'base_precision = "{self.base_precision}" needs adapters, and rank = 0 trains all weights. Set a '
+                f'base_precision = "{self.base_precision}" needs adapters, but rank = 0 trains all weights. Set a '
                 'rank above 0, or base_precision = "model"'
             )
         return self

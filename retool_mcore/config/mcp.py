@@ -49,7 +49,7 @@ class McpServer(Section):
         if self.command and (self.token_env or self.headers_env):
             raise ValueError("token_env and headers_env need url. Name the variables of a command in inherit")
         if self.url and (self.args or self.env or self.inherit):
-            raise ValueError("args, env and inherit need command, and this server has a url. Leave them out")
+            raise ValueError("args, env and inherit need command, but this server has a url. Leave them out")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f'url = "{self.url}" must begin with http:// or https://')
         return self

@@ -233,17 +233,17 @@ class RlConfig(RunConfig):
         t, r, serving = self.train, self.rollout, self.serving_gpus()
         if self.algorithm.compares_within_groups and r.group_size < 2:
             raise ValueError(
-                f'algorithm.name = "{self.algorithm.name}" compares the responses to a prompt, and '
+                f'algorithm.name = "{self.algorithm.name}" compares the responses to a prompt, but '
                 "rollout.group_size = 1. Use at least 2"
             )
         if self.data.curriculum < 1 and r.group_size < 2:
             raise ValueError(
-                f"data.curriculum = {self.data.curriculum} needs groups of several responses, and "
+                f"data.curriculum = {self.data.curriculum} needs groups of several responses, but "
                 "rollout.group_size = 1. Use at least 2"
             )
         if self.algorithm.filter_groups and r.group_size < 2:
             raise ValueError(
-                "algorithm.filter_groups needs groups of several responses, and rollout.group_size = 1. Use at least 2"
+                "algorithm.filter_groups needs groups of several responses, but rollout.group_size = 1. Use at least 2"
             )
         if t.prompts_per_step % t.mini_batch_prompts:
             raise ValueError(
@@ -273,7 +273,7 @@ class RlConfig(RunConfig):
             )
         if not r.tool and (self.reward.call_bonus[0] or "format" in self.reward.require):
             raise ValueError(
-                'reward.call_bonus and "format" in reward.require need calls, and with rollout.tools = [] there are '
+                'reward.call_bonus and "format" in reward.require need calls, but with rollout.tools = [] there are '
                 "none. Leave them out"
             )
         return self
@@ -284,7 +284,7 @@ class RlConfig(RunConfig):
         for key, value in (("rollout.record_groups", r.record_groups), ("run.trackers", self.run.trackers)):
             if r.tracked_trajectories and not value:
                 raise ValueError(
-                    f"rollout.tracked_trajectories = {r.tracked_trajectories} sends recorded groups to trackers, and "
+                    f"rollout.tracked_trajectories = {r.tracked_trajectories} sends recorded groups to trackers, but "
                     f"{key} = {value}. Set {key}, or leave out tracked_trajectories"
                 )
         return self
@@ -313,7 +313,7 @@ class RlConfig(RunConfig):
         for name in ("precision", "kv_cache"):
             if getattr(self.rollout, name) == "fp8":
                 raise ValueError(
-                    f'rollout.{name} = "fp8" changes the engine\'s probabilities, and '
+                    f'rollout.{name} = "fp8" changes the engine\'s probabilities, but '
                     f'algorithm.importance_sampling = "off" does not correct that. Set importance_sampling = "token", '
                     f'or {name} = "model"'
                 )

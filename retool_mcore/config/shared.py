@@ -287,9 +287,11 @@ class RunConfig(JobConfig):
                 f'best.metric = "{metric}" does not imply whether high or low is better. Write "max {metric}" or '
                 f'"min {metric}"'
             )
-        if not every or not saved or every % saved:
+        if not every:
+            raise ValueError(f'best.metric = "{metric}" needs validation, but {key} = 0 disables it. Set {key}')
+        if not saved or every % saved:
             raise ValueError(
-                f'best.metric = "{metric}" needs every validated step to be saved, and {key} = {every} is not a '
+                f'best.metric = "{metric}" needs every validated step to be saved, but {key} = {every} is not a '
                 f"multiple of checkpoint.every_steps = {saved}. Make them equal, or the first a multiple of the second"
             )
         return self
@@ -313,7 +315,7 @@ class RunConfig(JobConfig):
             )
         if p.vpp > 1 and p.pp == 1:
             raise ValueError(
-                f"parallel.vpp = {p.vpp} divides pipeline stages, and parallel.pp = 1 has only one. Set pp above 1, or "
+                f"parallel.vpp = {p.vpp} divides pipeline stages, but parallel.pp = 1 has only one. Set pp above 1, or "
                 "leave out vpp"
             )
         ranks = gpus // p.pp
@@ -327,7 +329,7 @@ class RunConfig(JobConfig):
         check_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         if len(self.verl_overrides) > MAX_VERL_OVERRIDES:
             raise ValueError(
-                f"[verl_overrides] has {len(self.verl_overrides)} keys, and at most {MAX_VERL_OVERRIDES} are allowed. "
+                f"[verl_overrides] has {len(self.verl_overrides)} keys, but at most {MAX_VERL_OVERRIDES} are allowed. "
                 "Leave some out, or propose a setting for them"
             )
         return self

@@ -135,7 +135,7 @@ def lengths_of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
         return lengths_of_rows(rows, note)
     other = load_run(str(path / "config.toml"))
     if not isinstance(other, SftConfig):
-        raise ConfigError(f"--like {path} is an RL run, and {config.source} is SFT. Give a run of the same kind.")
+        raise ConfigError(f"--like {path} is an RL run, but {config.source} is SFT. Give a run of the same kind.")
     mean = _mean(rows, "perf/total_num_tokens") / other.train.global_batch
     return Lengths.evenly(mean, config.max_sequence_tokens, note=note)
 

@@ -46,7 +46,7 @@ def open_files_problem() -> str:
         resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, hard))
     elif files < MIN_OPEN_FILES:
         return (
-            f"{files} open files are allowed (ulimit -n), and a run needs {MIN_OPEN_FILES}. Raise the limit of this "
+            f"{files} open files are allowed (ulimit -n), but a run needs {MIN_OPEN_FILES}. Raise the limit of this "
             "shell or container: ulimit -n 65536, or --ulimit nofile=65536."
         )
     return ""
@@ -61,7 +61,7 @@ def threads_problem() -> str:
         resource.setrlimit(resource.RLIMIT_NPROC, (MIN_THREADS, hard))
         return ""
     return (
-        f"{threads} processes and threads are allowed (ulimit -u), and a run needs {MIN_THREADS}. Raise the limit "
+        f"{threads} processes and threads are allowed (ulimit -u), but a run needs {MIN_THREADS}. Raise the limit "
         "of this shell or container: ulimit -u 65536, or --ulimit nproc=65536."
     )
 
@@ -73,7 +73,7 @@ def address_space_problem(platform: Platform) -> str:
     if limit == resource.RLIM_INFINITY or limit >= needed * GIB:
         return ""
     return (
-        f"this shell limits the address space of a process to {limit / GIB:.1f} GiB (ulimit -v), and the libraries "
+        f"this shell limits the address space of a process to {limit / GIB:.1f} GiB (ulimit -v), but the libraries "
         f"map {needed} GiB, most of it unused. Remove the limit (ulimit -v unlimited), and limit memory with a "
         "cgroup instead."
     )
@@ -102,7 +102,7 @@ def sockets(config: RunConfig) -> Iterator[Finding]:
     for url in config.sandbox.where:
         path = url.removeprefix("unix://")
         if path != url and (length := len(os.fsencode(path))) > PATH_CHARS:
-            yield error("sockets", f"the socket path {path} of sandbox.where has {length} bytes, and Linux allows "
+            yield error("sockets", f"the socket path {path} of sandbox.where has {length} bytes, but Linux allows "
                         f"{PATH_CHARS}. Serve the sandbox at a shorter path.")  # fmt: skip
 
 
@@ -110,6 +110,6 @@ def _folder(name: str, folder: str, suffix: str, library: str) -> Finding:
     length, limit = len(os.fsencode(os.path.abspath(folder))), PATH_CHARS - len(suffix)
     if length <= limit:
         return ok("sockets", f"{name} = {folder} is short enough for the sockets of {library}")
-    return error("sockets", f"{name} = {folder} has {length} bytes, and at most {limit} are allowed: {library} creates "
+    return error("sockets", f"{name} = {folder} has {length} bytes, but at most {limit} are allowed: {library} creates "
                  f"sockets below it, and Linux allows {PATH_CHARS} in their paths. Set {name} to a shorter path, such "
                  "as /tmp.")  # fmt: skip

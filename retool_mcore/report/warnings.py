@@ -35,4 +35,4 @@ def _stalled(run: RunRecord, now_s: float) -> str:
     if waited_s <= max(STALLED_S, STALLED_STEPS * usual_s):
         return ""
     what = "an engine, the interpreter or a node may be stuck" if run.kind == "rl" else "a rank may be stuck"
-    return f"no step for {duration(waited_s)}, and a step usually takes {duration(usual_s)}: {what}. Look into {log}"
+    return f"no step for {duration(waited_s)}, but a step usually takes {duration(usual_s)}: {what}. Look into {log}"

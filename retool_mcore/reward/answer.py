@@ -100,7 +100,7 @@ def accepted_truths(truth: str) -> list[str]:
 
 def _problem(truth: str, timeout_s: float) -> str | None:
     if len(truth) > MAX_ANSWER_CHARS:
-        return f"it has {len(truth)} characters, and at most {MAX_ANSWER_CHARS} are allowed"
+        return f"it has {len(truth)} characters, but at most {MAX_ANSWER_CHARS} are allowed"
     text = statement_of(truth).text
     if not text:
         return "it is empty"

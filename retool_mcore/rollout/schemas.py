@@ -41,7 +41,7 @@ def check(schema: Any) -> None:
     for key, target in _references(schema):
         if key != "$ref" or not (target == "#" or target.startswith("#/")):
             raise SchemaRefused(
-                f"{json.dumps(key)}: {json.dumps(target)[:200]} points outside the schema, and nothing is fetched. Use "
+                f"{json.dumps(key)}: {json.dumps(target)[:200]} points outside the schema, but nothing is fetched. Use "
                 "a reference such as #/$defs/NAME"
             )
     try:

@@ -164,7 +164,7 @@ def read_state(path: Path) -> Saved:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         if int(state["version"]) > VERSION:
             raise CheckpointError(
-                f"{path} was written by a newer release: its state has version {state['version']}, and this one reads "
+                f"{path} was written by a newer release: its state has version {state['version']}, but this one reads "
                 f"up to {VERSION}. Install that release, or set another run.name."
             )
         return Saved(
@@ -567,7 +567,7 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     changed = {size for size in LAYOUT if saved.layout[size] != now[size]}
     if not changed:
         return
-    layouts = f"{saved.path} was saved on {_layout_text(saved.layout)}, and the run's layout is {_layout_text(now)}"
+    layouts = f"{saved.path} was saved on {_layout_text(saved.layout)}, but the run's layout is {_layout_text(now)}"
     if kept := changed & {"ep", "etp"}:
         listed = " and ".join(f"parallel.{size} = {saved.layout[size]}" for size in sorted(kept))
         raise CheckpointError(

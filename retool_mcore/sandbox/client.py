@@ -131,7 +131,7 @@ class RemoteSandbox(Sandbox):
                 raise error
         if 2 * len(errors) > len(self._servers):
             answered = f"{len(self._servers) - len(errors)} of {len(self._servers)} sandboxes answer"
-            raise SandboxUnavailable(f"{answered}, and half are needed to start. {errors[0]}")
+            raise SandboxUnavailable(f"{answered}, but half are needed to start. {errors[0]}")
         if errors:
             logger.warning("opened without %d of %d sandboxes: %s", len(errors), len(self._servers), errors[0])
 

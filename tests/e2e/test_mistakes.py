@@ -74,7 +74,7 @@ def lines_under(limits: str, *words: str) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ("ulimit -n 64", "error: 64 open files are allowed (ulimit -n), and a run needs 512. Raise the limit"),
+        ("ulimit -n 64", "error: 64 open files are allowed (ulimit -n), but a run needs 512. Raise the limit"),
         ("ulimit -v 2000000", "error: this shell limits the address space of a process to 1.9 GiB (ulimit -v)"),
     ],
 )

@@ -123,7 +123,7 @@ async def test_the_client_opens_only_if_half_of_the_servers_answer(monkeypatch: 
             async with asyncio.timeout(15):
                 while not hung.num_calls:
                     await asyncio.gather(*(sandbox.execute("1") for _ in range(4)))
-        with pytest.raises(SandboxUnavailable, match="1 of 3 sandboxes answer, and half are needed"):
+        with pytest.raises(SandboxUnavailable, match="1 of 3 sandboxes answer, but half are needed"):
             async with client(well, dead_url(), dead_url(), attempts=1):
                 pass
         weak = ScriptedServer(pong, ran, headers="x-sandbox-level: rlimits\r\n")

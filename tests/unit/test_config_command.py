@@ -106,4 +106,4 @@ def test_the_option_may_be_left_out_and_several_names_given():
 def test_a_run_file_is_told_from_a_key(words: list[str]):
     said = CliRunner().invoke(all_commands(), ["config", *words])
     assert said.exit_code == 2
-    assert f"{words[0]} is a run file, and this command explains keys" in said.output
+    assert f"{words[0]} is a run file, but this command explains keys" in said.output

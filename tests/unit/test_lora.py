@@ -28,7 +28,7 @@ RANK = "lora.rank=8"
         ((RANK, "model.fp8=tensorwise"), 'lora.rank = 8 with model.fp8 = "tensorwise" is not supported'),
         (
             ("lora.base_precision=fp8",),
-            'base_precision = "fp8" needs adapters, and rank = 0 trains all weights',
+            'base_precision = "fp8" needs adapters, but rank = 0 trains all weights',
         ),
         ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1 is for SFT only: RL compares"),
         (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": choose one of 'attention', 'mlp', 'q_proj'"),

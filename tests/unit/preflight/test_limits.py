@@ -63,7 +63,7 @@ def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):
         (
             1000,
             (100, 100),
-            "100 processes and threads are allowed (ulimit -u), and a run needs 1024. Raise the limit of",
+            "100 processes and threads are allowed (ulimit -u), but a run needs 1024. Raise the limit of",
         ),
         (1000, (100, 4096), ""),
         (1000, (resource.RLIM_INFINITY, resource.RLIM_INFINITY), ""),

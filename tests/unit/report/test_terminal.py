@@ -74,7 +74,7 @@ def test_a_stalled_engine_is_told_against_the_usual_step(tmp_path: Path):
     run = write_run(tmp_path / "run", rows=steps(6, seconds=60.0))
     assert warned(run, NOW_S + 299) == []
     (warning,) = warned(run, NOW_S + 301)
-    assert warning.startswith("no step for 5 min 1 s, and a step usually takes 1 min 0 s: an engine")
+    assert warning.startswith("no step for 5 min 1 s, but a step usually takes 1 min 0 s: an engine")
     fast = write_run(tmp_path / "fast", rows=steps(6, seconds=1.0))
     assert warned(fast, NOW_S + 100) == [] and len(warned(fast, NOW_S + 121)) == 1
     assert "no step for" not in "".join(warned(run, NOW_S + 9999, running=False))

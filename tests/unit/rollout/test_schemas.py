@@ -25,7 +25,7 @@ def complaint(made: Counter, arguments: Any) -> str | None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"$ref": "http://127.0.0.1:1/x"}, "points outside the schema, and nothing is fetched"),
+        ({"$ref": "http://127.0.0.1:1/x"}, "points outside the schema, but nothing is fetched"),
         ({"$ref": "#/$defs/none"}, "cannot be checked: PointerToNowhere"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself"),
         ({"properties": {"n": {"$dynamicRef": "#x"}}}, "points outside the schema"),

@@ -332,7 +332,7 @@ def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: 
     wider = run_in(tmp_path, *TP2, *FOUR)
     assert checkpoint.find_resume(wider) is not None
     said = (
-        r"was saved on tp 2, pp 1, vpp 1, cp 1, ep 1, dp 1, and the run's layout is tp 1, pp 1, vpp 1, cp 1, ep 1, "
+        r"was saved on tp 2, pp 1, vpp 1, cp 1, ep 1, dp 1, but the run's layout is tp 1, pp 1, vpp 1, cp 1, ep 1, "
         r"dp 2\. .* on its own layout with checkpoint\.reshardable = true"
     )
     with pytest.raises(CheckpointError, match=said):
@@ -487,7 +487,7 @@ def test_a_checkpoint_of_a_newer_release_is_refused_and_left_where_it_is(tmp_pat
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     for ask in (checkpoint.require_intact, checkpoint.find_resume):
         with pytest.raises(
-            CheckpointError, match=r"global_step_100 was written by a newer release: .* version 3, and th"
+            CheckpointError, match=r"global_step_100 was written by a newer release: .* version 3, but th"
         ):
             ask(config)
     assert names(config) == ["global_step_100", "global_step_50"]
