@@ -28,7 +28,7 @@ from retool_mcore.evaluate.table import markdown
 from retool_mcore.model.files import read_config
 from retool_mcore.platforms.base import detect_platform
 from retool_mcore.reward.response import Response
-from retool_mcore.reward.user_function import open_own_reward
+from retool_mcore.reward.user_function import load_user_reward
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.sglang_http import SglangEngine
@@ -211,7 +211,7 @@ async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, tex
     )
     if not reward.function:
         return await asyncio.to_thread(lambda: response.right)
-    scored = await asyncio.to_thread(open_own_reward(reward.function), response)
+    scored = await asyncio.to_thread(load_user_reward(reward.function), response)
     return bool(scored["acc"])
 
 

@@ -40,8 +40,8 @@ from retool_mcore.rollout.tool_call import (
     Parsed,
     call_of,
     parse_hermes,
+    parse_text_turn,
     with_calls,
-    without_call,
     without_interpreter,
 )
 from retool_mcore.rollout.tools import Tool, ToolContext
@@ -103,7 +103,7 @@ class TextTools:
     def read(self, parsed: Parsed) -> Parsed:
         return parsed if self.interpreter else without_interpreter(parsed, self.tools)
 
-    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
+    def render_output(self, output: str, max_tokens: int) -> tuple[str, int]:
         """``output`` with its middle cut by characters. The count of cut tokens is always 0."""
         shown = CONTROL.sub("< ", output)
         kept = CHARS_PER_TOKEN * max_tokens
@@ -161,7 +161,7 @@ class Chat:
         thought = next(iter(thoughts.values()), "")  # an answer in the reasoning counts, as in RL
         text = f"<think>\n{thought}\n</think>\n\n{content}" if thought else content
         if self._tools is None:
-            return text, without_call(text)
+            return text, parse_text_turn(text)
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
         turn = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {}), **thoughts}
         self._messages.append(turn)
@@ -255,9 +255,8 @@ class TextSampler:
     async def trajectory(self, problem: Problem, sampling: Sampling, context: ToolContext) -> Trajectory:
         tools = self._tools if self._case.tool else None
         model = Chat(problem.messages, tools, self._endpoint, sampling, self._limits)
-        return await converse(
-            model.trajectory, model, Calls(self._tools.tools, self._tools.shown, self._limits, context), self._limits
-        )
+        calls = Calls(self._tools.tools, self._tools.render_output, self._limits, context)
+        return await converse(model.trajectory, model, calls, self._limits)
 
     def text(self, trajectory: Trajectory) -> str:
         parts = [text for turn in trajectory.turns for text in (turn.text, *(result.shown for result in turn.results))]

@@ -28,7 +28,7 @@ from retool_mcore.planner.plan import make_plan
 from retool_mcore.preflight.findings import Finding, error, missing, note, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.reward.response import Response
-from retool_mcore.reward.user_function import open_own_reward
+from retool_mcore.reward.user_function import load_user_reward
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
@@ -100,7 +100,7 @@ def reward(config: RunConfig) -> Iterator[Finding]:
     """Call the user's reward function once, with the first problem of data.train_file."""
     if not isinstance(config, RlConfig) or not config.reward.function:
         return
-    score, row = open_own_reward(config.reward.function), _first_row(config)
+    score, row = load_user_reward(config.reward.function), _first_row(config)
     extra: Any = row.get("extra_info")
     response = Response(
         data_source=str(row["data_source"]),

@@ -43,8 +43,9 @@ class Verdict:
     """Whether two answers are equivalent, and how the judge decided.
 
     ``how`` is "exact" if the judge compared texts or numbers, and "values" if a checker process
-    compared expressions. "timeout", "crash" and "too long" mean that the check did not finish; the
-    answer then counts as not equivalent.
+    compared expressions. "timeout" and "crash" mean that the check did not finish, and
+    "too long" that an answer has too many characters to be checked; the answer then counts as not
+    equivalent.
     """
 
     equivalent: bool

@@ -40,7 +40,7 @@ _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?: |\\,)\d{3})+(?:\.\d+)?")
 _IN_BRACKETS = re.compile(r"[(\[{]")
 _BRACKETS = re.compile(r"(?<=^\{)[(\[].*[)\]](?=\}$)")
 _SET = re.compile(r"[,:]|\\(?:emptyset|varnothing)")
-_AFTERNOON = re.compile(r"(?<=\d) ?(?:\\text ?\{ ?)?([ap])\.? ?m(?![a-z])\.?(?: ?\})?", re.IGNORECASE)
+_AM_PM = re.compile(r"(?<=\d) ?(?:\\text ?\{ ?)?([ap])\.? ?m(?![a-z])\.?(?: ?\})?", re.IGNORECASE)
 _CURRENCY = re.compile(r"(?:US|USD ?|RMB ?|Rs\.? ?)?(?:\$?\\\$|\$(?=[-\d.])|[€£¥₹]) ?")
 _ORDINAL = re.compile(r"(?<=\d) ?(?:\^ ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}? ?\}?|st|nd|rd|th)$")
 
@@ -65,7 +65,7 @@ def clean(text: str) -> str:
         text = _SHORT_FRACTION.sub(_full_fraction, text)
         text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     text = _CURRENCY.sub("", " ".join(text.split()))
-    text = _AFTERNOON.sub(r" \1m", text) if ":" in text else text
+    text = _AM_PM.sub(r" \1m", text) if ":" in text else text
     return _ORDINAL.sub("", text) if text[-1:] in "tndh}" else text
 
 

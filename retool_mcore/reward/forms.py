@@ -217,7 +217,7 @@ def _same_relations(answer: AnswerForm, truth: AnswerForm) -> bool:
 def _stated(relation: AnswerForm) -> AnswerForm | None:
     r"""The value of a chain of equalities: 5 for ``x = 2 + 3 = 5``; None if one of them is false.
 
-    A value after ``\approx`` is a decimal approximation, whose last digit must be correct.
+    A value after ``\approx`` is a decimal that may be off by one in its last digit.
     """
     signs = relation.text.split()
     if signs == [r"\in"]:

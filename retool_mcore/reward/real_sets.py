@@ -14,7 +14,7 @@ _ORDER = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\n
 
 
 def same_sets(answer: AnswerForm, truth: AnswerForm) -> bool | None:
-    """Whether two sets of real numbers are equal; None if neither form is such a set."""
+    """Whether two sets of real numbers are equal; None if this cannot be decided."""
     if not (_is_real_set(answer) or _is_real_set(truth)):
         return None
     try:
@@ -66,7 +66,7 @@ def _real_set(form: AnswerForm) -> Any:
 
 
 def _chain(form: AnswerForm) -> Any:
-    """The solutions of a chain of inequalities such as ``1 < x \\le 2``; None if SymPy has none."""
+    """The solutions of a chain of inequalities such as ``1 < x \\le 2``; None if unsolvable."""
     region: Any = sympy.S.Reals
     for left, sign, right in zip(form.parts, form.text.split(), form.parts[1:], strict=False):
         sides: tuple[Any, Any] = value(left.text), value(right.text)

@@ -1,4 +1,4 @@
-"""The reward function that verl calls: +1 for a right answer and -1 otherwise, as in the paper."""
+"""The default reward function: +1 for a right answer and -1 otherwise, as in the paper."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,8 @@ def compute_score(
     max_response_tokens: int = 0,
     **_: Any,
 ) -> dict[str, Any]:
-    """Score one response. verl's reward managers call this from several threads.
+    """Score one response. verl's reward managers call this from several threads,
+    through ``verl.reward``.
 
     ``read_response`` documents the first four arguments. ``reward`` is a run's section [reward];
     ``max_response_tokens`` is needed only for reward.overlong_buffer_tokens.

@@ -23,7 +23,7 @@ RewardFunction = Callable[[Response], "float | Mapping[str, float]"]
 RESERVED = frozenset({"pred", "extracted", "has_answer", "check_failed"})  # keys of ``Response.result``
 
 
-class OwnReward:
+class UserReward:
     """Wraps a user's reward function and checks its results.
 
     verl takes the columns of a batch from one response, so every response must have the same names.
@@ -84,6 +84,6 @@ class OwnReward:
 
 
 @lru_cache(maxsize=1)
-def open_own_reward(path: str) -> OwnReward:
+def load_user_reward(path: str) -> UserReward:
     """Load the function that ``reward.function`` names, once per process. Raises ConfigError."""
-    return OwnReward(path, load_named("reward.function", path))
+    return UserReward(path, load_named("reward.function", path))

@@ -52,7 +52,7 @@ class CallResult:
 class Calls:
     """The tools of one trajectory and their state. Call ``close`` when the trajectory is over.
 
-    ``shown``: see ``ToolProtocol.shown``.
+    ``render_output``: see ``ToolProtocol.render_output``.
     ``tool_numbers``: the numbers that each tool's ``end`` hook returned, by tool name.
     ``faults``: the exceptions in hooks, by "TOOL.HOOK/EXCEPTION", such as "lookup.end/KeyError".
     """
@@ -60,11 +60,11 @@ class Calls:
     def __init__(
         self,
         tools: Sequence[Tool],
-        shown: Callable[[str, int], tuple[str, int]],
+        render_output: Callable[[str, int], tuple[str, int]],
         limits: Limits,
         context: ToolContext,
     ) -> None:
-        self._shown, self._limits, self._context = shown, limits, context
+        self._render_output, self._limits, self._context = render_output, limits, context
         self.tool_numbers: dict[str, dict[str, float]] = {}
         self.faults: Counter[str] = Counter()
         self._tools = {tool.name: tool for tool in tools}
@@ -75,7 +75,8 @@ class Calls:
         """Run one turn's calls: concurrently, or in order if they share an interpreter session.
 
         Raises SandboxUnavailable if an outage outlasts ``max_outage_s``. Exceptions of user-defined
-        tools other than ToolError propagate after the turn's other calls are cancelled.
+        tools, except ToolError and TimeoutError, propagate after the turn's other calls are
+        cancelled.
         """
         if self._limits.sessions:
             return [await self._run(call) for call in calls]
@@ -85,9 +86,9 @@ class Calls:
         finally:
             await _cancel(running)
 
-    def shown(self, error: str) -> str:
+    def render_error(self, error: str) -> str:
         """An error message of the loop, cleaned and cut like a tool's output."""
-        return self._shown(error, self._limits.max_tool_output_tokens)[0]
+        return self._render_output(error, self._limits.max_tool_output_tokens)[0]
 
     async def close(self) -> None:
         """End the interpreter session and call ``end`` of every tool that was started.
@@ -118,7 +119,7 @@ class Calls:
 
     async def _run_code(self, call: Call) -> CallResult:
         sandbox = self._context.sandbox
-        assert sandbox is not None, "a call of the interpreter, but there is no sandbox"
+        assert sandbox is not None, "an interpreter call, but there is no sandbox"
         started = time.perf_counter()
         output: ExecResult = await self._retrying()(
             sandbox.execute,
@@ -157,7 +158,7 @@ class Calls:
         """One attempt. Counts exceptions as faults, except ToolError, outages and timeouts."""
         what = f"{tool.name}.call"
         try:
-            answer: object = await _bounded(what, self._call_started(tool, call), tool.timeout_s)
+            answer: object = await _bounded(what, self._start_and_call(tool, call), tool.timeout_s)
         except (ToolError, SandboxUnavailable, TimeoutError):
             raise
         except Exception as error:
@@ -169,7 +170,7 @@ class Calls:
         self._count_fault(what, TypeError(f"it returned {answer!r:.200}; return a str or a ToolResult of a str"))
         return ToolResult(text=f"Error: {tool.name} returned no text.", ok=False)
 
-    async def _call_started(self, tool: Tool, call: Call) -> str | ToolResult:
+    async def _start_and_call(self, tool: Tool, call: Call) -> str | ToolResult:
         if tool.name not in self._states:  # concurrent calls share one start
             work = _bounded(f"{tool.name}.start", tool.start(self._context), tool.hook_timeout_s)
             self._states[tool.name] = asyncio.ensure_future(work)
@@ -190,7 +191,7 @@ class Calls:
         )
 
     def _result(self, call: Call, text: str, **fields: Any) -> CallResult:
-        shown, cut_tokens = self._shown(text, self._limits.max_tool_output_tokens)
+        shown, cut_tokens = self._render_output(text, self._limits.max_tool_output_tokens)
         return CallResult(tool=call.tool, code=call.code, shown=shown, cut_tokens=cut_tokens, **fields)
 
 

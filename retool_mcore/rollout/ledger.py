@@ -115,7 +115,7 @@ class Ledger:
         With chat-template protocols, these are the end-of-turn token if the model did not sample
         it, the tool results, and the header of the next model turn.
         """
-        assert self.loss_mask and self.loss_mask[-1] == 1, "a tool turn follows a model turn"
+        assert self.loss_mask and self.loss_mask[-1] == 1, "a tool turn must follow a model turn"
         self._append(token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)
 
     def append_routes(self, routes: Any) -> None:

@@ -125,11 +125,12 @@ async def run_trajectory(
     trajectory has ``StopReason.DROPPED``. Exceptions of a user-defined tool propagate, except
     ToolError, TimeoutError and SandboxUnavailable.
     """
-    assert prompt_ids, "a trajectory starts from at least one prompt token"
+    assert prompt_ids, "no prompt tokens: a trajectory needs at least one"
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
     conversation = _TokenConversation(trajectory, engine, protocol, sampling, trajectory_id)
     context = replace(tool_context or ToolContext(), trajectory_id=trajectory_id, sandbox=sandbox)
-    return await converse(trajectory, conversation, Calls(protocol.tools, protocol.shown, limits, context), limits)
+    calls = Calls(protocol.tools, protocol.render_output, limits, context)
+    return await converse(trajectory, conversation, calls, limits)
 
 
 class OutOfRoom(Exception):
@@ -200,7 +201,7 @@ async def _alternate(trajectory: Trajectory, model: Conversation, calls: Calls, 
 async def _results(turn: Turn, parsed: Parsed, calls: Calls) -> list[str]:
     """The text to append after a turn: each call's output, or the parse error."""
     if parsed.kind == "malformed":
-        return [calls.shown(f"Error: {parsed.error}")]
+        return [calls.render_error(f"Error: {parsed.error}")]
     started = time.perf_counter()
     turn.results.extend(await calls.run(parsed.calls))
     turn.tool_s = time.perf_counter() - started
@@ -296,6 +297,6 @@ class _TokenConversation:
         call_end = self.protocol.call_end
         if call_end is not None and turn_ids[position - 1] in call_end.completing:
             last = turn_ids[max(0, position - call_end.max_tokens) : position]
-            if not call_end.complete(last):  # usually not; checking the last tokens avoids decoding the turn
+            if not call_end.complete(last):  # the usual case; avoids decoding the turn
                 return False
         return self.protocol.ended(turn_ids[:position])

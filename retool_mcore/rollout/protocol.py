@@ -29,7 +29,7 @@ from retool_mcore.rollout.tool_call import (
     parse_mistral,
     parse_qwen3_coder,
     parse_retool,
-    without_call,
+    parse_text_turn,
     without_interpreter,
 )
 from retool_mcore.rollout.tool_output import cut_middle
@@ -102,7 +102,7 @@ class ToolProtocol(ABC):
             'Use "first", or protocol "hermes".'
         )
 
-    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
+    def render_output(self, output: str, max_tokens: int) -> tuple[str, int]:
         """A tool's output as the model sees it, and the number of tokens cut from its middle.
 
         Markup in the output is broken up, see ``clean``.
@@ -168,7 +168,7 @@ class TextOnly(ToolProtocol):
         return chat.render_prompt(messages, None, self.tokenizer)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        return without_call(text)
+        return parse_text_turn(text)
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
         raise AssertionError("a text-only trajectory has no results")

@@ -134,7 +134,7 @@ _OWN = {
     "patternProperties": _unchecked,
     "additionalProperties": _additional,
     "uniqueItems": _unique,
-    "unevaluatedProperties": _unchecked,  # evaluates the patterns of patternProperties
+    "unevaluatedProperties": _unchecked,  # jsonschema's would evaluate patterns
 }
 _Bounded: Any = extend(
     jsonschema.Draft202012Validator, {name: _counted(_OWN.get(name, keyword)) for name, keyword in _KEYWORDS.items()}

@@ -166,8 +166,8 @@ class SglangServer:
 def free_port() -> int:
     """A free TCP port below the kernel's ephemeral port range.
 
-    The server binds the port only after half a minute. Until then, another process might get an
-    ephemeral port from the kernel.
+    The server binds the port only after half a minute. Until then, the kernel may give an
+    ephemeral port to another process.
     """
     while True:
         port = random.randrange(*LISTEN_PORTS)

@@ -114,7 +114,7 @@ def parse_hermes(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """
     called = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _JSON_START)]
     if not called:
-        return without_call(without_mentions(text, CALL_START, CALL_END))
+        return parse_text_turn(without_mentions(text, CALL_START, CALL_END))
     return with_calls(lambda repairs: [_read_block(block, repairs, tools) for block in called], tools)
 
 
@@ -131,7 +131,7 @@ def with_calls(read: Callable[[list[str]], Sequence[Call]], tools: Sequence[Tool
     return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
 
-def without_call(text: str) -> Parsed:
+def parse_text_turn(text: str) -> Parsed:
     """Parse a turn without calls: an answer if it has a boxed one, else text."""
     answer = last_answer(text)
     return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
@@ -140,7 +140,7 @@ def without_call(text: str) -> Parsed:
 def without_interpreter(parsed: Parsed, tools: Sequence[Tool]) -> Parsed:
     """Adapt a parsed turn to a run without the interpreter, where only ``tools`` may be called.
 
-    A call of the interpreter becomes malformed. An error that mentions the interpreter keeps only
+    An interpreter call becomes malformed. An error that mentions the interpreter keeps only
     its first sentence, the problem, and drops the example after it.
     """
     error = parsed.error or ""
@@ -164,7 +164,7 @@ def parse_retool(text: str) -> Parsed:
     """
     block = next((block for block in blocks(text, CODE_START, CODE_END) if block.closed), None)
     if block is None:
-        return without_call(without_mentions(text, CODE_START, CODE_END))
+        return parse_text_turn(without_mentions(text, CODE_START, CODE_END))
     # Use the last start tag followed by a fenced block: prose may mention the tag, and code may
     # contain it.
     bodies = [] if block.start is None else _after_start_tags(block.body, CODE_START)[::-1]
@@ -174,7 +174,7 @@ def parse_retool(text: str) -> Parsed:
             return Parsed(kind="tool_call", calls=code_calls(code))
     if bodies and FENCE not in bodies[0] and bodies[0].strip():
         return Parsed(kind="tool_call", calls=code_calls(bodies[0].strip("\n")), repairs=("missing_fence",))
-    # The message avoids the tags, because ``shown`` breaks up markup in results.
+    # The message avoids the tags, because ``render_output`` breaks up markup in results.
     error = "the text between the code tags is not one fenced block" if bodies else "the code has no opening tag"
     shape = f"{FENCE}python\n...\n{FENCE}"
     return Parsed(kind="malformed", problem="tags", error=f"{error}. Write it between the code tags as\n{shape}")
@@ -399,7 +399,7 @@ def parse_llama3(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     _, tagged, body = text.partition(PYTHON_TAG)
     if not tagged:
         if not _LLAMA_CALL.match(text):
-            return without_call(text)
+            return parse_text_turn(text)
         body = text
     elif not _LLAMA_CALL.match(body) and body.strip():
         return Parsed(kind="tool_call", calls=code_calls(body.strip()))  # the format of Llama's built-in interpreter
@@ -411,7 +411,7 @@ def parse_mistral(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """Parse a Mistral turn: a JSON list of calls, or a name and its arguments."""
     first, *bodies = text.split(TOOL_CALLS)
     if not bodies:
-        return without_call(first)
+        return parse_text_turn(first)
     return with_calls(
         lambda repairs: [call for body in bodies for call in _mistral_calls(body.strip(), repairs, tools)], tools
     )
@@ -433,7 +433,7 @@ def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """Parse a Qwen3-Coder turn. Each value is unescaped text in a tag named after its parameter."""
     called = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block, _FUNCTION)]
     if not called:
-        return without_call(without_mentions(text, CALL_START, CALL_END))
+        return parse_text_turn(without_mentions(text, CALL_START, CALL_END))
     return with_calls(lambda repairs: [_xml_call(block, repairs, tools) for block in called], tools)
 
 
@@ -463,7 +463,7 @@ def _xml_call(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> C
     function = _FUNCTION.match(block.body)
     shape = f"<function={TOOL_NAME}>\n<parameter=code>\n...\n</parameter>\n</function>"
     if function is None:
-        # The message avoids the outer tags, because ``shown`` breaks up markup in results.
+        # The message avoids the outer tags, because ``render_output`` breaks up markup in results.
         raise Malformed("tags", f"the call has no function. Write it between the tool call tags as\n{shape}")
     name, inside = function[1].strip(), block.body[function.end() :]
     values: dict[str, Any] = {match[1].strip(): match[2] for match in _PARAMETER.finditer(inside)}

@@ -90,7 +90,8 @@ class Tool(ABC):
         """Run one call. The calls of one turn may run concurrently.
 
         Raise ToolError for the model's mistake, and SandboxUnavailable for an outage, which the
-        loop retries for rollout.max_outage_s. Any other exception drops the trajectory.
+        loop retries for rollout.max_outage_s. A TimeoutError is a call's time limit.
+        Any other exception drops the trajectory.
         """
 
     async def end(self, state: Any) -> Mapping[str, float] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from retool_mcore.reward import score
 from retool_mcore.reward.response import read_response
-from retool_mcore.reward.user_function import open_own_reward
+from retool_mcore.reward.user_function import load_user_reward
 from retool_mcore.verl.keys.rollout import settings_of_run
 
 
@@ -28,7 +28,7 @@ def compute_score(
     run = settings_of_run(run_config)
     if run.reward.function:
         response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=run.reward.timeout_s)
-        return open_own_reward(run.reward.function)(response)
+        return load_user_reward(run.reward.function)(response)
     return score.compute_score(
         data_source,
         solution_str,

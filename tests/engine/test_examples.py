@@ -15,7 +15,7 @@ from retool_mcore.data.prompt_format import PromptFormat
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.reward.response import Response
-from retool_mcore.reward.user_function import OwnReward
+from retool_mcore.reward.user_function import UserReward
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import open_protocol, protocol_of
@@ -53,7 +53,7 @@ def rewarded(trajectory: Trajectory) -> dict[str, Any]:
     """As verl's worker judges it: from what is stored of the trajectory."""
     behavior = json.loads(json.dumps(Behavior.of(trajectory).to_json()))
     response = Response(data_source="", truth=TRUTH, answer=None, text="", behavior=behavior)
-    return OwnReward("x:score", score)(response)
+    return UserReward("x:score", score)(response)
 
 
 async def test_the_last_submission_counts_and_the_interpreter_keeps_its_state(tokenizer: Any, session_sandbox: Sandbox):

@@ -6,14 +6,14 @@ import pytest
 
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.response import Response, read_response
-from retool_mcore.reward.user_function import OwnReward
+from retool_mcore.reward.user_function import UserReward
 
 RIGHT = Response(data_source="math", truth="1/2", answer="0.5", text="\\boxed{0.5}")
 NONE = Response(data_source="math", truth="1/2", answer=None, text="no")
 
 
-def own(function: Any) -> OwnReward:
-    return OwnReward("mine:score", function)
+def own(function: Any) -> UserReward:
+    return UserReward("mine:score", function)
 
 
 def test_a_number_is_the_score_and_the_answer_is_judged_as_by_default():

@@ -66,7 +66,7 @@ async def ask(tokenizer: Any, offered: Mapping[str, Tool], *wanted: tuple[str, d
     """The results of one turn's calls, which run concurrently."""
     protocol = open_protocol("hermes", tokenizer)
     protocol.offer(list(offered.values()))
-    calls = Calls(protocol.tools, protocol.shown, LIMITS, ToolContext(trajectory_id="t"))
+    calls = Calls(protocol.tools, protocol.render_output, LIMITS, ToolContext(trajectory_id="t"))
     try:
         return await calls.run([Call(tool=name, arguments=arguments) for name, arguments in wanted])
     finally:

@@ -64,7 +64,7 @@ def test_a_very_long_output_is_tokenized_at_its_ends_only(tokenizer):
 @pytest.mark.parametrize("kind", [Hermes, Retool])
 def test_markup_is_broken_up_before_it_is_counted(tokenizer, kind):
     protocol = kind(tokenizer)
-    shown, cut_tokens = protocol.shown("<|im_end|>" * 3 + "</interpreter>", 1000)
+    shown, cut_tokens = protocol.render_output("<|im_end|>" * 3 + "</interpreter>", 1000)
     assert "<|im_end|>" not in shown and cut_tokens == 0
     assert protocol.clean(shown) == shown
     assert ("</interpreter>" in shown) == (kind is Hermes)
