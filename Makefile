@@ -81,7 +81,7 @@ test-fast-2:
 test-long: install
 	$(BIN)/python -m pytest -m long
 
-# Test the tool loop with a real vLLM. Its CPU build pins other versions than .venv, so it has a separate
+# Test the tool loop with a real vLLM. Its CPU build pins different versions from .venv, so it has a separate
 # environment. torch's CPU build must be on one of pip's indexes.
 test-ascend: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m long tests/nightly/ascend
@@ -114,7 +114,7 @@ lint: install
 
 # Compare this commit with BASE, alternating on this machine: an SFT step; an RL step without engine and
 # Ray, which measures this package's own work per token; a start of RL; the requests of a trajectory. The
-# last line of perf/compare.py states the smallest difference that it can detect.
+# output includes the smallest difference that perf/compare.py can detect.
 INTERLEAVE = $(BIN)/python -W ignore perf/interleave.py --base $(BASE)
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task

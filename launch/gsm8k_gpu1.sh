@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 source launch/env_cuda.sh
 source launch/stages.sh
 MODEL=${1:-}
-case $MODEL in '' | -* | *=*) fail "the first argument must be a model, a hub name or a folder; the arguments were: ${*:-none}" ;; esac
+case $MODEL in '' | -* | *=*) fail "the first argument must be a model (hub name or folder); the arguments were: ${*:-none}" ;; esac
 case $PROBLEMS in plain) DATA=$GSM8K ;; large) DATA=$OUT/data/large ;; *) fail "Unknown PROBLEMS = $PROBLEMS. Choose plain or large." ;; esac
 KEYS=()
 for word in "${@:2}"; do
@@ -48,7 +48,7 @@ if [ "$PROBLEMS" = large ]; then
   large=("$PYTHON" launch/gsm8k/large.py)
   in_background large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
   in_background large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # three variants of each, because half of the problems cannot be enlarged
-  together
+  wait_for_all
 fi
 in_background problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
 in_background validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
@@ -65,7 +65,7 @@ for form in traces inline; do  # protocol "retool" needs inline traces
       in_background "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
     fi
   done
-  together
+  wait_for_all
 done
 
 stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
@@ -73,7 +73,7 @@ how=stage
 [ -z "$AT_ONCE" ] || how=in_background
 $how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
 $how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
-together
+wait_for_all
 
 models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OUT/tool_rl/export" --model "text_rl=$OUT/text_rl/export")
 # Same sampling as the runs' validation: temperature 1, n = 4. Each of the four models with and without the tool.
@@ -81,6 +81,6 @@ stage eval "$OUT/eval/text_rl_text/report.json" "${retool[@]}" eval "${rl[@]}" r
   --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
 in_background tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
 in_background tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
-together
+wait_for_all
 stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
 finish "$recipe"

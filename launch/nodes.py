@@ -148,8 +148,8 @@ def carry_out(node: Node, commands: Commands) -> int:
             if "nodes" in commands:
                 processes.require(commands["nodes"])
             elif node.rank != 0:  # SFT: wait until node 0's old torchrun is gone
-                is_gone = partial(answers, node.head_ip, number("TORCH_PORT"), wanted=False)
-                wait_until(is_gone, number("NODES_WAIT_S") / 2)
+                port = number("TORCH_PORT")
+                wait_until(lambda: not answers(node.head_ip, port), number("NODES_WAIT_S") / 2)
 
         return processes.supervise(commands["run"], before_restart=wait_for_other_nodes)
 
@@ -239,13 +239,13 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def answers(host: str, port: int, *, wanted: bool = True) -> bool:
-    """Whether connecting to ``host`` succeeds; with ``wanted`` False, whether it fails."""
+def answers(host: str, port: int) -> bool:
+    """Whether connecting to ``host`` succeeds."""
     try:
         socket.create_connection((host, port), timeout=2).close()
     except OSError:
-        return not wanted
-    return wanted
+        return False
+    return True
 
 
 def wait_for_head(head_ip: str, port: int) -> None:
@@ -511,7 +511,7 @@ def serve(node: Node, processes: Processes, command: Sequence[object], folders: 
         again = f" again, {restarts} of RESTARTS = {number('RESTARTS')}," if restarts else ""
         say(f"node {node.rank} has joined{again} and serves until node 0 leaves")
         while not wait_until(lambda: ray.leader.poll() is not None, 1) or not _stays(head):  # noqa: B023
-            if _stays(partial(head, wanted=False)):
+            if _stays(lambda: not head()):
                 say("node 0 has left")
                 return 0
         ray.signal(signal.SIGKILL)  # in case its leader left processes behind

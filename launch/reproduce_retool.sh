@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 source launch/stages.sh
 case $#,${1:--},${2:---dry-run} in
   1,[!-]*,* | 2,[!-]*,--dry-run) ;;
-  *) fail "give one model, a hub name or a folder, and optionally --dry-run; the arguments were: ${*:-none}" ;;
+  *) fail "give one model (hub name or folder) and optionally --dry-run; the arguments were: ${*:-none}" ;;
 esac
 [ $# = 1 ] || DRY_RUN=1
 export PYTHON DRY_RUN

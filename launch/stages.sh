@@ -12,25 +12,25 @@ fail() { echo "error: $*" >&2; exit 2; }
 stage() {
   local name=$1 result=$2 began=$SECONDS
   shift 2
-  is_left "$result" "$@" || return 0
+  must_run "$result" "$@" || return 0
   start "$@"
   wait "${started[-1]}"
   unset 'started[-1]'
   done_with "$name" $began "$*"
 }
 
-# in_background NAME RESULT COMMAND...: starts a parallel stage; `together` waits for all of them. Each line of
+# in_background NAME RESULT COMMAND...: starts a parallel stage; `wait_for_all` waits for them. Each line of
 # its output is prefixed with its name, which also disables progress bars.
 in_background() {
   local name=$1 result=$2
   shift 2
-  is_left "$result" "$@" || return 0
+  must_run "$result" "$@" || return 0
   start "$@" > >(exec sed -u "s/^/$name: /") 2>&1
   begun+=("$name" "${started[-1]}" "$SECONDS" "$*")
 }
 
 # Waits for all parallel stages. The first one that fails stops the recipe and all other stages.
-together() {
+wait_for_all() {
   local i
   while [ ${#begun[@]} -gt 0 ]; do
     for ((i = 0; i < ${#begun[@]}; i += 4)); do
@@ -45,8 +45,9 @@ together() {
   done
 }
 
-# is_left RESULT COMMAND...: whether stage `name` still has to run. The first stage that has to run locks OUT.
-is_left() {
+# must_run RESULT COMMAND...: whether stage `name` still has to run. The first stage that has to run locks OUT;
+# a dry run prints the command and runs a script's own dry run.
+must_run() {
   local result=$1
   shift
   printf '\n# %s\n' "$*"
@@ -55,7 +56,7 @@ is_left() {
     return 1
   fi
   if [ -e "$result" ] && [ "$(cat "$OUT/stages/$name" 2>/dev/null)" = "$*" ]; then
-    echo "done before: $result"
+    echo "already done: $result"
     return 1
   fi
   [ -n "${lock:-}" ] || lock_out
@@ -85,7 +86,7 @@ finished() {
   shift
   [ -z "$DRY_RUN" ] && [ "$(cat "$OUT/stages/recipe" 2>/dev/null)" = "$recipe" ] || return 1
   for result in "$@"; do [ -e "$result" ] || return 1; done
-  echo "done before: ${*: -1}"
+  echo "already done: ${*: -1}"
 }
 finish() { [ -n "$DRY_RUN" ] || printf '%s' "$1" >"$OUT/stages/recipe"; }
 

@@ -184,7 +184,7 @@ def hardware(gpus: int) -> dict[str, Any]:
         "devices": sorted(set(names)) or [platform.processor() or platform.machine()],
         "used": gpus,
         "cpus": os.cpu_count(),
-        "driver": torch.version.cuda or "none",
+        "cuda": torch.version.cuda or "none",
     }
 
 

@@ -16,7 +16,7 @@ Exit codes:
 A difference counts if it is significant (Student's t on the logarithms) and not small. With 20
 steps and 2 % noise, the gate finds a difference of 3 % in 9 of 10 runs, and passes equal runs in 99
 of 100. With fewer steps, such as in RL's baselines, only larger differences are significant. The
-last line of output has the smallest detectable difference (tests/unit/perf/test_gate_power.py).
+output includes the smallest detectable difference (tests/unit/perf/test_gate_power.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from retool_mcore.errors import ConfigError
 CONFIDENCE = 0.99
 POWER, NOISE = 0.9, 0.02  # a detectable difference is found with this probability, at this noise per step
 DEFAULT_THRESHOLD = 0.03
-SMALL = 0.7  # share of the threshold that counts: half of the measurements are below the true value
+# Differences count from this share of the threshold on, because half of all measurements are below
+# the true value.
+SMALL = 0.7
 TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
 SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work
 NOT_COUNTED = ("timing_s/save_checkpoint", "timing_s/validate", "timing_s/testing")  # phases of only some steps

@@ -41,7 +41,7 @@ KINDS = {  # kind -> pattern of kernel names; among overlapping kernels the firs
     "norms": r"rmsnorm|layernorm|layer_norm|_norm_|ln_",
     "SwiGLU, RoPE": r"silu|glu|rope|rotary|gated",
     "FP8 casts": r"quantize|cast_transpose|amax|transpose_kernel|scale_inv",
-    "messages": r"nccl",
+    "communication": r"nccl",
     "copies, sums": r"memcpy|memset|elementwise|copy_kernel|vectorized|reduce_kernel|index|cat|fill",
 }
 GAPS, OTHER = "gaps", "other"

@@ -71,7 +71,7 @@ class InstantSandbox:
 
 
 class EveryTurnCalls(Hermes):
-    """Reads a call in each turn, whatever its text is, so the limit sets the number of turns."""
+    """Treats each turn's text as a call, whatever it is, so the limit sets the number of turns."""
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         return Parsed(kind="tool_call", calls=code_calls("pass"))

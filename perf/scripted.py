@@ -35,7 +35,7 @@ print(solve(x**2 - 5 * x + 6, x), sum(k**3 for k in range(5000)))
 
 
 class Scripted(Hermes):
-    """Ends each turn as planned, and reads a call in it whatever its text is."""
+    """Ends each turn as planned, and treats its text as a call, whatever it is."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)

@@ -77,7 +77,7 @@ class Stages:
     def run(self, name: str, what: str, *argv: str, watch: Watch | None = None) -> None:
         """Run one command with its output in ``logs/<name>.log``; ``watch`` reads its progress."""
         if self._state.get(name, {}).get("done"):
-            self._console.print(f"[dim]done before   {what}[/]")
+            self._console.print(f"[dim]already done  {what}[/]")
             return
         log = self._logs / f"{name}.log"
         with self._timed(name), log.open("ab") as output, self._progress(what, log) as show:

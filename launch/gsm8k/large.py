@@ -2,9 +2,9 @@ r"""Makes variants of GSM8K's problems with numbers too large for mental arithme
 
     python launch/gsm8k/large.py train.jsonl --draws 3 --out large_train.jsonl
 
-Makes the question's numbers that are used in calculations 1,000 to 100,000 times as large, in the
-question, the solution and its calculation marks, and recalculates each step with fractions. A
-problem must pass these stages:
+Scales the question's numbers that calculations use by 1,000 to 100,000, in the question, the
+solution and its calculation marks, and recalculates each step with fractions. A problem must pass
+these stages:
 
 - source: each operand has exactly one source: a number of the question, an earlier step's value, or
   a constant that a word implies ("dozen": 12). So does each number in the solution's text.

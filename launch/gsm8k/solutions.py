@@ -1,8 +1,8 @@
 r"""Parses GSM8K's solutions, evaluates them exactly, and rewrites them as programs.
 
 A solution marks its calculations: ``48/2 = <<48/2=24>>24 clips``. In a program, each calculation is
-an assignment with its sentence as a comment. If an operand equals an earlier step's value and no
-number of the question, the program has the step's name instead, also in comments. So the program
+an assignment with its sentence as a comment. If an operand equals an earlier step's value but no
+number in the question, the program uses the step's name instead, also in comments. So the program
 contains no number that it should compute.
 """
 
@@ -207,7 +207,7 @@ def program_of(question: str, solution: Solution) -> str:
 
 
 def link(expression: str, in_question: set[Fraction], earlier: Sequence[Fraction]) -> str:
-    """Replace each operand that can only be the value of step N by ``stepN``."""
+    """Replace each operand that can only be the value of step N with ``stepN``."""
     out = expression
     for operand in reversed(literals(expression)):
         steps = [f"step{number}" for number, value in enumerate(earlier, 1) if value == operand.value]

@@ -101,7 +101,7 @@ def explained_constants(question: str, answer: str) -> set[Fraction]:
 
 
 def replace_numbers(text: str, new: Sequence[tuple[Number, Fraction]]) -> str:
-    """Replace numbers by new values. A number whose value does not change keeps its spelling."""
+    """Replace numbers with new values. A number whose value does not change keeps its spelling."""
     for number, value in reversed(new):
         if value != number.value:
             digits = f"{value.numerator:,}" if "," in number.text else str(value.numerator)

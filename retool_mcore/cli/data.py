@@ -137,8 +137,8 @@ def fetch(
 ) -> None:
     """Make the data of the shipped run files, from the hub or from copies.
 
-    These are ReTool-SFT with a validation split, DAPO-Math-17k, and AIME 2024 and 2025. Existing
-    files are kept.
+    These are ReTool-SFT with a validation split, DAPO-Math-17k, and AIME 2024 and 2025. Complete
+    data sets are kept.
     """
     from retool_mcore.data.fetch import fetch
 
@@ -175,12 +175,12 @@ def sft(
     code interpreter or to tools whose schemas are in the row's column `tools`.
     """
     from retool_mcore.data.convert import Conversion, conversations, convert_sft
-    from retool_mcore.data.files import one_split, read_source, rows_of_split
+    from retool_mcore.data.files import read_source, require_one_split, rows_of_split
     from retool_mcore.data.verify import ConversionReport
     from retool_mcore.sandbox import open_sandbox
 
     output_named(out, PARQUET, [source])
-    one_split(source, split)
+    require_one_split(source, split)
     report = ConversionReport()
     on_bad = report.reject_unreadable if reject_bad else None
     rows_with_messages = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
@@ -221,7 +221,7 @@ def rl(
     ] = None,
 ) -> None:
     """Convert problems of any known schema to verl's schema for RL, without duplicates."""
-    from retool_mcore.data.files import one_split, read_source
+    from retool_mcore.data.files import read_source, require_one_split
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.rl import convert_rl, name_and_split
     from retool_mcore.data.split import rows_of_part
@@ -229,7 +229,7 @@ def rl(
 
     output_named(out, PARQUET, [source])
     columns = Columns.named(problem, answer, solution_box)
-    files_split = one_split(source, split)
+    files_split = require_one_split(source, split)
     report, known = ConversionReport(), _format_of(model)
     rows = read_source(source, split=split, limit=limit, on_bad=report.reject_unreadable if reject_bad else None)
     rows = rows_of_part(rows, part, sft_share)

@@ -112,15 +112,13 @@ def read_prompts(path: Path, model: str) -> list[Sequence[Mapping[str, Any]]]:
 
     prompt_format = recorded_format(model) or PromptFormat()
     prompts: list[Sequence[Mapping[str, Any]]] = []
-    for number, row in read_jsonl(path):
+    for where, row in read_jsonl(path):
         value: Any = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
         if isinstance(value, str):
             value = prompt_format.messages(problem_of(value))
         messages = cast("list[Any]", value) if isinstance(value, list) else []
         if not messages or not all(isinstance(message, dict) for message in messages):
-            raise DataError(
-                f"{path}, line {number}: none of {', '.join(PROMPT_KEYS)} is a string or a list of messages"
-            )
+            raise DataError(f"{where}: none of {', '.join(PROMPT_KEYS)} is a string or a list of messages")
         prompts.append(messages)
     if not prompts:
         raise DataError(f"{path}: the file has no prompts")

@@ -3,8 +3,8 @@
 A conversation passes three stages:
 
 1. ``clean_messages`` normalises the messages. Every key with a meaning is used or rejected.
-2. ``rendered`` applies the tokenizer's chat template. ``chat_format`` finds out once per tokenizer
-   how the template ends and starts turns.
+2. ``render_text`` applies the tokenizer's chat template. ``chat_format`` finds out once per
+   tokenizer how the template ends and starts turns.
 3. ``render`` tokenizes the text in the pieces of a rollout: prompt, model turn, tool turn, model
    turn, ... A rollout never re-tokenizes the model's tokens, so training sees the same token
    boundaries as sampling, even if the tokenizer would merge across a split.
@@ -63,7 +63,7 @@ PARTS_OF_TEXT = ("text", "output_text", "input_text")
 
 
 @dataclass(frozen=True)
-class Rendered:
+class TokenizedChat:
     """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on trained tokens."""
 
     token_ids: Sequence[int]
@@ -73,7 +73,9 @@ class Rendered:
         return len(self.token_ids)
 
 
-def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+def render(
+    messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
+) -> TokenizedChat:
     """Tokenize a conversation and compute its loss mask.
 
     loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>. It is 0 on headers, on
@@ -98,7 +100,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
         ids = encode_piece(tokenizer, text) if token_ids else encode(tokenizer, text)
         token_ids.extend(ids)
         loss_mask.extend([loss] * len(ids))
-    return Rendered(token_ids, loss_mask)
+    return TokenizedChat(token_ids, loss_mask)
 
 
 Pieces = list[tuple[str, int]]  # text, and its loss mask (0 or 1)
@@ -117,13 +119,13 @@ def _render_at_once(
     fmt = chat_format(tokenizer)
     if fmt.lacks_end_token:
         return []
-    text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
+    text = render_text(tokenizer, messages, tools, add_generation_prompt=False)
     pieces: Pieces = []
     done = 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = rendered(tokenizer, messages[:index], tools, add_generation_prompt=True)
+        prompt = render_text(tokenizer, messages[:index], tools, add_generation_prompt=True)
         if not text.startswith(prompt):
             return []
         end = _end_of_turn(text, len(prompt), index, fmt)
@@ -147,7 +149,7 @@ def _render_turns(
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = rendered(tokenizer, messages[:index], tools, add_generation_prompt=True)
+        prompt = render_text(tokenizer, messages[:index], tools, add_generation_prompt=True)
         if prompt.startswith(done):
             between = prompt[len(done) :]
         else:
@@ -177,7 +179,7 @@ def _turn_alone(
 ) -> str:
     """The last message's text as the model samples it after ``prompt``, without the end of turn."""
     fmt, index = chat_format(tokenizer), len(messages) - 1
-    text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
+    text = render_text(tokenizer, messages, tools, add_generation_prompt=False)
     header = prompt.removesuffix(fmt.opening) if fmt.opening else prompt
     if not text.startswith(header):
         raise DataError(
@@ -260,10 +262,10 @@ def render_prompt(
     fmt = chat_format(tokenizer)
     messages, tools = clean_messages(messages, fmt), clean_tools(tools, fmt)
     if any(message["role"] == "assistant" for message in messages):
-        raise DataError("a prompt must not contain an assistant turn: a rollout continues sampled turns by token ids")
+        raise DataError("a prompt must not contain an assistant turn: a rollout keeps the model's turns as token ids")
     if tools:
         require_tool_turns(tokenizer)
-    return encode(tokenizer, rendered(tokenizer, messages, tools, add_generation_prompt=True))
+    return encode(tokenizer, render_text(tokenizer, messages, tools, add_generation_prompt=True))
 
 
 def tool_turn_ids(
@@ -292,7 +294,7 @@ def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_id
     ]
     # With several templates, transformers uses the "tool_use" one only if tools are passed.
     tools = [CODE_INTERPRETER] if isinstance(cast("Any", tokenizer).chat_template, dict) else None
-    text = rendered(tokenizer, with_call_ids(messages, call_ids), tools, add_generation_prompt=True)
+    text = render_text(tokenizer, with_call_ids(messages, call_ids), tools, add_generation_prompt=True)
     end_of_turn = chat_format(tokenizer).end_of_turn
     end = text.find(end_of_turn, text.find(PROBE))
     if PROBE not in text or end < 0:
@@ -319,7 +321,7 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
             f"{_INLINE}"
         )
     try:
-        prompt = rendered(tokenizer, messages[:1], [CODE_INTERPRETER], add_generation_prompt=True)
+        prompt = render_text(tokenizer, messages[:1], [CODE_INTERPRETER], add_generation_prompt=True)
         turn = _turn_alone(with_call_ids(messages), prompt, [CODE_INTERPRETER], tokenizer)
         between = _between(tokenizer, ["retool-result\n"]) if "print(1)" in turn else ""
     except DataError as error:
@@ -396,8 +398,8 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     question, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}
     try:
-        prompt = rendered(tokenizer, [question], None, add_generation_prompt=True)
-        text = rendered(tokenizer, [question, answer], None, add_generation_prompt=False)
+        prompt = render_text(tokenizer, [question], None, add_generation_prompt=True)
+        text = render_text(tokenizer, [question, answer], None, add_generation_prompt=False)
     except DataError as error:
         raise CheckpointError(f"{error}. The conversation was one user turn and its answer") from error
     if PROBE not in text:
@@ -454,7 +456,7 @@ def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
     turns = [("user", "x"), ("assistant", PROBE), ("user", "y"), ("assistant", "z")]
     messages = [{"role": role, "content": content} for role, content in turns]
     try:
-        text = rendered(tokenizer, messages, None, add_generation_prompt=False)
+        text = render_text(tokenizer, messages, None, add_generation_prompt=False)
     except DataError:
         return  # a single-turn template; rendering a longer conversation raises the error
     after = text[text.index(PROBE) + len(PROBE) :] if PROBE in text else end
@@ -567,7 +569,7 @@ def decode(
     return text
 
 
-def rendered(
+def render_text(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,

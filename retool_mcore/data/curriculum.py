@@ -25,8 +25,9 @@ from retool_mcore.errors import DataError
 class SolveRateOrder:
     """An infinite, stateful sampler of row indices for a data loader.
 
-    ``rows``: number of rows. ``floor``: the minimum share. ``apart``: any ``apart`` consecutive
-    indices are distinct (at most ``rows``), so a batch that spans two epochs has no duplicates.
+    ``rows``: number of rows. ``floor``: the minimum share. ``apart``: any ``apart``
+    (<= ``rows``) consecutive indices are distinct, so a batch that spans two epochs has no
+    duplicates.
     """
 
     def __init__(self, rows: int, *, seed: int, floor: float, apart: int) -> None:

@@ -40,7 +40,7 @@ SOCRATIC = "socratic"  # another folder of GSM8K: the same problems with other s
 
 
 def fetch(folder: Path, local: Path | None, on_line: Callable[[str], None], only: str = "") -> None:
-    """Write the missing data files to ``folder``, and pass one line per data set to ``on_line``.
+    """Write the incomplete data sets to ``folder``, and pass one line per data set to ``on_line``.
 
     ``only``: fetch only this data set, by its hub name; also supports openai/gsm8k. ``local``: a
     folder with copies of data sets at ``local/owner/name`` or ``local/name``. Raises DataError for

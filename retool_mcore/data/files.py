@@ -99,7 +99,7 @@ def read_file(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Iter
     elif name.endswith(".arrow"):
         rows = _read_arrow(path)
     else:
-        yield from ((f"{path}, line {number}", row) for number, row in read_jsonl(path, on_bad))
+        yield from read_jsonl(path, on_bad)
         return
     yield from ((f"{path}, row {number}", row) for number, row in rows)
 
@@ -118,19 +118,20 @@ def _read_arrow(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, A
         yield from _numbered(reader)
 
 
-def read_jsonl(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) of a JSON-lines file, optionally gzip-compressed.
+def read_jsonl(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, object) of a JSON-lines file, optionally gzip-compressed.
 
     Skips blank lines. A .json file may instead contain a single list of objects, or one object,
-    over many lines; the numbers are then row numbers from 1. Raises DataError for a missing file,
-    invalid UTF-8, or a line that is not a JSON object. With ``on_bad``, bad lines go to it (where,
-    error) instead, and reading continues.
+    over many lines. ``where``: the file and the line from 1, or the row of a document from 0.
+    Raises DataError for a missing file, invalid UTF-8, or a line that is not a JSON object. With
+    ``on_bad``, bad lines go to it (where, error) instead, and reading continues.
     """
     is_gzip = str(path).endswith(".gz")
     with _reading(path), cast("BinaryIO", gzip.open(path)) if is_gzip else open(path, "rb") as file:
         if str(path).removesuffix(".gz").endswith(".json") and (objects := _document(file)) is not None:
-            for number, row in enumerate(objects, start=1):
-                yield number, _table(row, f"{path}, row {number}")
+            for number, row in enumerate(objects):
+                where = f"{path}, row {number}"
+                yield where, _table(row, where)
             return
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -143,7 +144,7 @@ def read_jsonl(path: str | os.PathLike[str], on_bad: OnBad | None = None) -> Ite
                     raise
                 on_bad(where, error)
                 continue
-            yield number, row
+            yield where, row
 
 
 def _document(file: BinaryIO) -> list[object] | None:
@@ -256,7 +257,7 @@ def rows_of_split(
         yield where, row
 
 
-def one_split(source: str, split: str | None = None) -> str | None:
+def require_one_split(source: str, split: str | None = None) -> str | None:
     """The split in the names of a source's files; None if the names contain no split.
 
     Raises DataError if the files have different splits and ``split`` selects none.

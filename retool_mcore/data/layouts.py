@@ -101,7 +101,7 @@ def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None
     """``columns``, or if it is None the first layout that matches the row. Raises UnknownLayout."""
     layout = columns or next((known_layout for known_layout in (VERL, *LAYOUTS) if known_layout.fits(row)), None)
     if layout is None or not layout.fits(row):
-        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if layout is None else f"not {layout}"
+        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if layout is None else f"they need {layout}"
         raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. The row: {example(row)}. {OPTIONS}")
     return layout
 
@@ -120,7 +120,7 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
         problem = f"{row['context'].strip()}\n{problem}"
     try:
         if columns is None and (name := next((column for column in _CHOICES if row.get(column)), None)):
-            raise NoTruth(f"{where}, column {name}: a multiple choice whose choices are not in the problem. {OPTIONS}")
+            raise NoTruth(f"{where}, column {name}: multiple choice, but the choices are not in the problem. {OPTIONS}")
         return problem, _truth(row[layout.answer], layout.answer, where, box=layout.box)
     except NoTruth as error:
         error.problem = problem

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 SHINGLE_WORDS = 5
 # Share of the shorter problem's shingles that a near duplicate has in common. GSM8K test and train,
-# and AIME 24 and 25, have no pair between 0.9 and 0.3; pairs below that share only stock phrases.
+# and AIME 24 and 25, have no pair from 0.3 to 0.9; pairs below 0.3 share only stock phrases.
 # Within GSM8K train, 0.6 finds one repeat and two variants.
 NEAR = 0.6
-MIN_SHINGLES = 5  # common shingles a near duplicate needs at least; fewer may match by chance
+MIN_SHINGLES = 5  # minimum common shingles of a near duplicate; fewer may match by chance
 COMMON_ROWS, COMMON_SHARE = 20, 0.002  # ignore shingles in more problems than both limits
 SHOWN_CHARS = 70
 _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
@@ -35,7 +35,7 @@ class Pair:
     score: float
 
     def describe(self) -> str:
-        return f"{self.score:.0%}: {_short(self.second)!r} matches {_short(self.first)!r} in the first"
+        return f"{self.score:.0%}: {_short(self.second)!r} matches {_short(self.first)!r} in the first file"
 
 
 class Index:

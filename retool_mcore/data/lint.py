@@ -208,6 +208,6 @@ def require_disjoint(train_file: str, val_file: str) -> None:
         first = shared[min(shared)]
         raise DataError(
             f"{len(shared)} of the {len(held_out)} problems of {val_file} are also in {train_file}: a loss or accuracy "
-            f"measured on them is meaningless, but at most {MAX_OVERLAP:.0%} may be shared. Hold out other rows for "
+            f"measured on them is meaningless, and at most {MAX_OVERLAP:.0%} may be shared. Hold out other rows for "
             f"validation, or set data.allow_overlap = true if this is intended. The first: {first.describe()}"
         )

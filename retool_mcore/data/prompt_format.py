@@ -8,7 +8,8 @@ The record also contains the date of the run's first start. Chat templates that 
 use the recorded date in the run, after a resume, and when the export is evaluated.
 
 Public data sets wrap problems in their own instructions. ``WRAPPERS`` lists these texts; ``unwrap``
-strips them, in any spacing and case, and nothing else.
+strips them, in any spacing and case (except the first letter's), and all text up to
+"*user question:*".
 """
 
 import json
@@ -329,7 +330,7 @@ def difference(model: str, used: PromptFormat, what: str, remedy: str) -> list[s
     if known is None or not used.differs_from(known):
         return []
     return [
-        f"{what} uses another prompt format than {model} was trained with, which costs accuracy. Here: {used}. "
+        f"{what} uses a prompt format that {model} was not trained with, which costs accuracy. Here: {used}. "
         f"The model: {known}. {remedy}"
     ]
 

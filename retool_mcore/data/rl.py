@@ -82,7 +82,7 @@ def convert_rl(
         seen[key] = answer
         report.rows.append(made)
         for role in other_roles(row, columns):
-            report.notes[f"rows whose {role} turns are dropped (RL keeps them in a file in verl's schema)"] += 1
+            report.notes[f"rows whose {role} turns are dropped (RL on a file in verl's schema keeps them)"] += 1
     if not report.rows:
         remedy = "Choose another split with --split, or omit it" if report.counts["split"] else OPTIONS
         raise report.nothing_left(first, remedy)

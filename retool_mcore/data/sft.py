@@ -16,7 +16,7 @@ import numpy as np
 
 from retool_mcore.config.base import is_tables
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import Rendered, parse_tools, render
+from retool_mcore.data.chat import TokenizedChat, parse_tools, render
 from retool_mcore.data.files import read_rows
 from retool_mcore.errors import DataError
 
@@ -29,7 +29,7 @@ class SftDataset:
     """Tokenized conversations. Rows over the length limit are dropped, never truncated."""
 
     source: str
-    examples: Sequence[Rendered]
+    examples: Sequence[TokenizedChat]
     too_long: tuple[int, ...]  # indices of the dropped rows, from 0 across all files
 
     @property
@@ -53,7 +53,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
     ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row with
     another schema, and if no row fits ``max_length_tokens``.
     """
-    examples: list[Rendered] = []
+    examples: list[TokenizedChat] = []
     too_long: list[int] = []
     rows = ((file, *row) for file in parquet_files(path) for row in read_rows(file, ("messages", "tools")))
     for number, (file, index, row) in enumerate(rows):
@@ -79,9 +79,9 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
     return SftDataset(path, examples, tuple(too_long))
 
 
-def _compact(rendered: Rendered) -> Rendered:
+def _compact(rendered: TokenizedChat) -> TokenizedChat:
     """Store a conversation in 5 bytes per token; lists of ints take nine times as much."""
-    return Rendered(array("i", rendered.token_ids), array("b", rendered.loss_mask))
+    return TokenizedChat(array("i", rendered.token_ids), array("b", rendered.loss_mask))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class BatchesOfRank:
     which it also balances by cost. There is no attention across sequences.
     """
 
-    examples: Sequence[Rendered]
+    examples: Sequence[TokenizedChat]
     global_batch: int
     seed: int
     dp_size: int = 1
@@ -110,7 +110,7 @@ class BatchesOfRank:
                 f"{self.dp_rank} of {self.dp_size}"
             )
 
-    def __call__(self, step: int) -> list[Rendered]:
+    def __call__(self, step: int) -> list[TokenizedChat]:
         """The sequences of this rank at ``step`` (from 1), in stream order."""
         rows = self.rows(step)
         shares = deal([cost(len(self.examples[row]), self.hidden_size) for row in rows], self.dp_size)
@@ -161,7 +161,7 @@ def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
 
 def validation_batches(
     files: Sequence[SftDataset], global_batch: int, *, dp_size: int, dp_rank: int
-) -> list[list[Rendered]]:
+) -> list[list[TokenizedChat]]:
     """This rank's part of all rows of ``files``, in batches.
 
     A batch has about ``global_batch`` rows over all ranks. Raises DataError if there are fewer rows

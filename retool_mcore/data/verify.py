@@ -62,7 +62,7 @@ class ConversionReport:
             left -= self.counts[stage]
             lines.append(f"{left} after {stage} ({self.counts[stage]} rejected)")
         notes = [f"{what}: {count}" for what, count in self.notes.most_common()]
-        return [*lines, f"{self.share_kept:.2%} survived, without exact repeats", *notes]
+        return [*lines, f"{self.share_kept:.2%} survived, ignoring exact repeats", *notes]
 
     def nothing_left(self, first_row: Mapping[str, Any], remedy: str) -> DataError:
         """The error if no row passed: the first reject, an example row, and a remedy."""

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.config import SftConfig
-from retool_mcore.data.chat import Rendered, end_of_turn
+from retool_mcore.data.chat import TokenizedChat, end_of_turn
 from retool_mcore.data.prompt_format import pin_date, record_format
 from retool_mcore.data.sft import BatchesOfRank, load_sft, validation_batches
 from retool_mcore.data.tokenizer import tokenizer_of
@@ -153,7 +153,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
 
 def _prepare(
     config: SftConfig, platform: Platform, rank: int, console: Console, timer: PhaseTimer
-) -> tuple[checkpoint.Saved | None, SftEngine, BatchesOfRank, list[list[Rendered]]]:
+) -> tuple[checkpoint.Saved | None, SftEngine, BatchesOfRank, list[list[TokenizedChat]]]:
     """The checkpoint to resume from, the model on its engine, and this rank's part of the data.
 
     Rank 0 also writes the files that describe the run. ``timer`` measures the optimizer's steps.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from verl.workers.config import TrainingWorkerConfig
 
 from retool_mcore.config import SftConfig
-from retool_mcore.data.chat import Rendered
+from retool_mcore.data.chat import TokenizedChat
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, new_seed_if_relaid_out, save, start_save
@@ -34,7 +34,7 @@ class SftEngine:
         dist.all_gather_object(flags, has_output)
         self._source = flags.index(True)  # with pipeline parallelism the loss is not on rank 0
 
-    def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
+    def train_batch(self, sequences: Sequence[TokenizedChat]) -> dict[str, float]:
         """Run one update: forward, backward, gradient clipping, Adam, schedule.
 
         ``sequences``: this data-parallel rank's part of the global batch. Returns loss (nats per
@@ -48,7 +48,7 @@ class SftEngine:
         metrics = self._share(output, ("loss", "grad_norm", "lr"), EXPERTS)
         return metrics | counts | {"memory_gib": max(peaks_gib)}
 
-    def validation_loss(self, batches: Sequence[Sequence[Rendered]]) -> float:
+    def validation_loss(self, batches: Sequence[Sequence[TokenizedChat]]) -> float:
         """Loss in nats per trained token over all ``batches``; each is this rank's part."""
         total, tokens = 0.0, 0.0
         for sequences in batches:
@@ -88,7 +88,7 @@ class SftEngine:
         dist.broadcast_object_list(box, src=self._source)
         return box[0]
 
-    def _pack(self, sequences: Sequence[Rendered]) -> tuple[Any, dict[str, float]]:
+    def _pack(self, sequences: Sequence[TokenizedChat]) -> tuple[Any, dict[str, float]]:
         """Build this rank's TensorDict, and count tokens and FLOPs of the global batch.
 
         Collective over the data-parallel ranks. The counts are perf/total_num_tokens, loss_tokens
@@ -105,7 +105,7 @@ class SftEngine:
             "flops": self.shape.train_flops(lengths, self._config.lora),
         }
 
-    def _tensordict(self, sequences: Sequence[Rendered]) -> Any:
+    def _tensordict(self, sequences: Sequence[TokenizedChat]) -> Any:
         from verl.utils import tensordict_utils as tu
         from verl.utils.dataset.dataset_utils import DatasetPadMode
 

@@ -69,7 +69,7 @@ async def test_what_does_not_survive_is_listed_with_stage_and_reason(sandbox, an
     (reject,) = report.rejects
     assert (reject["where"], reject["stage"], reject["answer"]) == ("line 2", stage, answer)
     assert reason in reject["reason"]
-    assert report.lines()[-1] == "66.67% survived, without exact repeats", "of the problems, not of the rows"
+    assert report.lines()[-1] == "66.67% survived, ignoring exact repeats", "of the problems, not of the rows"
 
 
 def test_traces_py_writes_rows_that_training_reads(tmp_path):
@@ -97,7 +97,7 @@ async def test_each_variant_runs_in_the_sandbox_and_one_that_fails_is_rejected(s
     rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": "x", "answer": "y"})]
     report = await build(rows, sandbox)
     assert len(report.rows) == 1 and [reject["where"] for reject in report.rejects] == ["line 2"]
-    assert report.lines()[-1] == "50.00% survived, without exact repeats"
+    assert report.lines()[-1] == "50.00% survived, ignoring exact repeats"
     (built, text) = (await traces.build([("r", report.rows[0])], sandbox)).rows
     assert built["ground_truth"] == report.rows[0]["answer"].rpartition("#### ")[2] and text["tools"] is None
     wrong = variant(QUESTION, ANSWER, 0)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.data.chat import Rendered
+from retool_mcore.data.chat import TokenizedChat
 from tests.parity.megatron_ranks import make_model
 from tests.parity.sft_scenario import make_engine
 from tests.scenario import print_as_one_rank
@@ -20,9 +20,9 @@ RAW_ROUTER = "verl_overrides.engine.override_transformer_config.moe_router_dtype
 COEF, EXPERTS, TOP = 0.5, 4, 2
 
 
-def sequence(length: int) -> Rendered:
+def sequence(length: int) -> TokenizedChat:
     ids = [2 + (7 * length + 5 * position * position) % 250 for position in range(length)]
-    return Rendered(ids, [0, 0, *[1] * (length - 2)])
+    return TokenizedChat(ids, [0, 0, *[1] * (length - 2)])
 
 
 BATCH = [sequence(25), sequence(39)]  # of one micro-batch

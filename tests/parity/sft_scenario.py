@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.data.chat import Rendered
+from retool_mcore.data.chat import TokenizedChat
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
@@ -26,9 +26,9 @@ SETTINGS += ("train.micro_batch_tokens=64", "memory.recompute=auto", "optim.lr=0
 SETTINGS += ("optim.schedule=cosine", "optim.warmup_fraction=0.25", "optim.weight_decay=0.07", "optim.clip_grad=0.05")
 
 
-def sequence(length: int, trained: range) -> Rendered:
+def sequence(length: int, trained: range) -> TokenizedChat:
     ids = [(7 * length + 3 * position) % 200 for position in range(length)]
-    return Rendered(ids, [int(position in trained) for position in range(length)])
+    return TokenizedChat(ids, [int(position in trained) for position in range(length)])
 
 
 # One sequence is longer than a micro-batch's budget; the last is hardly trained on.
@@ -41,7 +41,7 @@ BATCH = [
 VALIDATION = [[BATCH[1], BATCH[3]], [BATCH[0]]]  # 10 + 1 and 60 trained tokens
 
 
-def nats(model: Any, sequences: list[Rendered]) -> tuple[float, int]:
+def nats(model: Any, sequences: list[TokenizedChat]) -> tuple[float, int]:
     """Sum over the trained tokens, each given those before it, and their number."""
     import torch
 

@@ -82,7 +82,7 @@ def test_gsm8k_goes_from_its_solutions_to_a_report_and_on_after_a_kill(task: Pat
     assert {path.parent.name for path in out.glob("eval/*/report.json")} == cases
     report = (out / "report.html").read_text()
     assert all(name in report for name in ("tool_rl", "text_rl", "sft"))
-    assert go() == f"done before: {out}/report.html\n"
+    assert go() == f"already done: {out}/report.html\n"
     (out / "report.html").unlink()
     again = go()
-    assert again.count("done before") == output.count("\n# ") - 1 and "step 1/1" not in again
+    assert again.count("already done") == output.count("\n# ") - 1 and "step 1/1" not in again

@@ -27,7 +27,7 @@ def test_a_stage_runs_once_while_its_result_is_there_and_its_command_is_the_same
     result, log = tmp_path / "result", tmp_path / "log"
     command = f"echo ran >>{log}; touch {result}"
     first, second = (stage(tmp_path / "out", result, command) for _ in range(2))
-    assert log.read_text() == "ran\n" and "done before" in second.stdout and "done before" not in first.stdout
+    assert log.read_text() == "ran\n" and "already done" in second.stdout and "already done" not in first.stdout
     result.unlink()
     stage(tmp_path / "out", result, command)
     assert log.read_text() == "ran\n" * 2, "without its result it is not done"
@@ -45,7 +45,7 @@ def test_a_finished_recipe_is_done_at_once_while_its_results_are_there(tmp_path:
     )
     assert recipe(out, *lines).returncode == 0
     again = recipe(out, *lines)
-    assert again.returncode == 0 and again.stdout == f"done before: {result}\n"
+    assert again.returncode == 0 and again.stdout == f"already done: {result}\n"
     assert log.read_text() == "ran\n"
     recipe(out, *(line.replace("a b", "a c") for line in lines))
     result.unlink()
@@ -68,7 +68,7 @@ def test_two_stages_run_at_once_and_each_line_has_the_name_of_its_stage(tmp_path
     lines = (
         f"in_background one {here} sh -c 'touch {here}; {wait.format(there)}; sleep 2'",
         f"in_background two {there} sh -c 'touch {there}; {wait.format(here)}'",
-        "together",
+        "wait_for_all",
         "echo the next stage",
     )
     done = recipe(out, *lines)
@@ -80,7 +80,7 @@ def test_two_stages_run_at_once_and_each_line_has_the_name_of_its_stage(tmp_path
     assert output[-1] == "the next stage"
     assert {each.name for each in (out / "stages").iterdir()} == {"one", "two"}
     again = recipe(out, *lines)
-    assert again.stdout.count("done before") == 2 and again.stdout.splitlines()[-1] == "the next stage"
+    assert again.stdout.count("already done") == 2 and again.stdout.splitlines()[-1] == "the next stage"
 
 
 def test_a_failed_parallel_stage_ends_the_recipe_and_the_others_at_once(tmp_path: Path):
@@ -91,7 +91,7 @@ def test_a_failed_parallel_stage_ends_the_recipe_and_the_others_at_once(tmp_path
         f"in_background two {result} sh -c 'sleep 1; exit 7'",
         f"in_background three {result} touch {result}",
     )
-    failed = recipe(out, *stages, "together", "echo the next stage")
+    failed = recipe(out, *stages, "wait_for_all", "echo the next stage")
     assert failed.returncode == 7 and "the next stage" not in failed.stdout and ended.exists()
     assert [each.name for each in (out / "stages").iterdir()] == ["three"]
 
@@ -121,4 +121,4 @@ def test_a_finished_gsm8k_recipe_starts_no_python_again(tmp_path: Path):
     configs = "configs/sft_gsm8k_gpu1.toml configs/rl_gsm8k_gpu1.toml"
     (tmp_path / "stages" / "recipe").write_text(f"some/model {tmp_path} data/gsm8k {configs}    plain ")
     done = run(GSM8K, "some/model", OUT=str(tmp_path), PYTHON="false")
-    assert (done.returncode, done.stdout) == (0, f"done before: {tmp_path}/report.html\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"already done: {tmp_path}/report.html\n"), done.stderr

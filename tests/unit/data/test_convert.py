@@ -370,7 +370,7 @@ async def test_a_raw_trace_with_a_wrong_format_is_rejected_and_counted(text, rea
     assert (reject["where"], reject["stage"]) == ("file, row 0", "format") and reason in reject["reason"]
     assert report.lines()[:5] == [
         "2 rows", "2 after source (0 rejected)", "1 after format (1 rejected)", "1 after answer (0 rejected)",
-        "50.00% survived, without exact repeats",
+        "50.00% survived, ignoring exact repeats",
     ]  # fmt: skip
 
 

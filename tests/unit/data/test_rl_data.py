@@ -198,7 +198,7 @@ def test_lint_uses_the_named_columns_in_the_files_that_have_them(tmp_path):
 
 def test_a_multiple_choice_with_choices_in_another_column_is_rejected():
     row = {"question": "Which?", "options": ["1", "2"], "answer": "A"}
-    with pytest.raises(NoTruth, match="here, column options: a multiple choice") as caught:
+    with pytest.raises(NoTruth, match="here, column options: multiple choice, but") as caught:
         read_problem(row, "here")
     assert caught.value.problem == "Which?"
     assert read_problem(row, "here", Columns(("question",), "answer")) == ("Which?", "A")
@@ -217,7 +217,7 @@ def test_a_prompt_as_json_text_is_read_as_its_turns(tmp_path):
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     row = {**rl_row("x", "4", "own", "train", 0), "prompt": json.dumps(turns)}
     output = invoke(tmp_path, row).output.replace("\n", " ")
-    assert "rows whose system turns are dropped (RL keeps them in a file in verl's schema): 1" in output
+    assert "rows whose system turns are dropped (RL on a file in verl's schema keeps them): 1" in output
     (made,) = written(tmp_path, "prompt")
     assert made["prompt"] == [{"role": "user", "content": "2 + 2?\nPut your final answer within \\boxed{}."}]
     assert normalised_prompt(row["prompt"])[0] == turns

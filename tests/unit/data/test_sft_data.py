@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from retool_mcore.data.chat import Rendered, render
+from retool_mcore.data.chat import TokenizedChat, render
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import BatchesOfRank, cost, deal, load_sft
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
@@ -19,11 +19,11 @@ TEXT_ROW = {"messages": [USER, FINAL], "tools": None}
 LONG_ROW = {"messages": [{"role": "user", "content": "1 + 2 = " * 500}, FINAL], "tools": None}
 
 
-def examples(*lengths: int) -> list[Rendered]:
-    return [Rendered([index] * length, [1] * length) for index, length in enumerate(lengths)]
+def examples(*lengths: int) -> list[TokenizedChat]:
+    return [TokenizedChat([index] * length, [1] * length) for index, length in enumerate(lengths)]
 
 
-def ids(batch: list[Rendered]) -> list[int]:
+def ids(batch: list[TokenizedChat]) -> list[int]:
     return [example.token_ids[0] for example in batch]
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from retool_mcore.data.chat import Rendered
+from retool_mcore.data.chat import TokenizedChat
 from retool_mcore.data.sft import SftDataset, validation_batches
 from retool_mcore.errors import DataError
 
 
 def one_token_rows(source: str, tokens: range) -> SftDataset:
-    return SftDataset(source, [Rendered([token], [1]) for token in tokens], ())
+    return SftDataset(source, [TokenizedChat([token], [1]) for token in tokens], ())
 
 
 def test_validation_takes_every_row_of_every_file_once():
