@@ -306,10 +306,12 @@ def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_id
 
 
 @lru_cache(maxsize=8)
-def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A rendered turn with one call of ``print(1)\\n``, without its end-of-turn token.
+def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Check that the template renders tool calls and results, in whatever format.
 
-    Raises CheckpointError, see ``require_tool_turns``.
+    Returns a rendered turn with one call of ``print(1)\\n``, without its end-of-turn token. The
+    protocol checks its format. Raises CheckpointError with the text that the template renders
+    instead. A template without tool turns only supports protocol "retool" and text-only runs.
     """
     messages: list[Message] = [
         {"role": "user", "content": "q"},
@@ -342,16 +344,7 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
     return turn
 
 
-def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the template renders tool calls and results, in whatever format.
-
-    The protocol checks the format. Raises CheckpointError with the text that the template renders
-    instead. A template without tool turns only supports protocol "retool" and text-only runs.
-    """
-    probe_call(tokenizer)
-
-
-@lru_cache(maxsize=8)  # also caches failures; probe_call, which raises, does not
+@lru_cache(maxsize=8)  # also caches failures; require_tool_turns, which raises, does not
 def renders_tool_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether ``require_tool_turns`` would accept the template. Cached per tokenizer."""
     try:

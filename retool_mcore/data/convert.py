@@ -302,11 +302,6 @@ class Conversion:
         self.notes.update(notes)
         return made
 
-    def require_truth(self, where: str, source: Mapping[str, Any]) -> None:
-        """Raise DataError if the row lacks the column ``truth``."""
-        if self.truth and self.truth not in source:
-            raise DataError(f"{where}: no column {self.truth}; it has {', '.join(source)}. {REMEDIES['answer']}")
-
     def _truth(self, source: Mapping[str, Any]) -> str:
         try:
             return truth_text(source[self.truth], f"column {self.truth}")
@@ -420,7 +415,8 @@ async def convert_sft(
     report = report or ConversionReport()
     report.stages = conversion.stages
     for where, source in rows:
-        conversion.require_truth(where, source)
+        if conversion.truth and conversion.truth not in source:
+            raise DataError(f"{where}: no column {conversion.truth}; it has {', '.join(source)}. {REMEDIES['answer']}")
 
     async def convert(where: str, source: Mapping[str, Any]) -> dict[str, Any] | Rejected:
         async with slots:

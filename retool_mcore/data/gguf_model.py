@@ -128,10 +128,9 @@ def _write_tokenizer(file: Path, vocabulary: Vocabulary, folder: Path) -> None:
     from transformers import AddedToken, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    added = [(token, True) for token in vocabulary.tokens_of_type(CONTROL)]
-    added += [(token, False) for token in vocabulary.tokens_of_type(USER_DEFINED)]
-    for special in (True, False):
-        tokens = [AddedToken(token, normalized=False, special=special) for token, kind in added if kind is special]
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+        added = vocabulary.tokens_of_type(kind)
+        tokens = [AddedToken(token, normalized=False, special=special) for token in added]
         tokenizer.add_tokens(tokens, special_tokens=special)
     if vocabulary.pre_tokenizer == "smollm":  # transformers uses GPT-2's pre-tokenizer, which does not split digits
         whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -73,7 +73,10 @@ def convert_rl(
             if key in seen:
                 conflicts.append(where)
                 raise Rejected("repeat", "an earlier row has the same problem with a different answer")
-            made = _usable_row(problem, truth, (data_source, row_split(row) or split, len(report.rows)), prompt_format)
+            if why := truth_problem(truth):
+                raise Rejected("answer", why)
+            place = data_source, row_split(row) or split, len(report.rows)
+            made = rl_row(problem, truth, *place, prompt_format=prompt_format)
             if why := too_long(made["prompt"]):
                 raise Rejected("length", why)
         except Rejected as rejected:
@@ -90,15 +93,6 @@ def convert_rl(
         places = "; ".join(conflicts[:SHOWN_CONFLICTS])
         report.notes[f"repeats with a different answer; the first row is kept ({places})"] = len(conflicts)
     return report
-
-
-def _usable_row(
-    problem: str, truth: str, place: tuple[str, str, int], prompt_format: PromptFormat | None
-) -> dict[str, Any]:
-    """A row in verl's schema. Raises Rejected for a problem or truth that training cannot use."""
-    if why := truth_problem(truth):
-        raise Rejected("answer", why)
-    return rl_row(problem, truth, *place, prompt_format=prompt_format)
 
 
 def _digest(text: str) -> bytes:

@@ -47,18 +47,14 @@ class Kind:
     ranges: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # inclusive; (0, 0) for an unused c
 
 
-def _range_sum(first: int, last: int, step: int = 1) -> int:
-    return sum(range(first, last + 1, step))
-
-
 KINDS = (
     Kind(
         "range",
         "What is the sum of the integers from {a} to {b}, inclusive?",
         "print(sum(range({a}, {b} + 1)))",
         "print(sum(range({a}, {b})))",
-        lambda a, b, c: _range_sum(a, b),
-        lambda a, b, c: _range_sum(a, b - 1),
+        lambda a, b, c: sum(range(a, b + 1)),
+        lambda a, b, c: sum(range(a, b)),
         ((100, 499), (600, 999), (0, 0)),
     ),
     Kind(
@@ -130,10 +126,9 @@ def _random_problem(kind: Kind, rng: random.Random) -> GeneratedProblem | None:
 def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:
     """An SFT row {messages, tools} with the code, its output, and the output as the answer."""
     code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
-    call = tool_call(code)
     messages = [
         *FORMAT.messages(problem.question),
-        {"role": "assistant", "content": "Let me run code.", "tool_calls": [call]},
+        {"role": "assistant", "content": "Let me run code.", "tool_calls": [tool_call(code)]},
         {"role": "tool", "content": output},
         {"role": "assistant", "content": f"The answer is \\boxed{{{output}}}."},
     ]

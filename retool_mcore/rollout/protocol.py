@@ -189,7 +189,7 @@ class ToolTurns(ToolProtocol):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
-        turn = chat.probe_call(tokenizer)
+        turn = chat.require_tool_turns(tokenizer)
         read = self.calls(turn)
         if [code.strip() for code in read.codes] != ["print(1)"] or (self.tags and not turn.endswith(self.tags[1])):
             raise CheckpointError(
