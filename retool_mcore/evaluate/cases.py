@@ -7,8 +7,8 @@ keep running and only load its weights.
 import asyncio
 import json
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ def evaluate_many(
     reports: dict[str, dict[str, Any]] = {}
 
     with ExitStack() as stack:
-        stack.enter_context(lock_folder(out))
+        stack.enter_context(lock_run(out, "name another folder in --out"))  # samples.jsonl may have one writer only
+        stack.enter_context(own_tmpdir(out, clean=partial(remove_stale, young_s=0)))
         server = Api(config, endpoint) if endpoint else stack.enter_context(Servers(config, out, url, models))
         runner = stack.enter_context(asyncio.Runner())  # one event loop, because all cases share a sandbox
         if not any((out / case.name / REPORT).exists() for case in cases):
@@ -164,16 +165,6 @@ def open_sandbox_of(config: EvaluationConfig, runner: asyncio.Runner, stack: Exi
     stack.callback(lambda: runner.run(sandbox.close()))  # before opening, which may fail
     runner.run(sandbox.open())
     return sandbox
-
-
-@contextmanager
-def lock_folder(out: Path) -> Generator[None]:
-    """Lock ``out``, because samples.jsonl may have one writer only.
-
-    Removes the evaluation's temporary files afterwards. Raises ConfigError if the folder is locked.
-    """
-    with lock_run(out, "name another folder in --out"), own_tmpdir(out, clean=partial(remove_stale, young_s=0)):
-        yield
 
 
 def write_report(work: CaseSamples, out: Path, data: Sequence[Path]) -> dict[str, Any]:

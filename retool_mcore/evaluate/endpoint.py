@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from typing import Any
@@ -87,14 +88,15 @@ class Endpoint(SglangEngine):
         return await self.post(path, {"model": self.model, **body, NEWER_LENGTH: limit})
 
 
+@dataclass(frozen=True)
 class TextTools:
     """The text counterpart of a ``ToolProtocol`` for ``Calls``: tools, and results cut by chars.
 
     Breaks up control tokens in results.
     """
 
-    def __init__(self, tools: Sequence[Tool], interpreter: bool) -> None:
-        self.tools, self.interpreter = tools, interpreter
+    tools: Sequence[Tool]
+    interpreter: bool
 
     @property
     def schemas(self) -> list[dict[str, Any]]:

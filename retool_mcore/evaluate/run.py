@@ -87,7 +87,11 @@ class SampleFile:
         mark = folder / "settings.json"
         wanted = json.loads(json.dumps(identity))
         if mark.exists():
-            _require_same(json.loads(mark.read_text(encoding="utf-8")), wanted, folder)
+            for name, old, new in _differences(json.loads(mark.read_text(encoding="utf-8")), wanted):
+                raise ConfigError(
+                    f"{folder} has an evaluation with {name} = {old!r}, but this one has {new!r}. "
+                    "Name another folder in --out, or remove that folder"
+                )
         else:
             with replacing(mark) as draft:
                 Path(draft).write_text(json.dumps(wanted, indent=1), encoding="utf-8")
@@ -240,14 +244,6 @@ def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -
         **record(trajectory),
         **(tokens(trajectory) if trajectory.ledger.response_ids else {}),  # an API returns no tokens
     }
-
-
-def _require_same(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
-    for name, old, new in _differences(before, wanted):
-        raise ConfigError(
-            f"{folder} has an evaluation with {name} = {old!r}, but this one has {new!r}. "
-            "Name another folder in --out, or remove that folder"
-        )
 
 
 def _differences(

@@ -7,6 +7,7 @@ the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), w
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,10 +124,6 @@ def _majority(problem: Samples, scores: np.ndarray, draw: np.ndarray) -> float:
 
     Ties go to the vote that was drawn first.
     """
-    counts: dict[Hashable, int] = {}
-    first: dict[Hashable, int] = {}
-    for index in draw:
-        vote = problem.votes[index]
-        counts[vote] = counts.get(vote, 0) + 1
-        first.setdefault(vote, index)
-    return float(scores[first[max(counts, key=counts.__getitem__)]])
+    votes = [problem.votes[index] for index in draw]
+    [(most_frequent, _)] = Counter(votes).most_common(1)
+    return float(scores[draw[votes.index(most_frequent)]])

@@ -144,13 +144,10 @@ class SglangEngine:
             wait=_wait,
         )
         try:
-            async for attempt in retrying:
-                with attempt:
-                    return await self._attempt(path, body)
+            return await retrying(self._attempt, path, body)
         except RetryError as error:
             last = error.last_attempt.exception()
             raise EngineUnavailable(f"{self.url}{path} failed for {self.retry_s:g} s: {last}") from last
-        raise AssertionError("tenacity returns a value or raises an error")
 
     async def _attempt(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:
