@@ -24,7 +24,7 @@ import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import numpy as np
 import typer
@@ -47,6 +47,8 @@ PACKAGES = (
     "flash-attn",  # used by verl's FSDP in comparisons
 )
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
+NO_EXTRAS = ("validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false")
+RunT = TypeVar("RunT", bound=RunConfig)
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run stopped by a signal; the steps before it count
 TOKENS = "perf/total_num_tokens"
@@ -74,15 +76,12 @@ def bench(
     total = warmup + steps
     words = list(settings["set"])
     words += [f"model.path={model}"] if model else []
-    if data:
-        held_out = f"validation.files=[{json.dumps(data)}]"
-        words += [f"data.train_file={data}", held_out, "data.allow_overlap=true"]
+    words += data_words(data) if data else []
     if scripted := settings.get("scripted"):
         loop = "scripted_tail_loop.yaml" if scripted == "tail" else "scripted_loop.yaml"
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / loop}")
-    disabled = ["validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false"]
-    disabled += ["validation.before=false"] if settings["kind"] == "rl" else []
-    words += [f"train.steps={total}", *disabled, *(overrides or ())]
+    words += ["validation.before=false"] if settings["kind"] == "rl" else []
+    words += [f"train.steps={total}", *NO_EXTRAS, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]
         config = load_config(KINDS[settings["kind"]], ROOT / settings["config"], words)
@@ -152,6 +151,27 @@ def read_case(name: str) -> dict[str, Any]:
     return cases[name]
 
 
+def config_of(
+    config_class: type[RunT], case: str, model: str, data: str, *, steps: int, overrides: Sequence[str] = ()
+) -> RunT:
+    """The configuration of a case that trains and validates on ``data`` and saves nothing.
+
+    Raises ConfigError for a case of the other kind.
+    """
+    settings = read_case(case)
+    if KINDS[settings["kind"]] is not config_class:
+        raise ConfigError(
+            f"Case {case!r} of perf/cases.toml has kind {settings['kind']!r}. Choose one of the other kind."
+        )
+    words = [f"model.path={model}", *data_words(data), f"train.steps={steps}", *NO_EXTRAS, *overrides]
+    return load_config(config_class, ROOT / settings["config"], [*settings["set"], *words])
+
+
+def data_words(path: str) -> list[str]:
+    """Overrides that train and validate on one file."""
+    return [f"data.train_file={path}", f"validation.files=[{json.dumps(path)}]", "data.allow_overlap=true"]
+
+
 def launch_command(
     kind: str, config: RunConfig, path: str, words: Sequence[str], *, rl: str = "launch/rl.py"
 ) -> list[str]:
@@ -166,8 +186,8 @@ def provenance(config: RunConfig) -> dict[str, Any]:
     """Everything that a result depends on: commit, versions, hardware and settings."""
     settings = config.model_dump(exclude={"run", "source"})
     return {
-        "commit": os.environ.get("RETOOL_COMMIT") or _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "commit": os.environ.get("RETOOL_COMMIT") or git("rev-parse", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(config.cluster.gpus_per_node),
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
@@ -208,10 +228,10 @@ def add_to_history(record: dict[str, Any]) -> None:
         file.write(json.dumps(kept) + "\n")
     with SummaryWriter(str(ROOT / "runs" / "perf" / name)) as board:
         for metric, value in numbers.items():
-            board.add_scalar(metric, value, int(_git("rev-list", "--count", "HEAD") or 0))
+            board.add_scalar(metric, value, int(git("rev-list", "--count", "HEAD") or 0))
 
 
-def _git(*words: str) -> str:
+def git(*words: str) -> str:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 

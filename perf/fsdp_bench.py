@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import torch.distributed as dist
 import typer
-from bench import length_histogram, provenance, summarize
-from sft_steps import config_of, join_group, train
+from bench import config_of, length_histogram, provenance, summarize
+from sft_steps import join_group, train
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.config import SftConfig
@@ -83,7 +83,7 @@ def bench(
     prefetch: Annotated[bool, typer.Option()] = True,
     reshard: Annotated[bool, typer.Option(help="all-gather weights again for the backward pass")] = True,
 ) -> None:
-    config = config_of(case, model, data, warmup + steps)
+    config = config_of(SftConfig, case, model, data, steps=warmup + steps)
     os.environ[CONNECTIONS] = "8"
     platform = join_group("cuda")
     require_fast_loss(fused=fused)

@@ -10,7 +10,7 @@ attempt.
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from retool_mcore.cli.common import guarded
 from retool_mcore.errors import DataError
 
+DAYS = ["%Y-%m-%d"]
 HISTORY = Path(__file__).with_name("history.jsonl")
 
 
@@ -76,26 +77,19 @@ def history(
     words: Annotated[list[str] | None, typer.Argument(help="words in the record", show_default=False)] = None,
     *,
     topic: Annotated[str, typer.Option(help='"SFT speed", "RL speed", "FP8", "sandbox", ...; all by default')] = "",
-    since: Annotated[str, typer.Option(help="first day")] = "2026-01-01",
-    until: Annotated[str, typer.Option(help="last day")] = "2999-12-31",
+    since: Annotated[datetime, typer.Option(help="first day", formats=DAYS)] = datetime(2026, 1, 1),
+    until: Annotated[datetime, typer.Option(help="last day", formats=DAYS)] = datetime(2999, 12, 31),
     titles: Annotated[bool, typer.Option("--titles", help="print one line per record")] = False,
 ) -> None:
     records = read()
     topics = sorted({name for record in records for name in record.topics})
     if topic and topic not in topics:
         raise DataError(f"Unknown --topic {topic}. Choose one of: {', '.join(topics)}.")
-    found = select(records, topic, _day("since", since), _day("until", until), words or [])
+    found = select(records, topic, since.date(), until.date(), words or [])
     if not found:
         raise DataError(f"No record of {len(records)} matches these options. Use only --titles to list all.")
     for record in found:
         print(record.line() if titles else record.page())
-
-
-def _day(option: str, text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise DataError(f"--{option} {text} is not a date. Write it as 2026-11-24.") from None
 
 
 if __name__ == "__main__":

@@ -119,8 +119,9 @@ def report(head_line: str, pairs: Pairs, threshold: float) -> list[str]:
     found = [verdict] if code else []
     rules = (("more memory", more_memory), ("a later start", LATER), ("more requests", more_requests))
     for name, rule in rules:
-        if lines := _in_all(rule, pairs):
-            typer.echo(lines[-1])
+        lines = [rule(head, base) for head, base in pairs]
+        if all(lines):  # the rule applies in every round
+            typer.echo(lines[-1][-1])
             found.append(name)
     return found
 
@@ -133,12 +134,6 @@ def has_same_step(root: Path, base: str) -> bool:
 
 def has_case(checkout: Path, case: str) -> bool:
     return case in tomllib.loads((checkout / "perf" / "cases.toml").read_text(encoding="utf-8"))
-
-
-def _in_all(rule: Callable[..., list[str]], pairs: Pairs) -> list[str]:
-    """The rule's lines for the last round, if the rule applies in every round."""
-    found = [rule(head, base) for head, base in pairs]
-    return found[-1] if all(found) else []
 
 
 def _run(root: Path, case: str, steps: int, words: list[str], out: Path) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from bench import provenance, summarize
-from sft_steps import config_of, join_group, train
+from bench import config_of, provenance, summarize
+from sft_steps import join_group, train
 
 from retool_mcore.cli.common import guarded
+from retool_mcore.config import SftConfig
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.tree import sft_worker_config
 from retool_mcore.verl.sft_engine import megatron_worker
@@ -89,7 +90,7 @@ def main(
     steps: Annotated[int, typer.Option(min=3, help="steps to run; the last is profiled")] = 6,
     trace: Annotated[Path | None, typer.Option(help="file for the trace, .json or .json.gz")] = None,
 ) -> None:
-    config = config_of(case, model, data, steps, overrides or ())
+    config = config_of(SftConfig, case, model, data, steps=steps, overrides=overrides or ())
     platform = join_group(config.run.platform)
     worker = megatron_worker(config, sft_worker_config(config, platform))
     recorder = Recorder(platform, trace)

@@ -25,14 +25,15 @@ import json
 import os
 import platform
 import random
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench import git
 from math_verify import parse, verify
+from sandbox_bench import tree_cpu_s
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.reward.answer import NUM_CHECKERS
@@ -41,7 +42,6 @@ from retool_mcore.reward.score import compute_score
 
 GROUP = 16
 REWARD = Reward(timeout_s=30.0)
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 Write = Callable[[int, int, int], tuple[str, str]]  # three numbers -> two spellings of one value
 KINDS: dict[str, Write] = {
@@ -86,20 +86,6 @@ def symbolic(count: int, draw: random.Random, group: int = 1) -> Iterator[Row]:
             yield f"So it is \\boxed{{{answer}}}.", truth, answer == right
 
 
-def tree_cpu_s() -> float:
-    """User and system time of this process, its descendants and the processes that they reaped."""
-    total, waiting = 0, [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        try:
-            total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue
-    return total / _TICKS_PER_S
-
-
 def measure(rows: list[Row], threads: int) -> dict[str, float]:
     """Judge ``rows`` in one thread, or in several, each waiting for its own checker process."""
 
@@ -109,13 +95,13 @@ def measure(rows: list[Row], threads: int) -> dict[str, float]:
     with ThreadPoolExecutor(threads) as pool:
         apply = map if threads == 1 else pool.map
         list(apply(judge, rows[:: max(1, len(rows) // 32)]))  # starts the checkers
-        cpu_s, started = tree_cpu_s(), time.perf_counter()
+        cpu_s, started = tree_cpu_s(os.getpid()), time.perf_counter()
         results = list(apply(judge, rows))
         wall_s = time.perf_counter() - started
     return {
         "rows": len(rows),
         "rows_per_s": round(len(rows) / wall_s, 1),
-        "cpu_ms": round((tree_cpu_s() - cpu_s) * 1e3 / len(rows), 3),
+        "cpu_ms": round((tree_cpu_s(os.getpid()) - cpu_s) * 1e3 / len(rows), 3),
         "misjudged": sum(bool(result["acc"]) != row[2] for row, result in zip(rows, results, strict=True)),
         "given_up": sum(result["check_failed"] for result in results),
     }
@@ -159,10 +145,13 @@ def main() -> None:
         "symbolic": measure(list(symbolic(options.rows, draw)), several),
         "symbolic_groups": measure(list(symbolic(options.rows, draw, GROUP)), several),
     }
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    facts = {"commit": commit, "python": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
-    load = {"load_1min": os.getloadavg()[0]}
-    print(json.dumps({**facts, **load, "cases": cases}, indent=1))
+    facts = {
+        "commit": git("rev-parse", "HEAD"),
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_1min": os.getloadavg()[0],
+    }
+    print(json.dumps({**facts, "cases": cases}, indent=1))
 
 
 if __name__ == "__main__":

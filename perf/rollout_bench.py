@@ -21,7 +21,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from bench import git
 from transformers import PreTrainedTokenizerBase
 
 from retool_mcore.config import SandboxSettings, ToolLoop
@@ -47,7 +47,6 @@ from retool_mcore.rollout.tool_call import CALL_END, CODE_END, Parsed, code_call
 from retool_mcore.sandbox.base import ExecResult
 
 app = typer.Typer(pretty_exceptions_enable=False)
-ROOT = Path(__file__).parents[1]
 CONTEXT_TOKENS = 4096  # context of the server's model, longer than the quickstart's
 QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
@@ -329,17 +328,10 @@ def _report(case: str, settings: dict[str, Any], measurement: Any) -> None:
         "wall_s": round(time.perf_counter() - started, 1),
         "load_before": round(before, 2),
         "cores": os.cpu_count(),
-        "commit": _commit(),
+        "commit": git("describe", "--always", "--dirty") or "unknown",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     typer.echo(json.dumps(record, indent=1))
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

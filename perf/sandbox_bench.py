@@ -30,6 +30,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from bench import git
+
 from retool_mcore.process import die_with_parent
 from retool_mcore.sandbox.base import Level, Sandbox
 from retool_mcore.sandbox.client import RemoteSandbox
@@ -179,10 +181,6 @@ async def peer(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int | 
 
 def provenance(workers: int) -> dict[str, object]:
     """Commit, machine and settings of the measurement."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
-
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,29 +6,20 @@ launch/sft_mcore.py.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
-from bench import ROOT, read_case
 
-from retool_mcore.config import SftConfig, load_config
+from retool_mcore.config import SftConfig
 from retool_mcore.data.sft import BatchesOfRank, load_sft
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.run.metrics import PhaseTimer, step_rates
 from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.sft_engine import SftEngine, time_optimizer
-
-
-def config_of(case: str, model: str, data: str, steps: int, overrides: Sequence[str] = ()) -> SftConfig:
-    settings = read_case(case)
-    words = [*settings["set"], f"model.path={model}", f"data.train_file={data}"]
-    words += [f"validation.files=[{json.dumps(data)}]", f"train.steps={steps}", "data.allow_overlap=true", *overrides]
-    return load_config(SftConfig, ROOT / settings["config"], words)
 
 
 def join_group(platform_name: str) -> Platform:

@@ -24,10 +24,10 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from bench import ROOT, length_histogram, provenance, read_case, run_to_its_end, summarize
+from bench import ROOT, config_of, length_histogram, provenance, run_to_its_end, summarize
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run.metrics import read_metrics, token_rates
@@ -73,7 +73,7 @@ def bench(
     warmup: Annotated[int, typer.Option(min=1, help="steps to discard")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="steps to measure")] = 3,
 ) -> None:
-    config = config_of(case, model, data, warmup + steps, changed or ())
+    config = config_of(RlConfig, case, model, data, steps=warmup + steps, overrides=changed or ())
     require_flash_attention(overrides or ())
     for name in OUR_ENV:
         os.environ.pop(name, None)
@@ -100,19 +100,6 @@ def bench(
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     typer.echo(json.dumps({"case": case, "engine": "verl", "exit_code": code, "steps": len(rows), **record["summary"]}))
     raise typer.Exit(code)
-
-
-def config_of(case: str, model: str, data: str, steps: int, changed: Sequence[str] = ()) -> RlConfig:
-    """Our configuration of the case. Raises ConfigError if the case's kind is not "rl"."""
-    settings = read_case(case)
-    if settings["kind"] != "rl":
-        raise ConfigError(
-            f"Case {case!r} of perf/cases.toml has kind {settings['kind']!r}. Choose a case of kind 'rl'."
-        )
-    files = [f"data.train_file={data}", f"validation.files=[{json.dumps(data)}]", "data.allow_overlap=true"]
-    words = [f"model.path={model}", *files, f"train.steps={steps}", "validation.every=0"]
-    words += ["checkpoint.every_steps=0", "checkpoint.export=false"]
-    return load_config(RlConfig, ROOT / settings["config"], [*settings["set"], *words, *changed])
 
 
 def require_flash_attention(overrides: Sequence[str]) -> None:
