@@ -71,7 +71,8 @@ def compare(
     ] = None,
 ) -> None:
     head = read_result(result)
-    base = read_result(baseline or default_baseline(head))
+    default_baseline = ROOT / "perf" / "baselines" / f"{head['case']}.{hardware_name(head)}.json"
+    base = read_result(baseline or default_baseline)
     require_comparable(head, base, changed or ())
     threshold = float(read_case(head["case"]).get("threshold", DEFAULT_THRESHOLD))
     ratio, low, high = ratio_of_times([(head, base)])
@@ -98,10 +99,6 @@ def read_result(path: Path) -> dict[str, Any]:
             f"{path} has no measured steps or its run failed (exit code {record.get('exit_code')}). Run it again."
         )
     return record
-
-
-def default_baseline(record: dict[str, Any]) -> Path:
-    return ROOT / "perf" / "baselines" / f"{record['case']}.{hardware_name(record)}.json"
 
 
 def require_comparable(head: dict[str, Any], base: dict[str, Any], changed: tuple[str, ...] | list[str] = ()) -> None:

@@ -108,7 +108,8 @@ def main(
         out / "task.log",
         [],
     )
-    common = [f"run.root={out}", f"run.seed={seed}", f"run.platform={platform}", f"model.dtype={dtype(platform)}"]
+    dtype = "float32" if platform == "cpu" else "bfloat16"
+    common = [f"run.root={out}", f"run.seed={seed}", f"run.platform={platform}", f"model.dtype={dtype}"]
     free = Devices(devices, slots)
     with ThreadPoolExecutor() as pool:
         names = sorted({each.model for each in chosen.values()})
@@ -126,10 +127,6 @@ def main(
     for name, row in found.items():
         typer.echo(f"{name:16} {json.dumps(row)}")
     raise typer.Exit(int(any("error" in row for row in found.values())))
-
-
-def dtype(platform: str) -> str:
-    return "float32" if platform == "cpu" else "bfloat16"
 
 
 def train_sft(out: Path, name: str, *, common: list[str], free: Devices, platform: str, seed: int) -> Path:

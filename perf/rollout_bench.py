@@ -76,15 +76,6 @@ class EveryTurnCalls(Hermes):
         return Parsed(kind="tool_call", calls=code_calls("pass"))
 
 
-@dataclass
-class Seen:
-    """Counts of contexts whose token ids on the server differ from those sent."""
-
-    turns: int = 0
-    other_ids: int = 0
-    other_if_retokenized: int = 0
-
-
 class BenchEngine(SglangEngine):
     """SGLang with more sampling options, and turns of exactly ``turn_tokens`` if it is not 0."""
 
@@ -114,11 +105,15 @@ class BenchEngine(SglangEngine):
 
 
 class EchoEngine(BenchEngine):
-    """Gets the token ids of each context from the server and compares them with those sent."""
+    """Counts contexts whose token ids on the server differ from those sent.
 
-    def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, seen: Seen, *, turn_tokens: int) -> None:
+    ``other_if_retokenized``: contexts whose ids would differ if their text were encoded again.
+    """
+
+    def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, *, turn_tokens: int) -> None:
         super().__init__(url, turn_tokens=turn_tokens)
-        self.tokenizer, self.seen = tokenizer, seen
+        self.tokenizer = tokenizer
+        self.turns = self.other_ids = self.other_if_retokenized = 0
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
         body = super().body(request)
@@ -132,10 +127,10 @@ class EchoEngine(BenchEngine):
         answer = await super().post(path, body)
         sent = body["input_ids"]
         saw = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]]
-        self.seen.turns += 1
-        self.seen.other_ids += saw != sent
+        self.turns += 1
+        self.other_ids += saw != sent
         again = self.tokenizer.encode(self.tokenizer.decode(sent), add_special_tokens=False)
-        self.seen.other_if_retokenized += again != sent
+        self.other_if_retokenized += again != sent
         return answer
 
 
@@ -264,21 +259,20 @@ def drift(
     per_trajectory = 10
 
     async def measure() -> dict[str, Any]:
-        seen = Seen()
         async with serve(slots=64) as (url, tokenizer):
             protocol = EveryTurnCalls(tokenizer)
             limits = limits_for(max_response_tokens=800, max_turns=per_trajectory)
             count = -(-turns // per_trajectory)
-            async with EchoEngine(url, tokenizer, seen, turn_tokens=turn_tokens) as engine:
+            async with EchoEngine(url, tokenizer, turn_tokens=turn_tokens) as engine:
                 done = await run_trajectories(
                     engine, protocol, limits, tool=InstantSandbox(), count=count, in_flight=64
                 )
         for each in done:  # the ledger checks the contexts' lengths, EchoEngine their ids
             assert len(each.turns) == per_trajectory, f"a trajectory ended with {each.stop_reason}"
         return {
-            "turns": seen.turns,
-            "turns_with_other_ids": seen.other_ids,
-            "turns_with_other_ids_if_text_were_encoded_again": seen.other_if_retokenized,
+            "turns": engine.turns,
+            "turns_with_other_ids": engine.other_ids,
+            "turns_with_other_ids_if_text_were_encoded_again": engine.other_if_retokenized,
         }
 
     _report("drift", {"turns": turns, "turn_tokens": turn_tokens}, measure())
