@@ -126,7 +126,7 @@ def test_a_difference_from_the_models_record_is_one_warning(tmp_path: Path, used
     warnings = difference(str(tmp_path), used, "own.parquet", "Do this.")
     assert len(warnings) == differs
     for line in warnings:
-        assert line.startswith("own.parquet uses another prompt format") and line.endswith("Do this.")
+        assert line.startswith("own.parquet uses a prompt format") and line.endswith("Do this.")
 
 
 def test_the_inline_format_ignores_the_instruction():

@@ -111,6 +111,6 @@ def test_a_long_text_is_cut_with_a_note():
 )
 def test_a_setting_without_effect_is_refused(settings: list[str], key: str):
     config = ROOT / "configs/rl_tiny_cpu.toml"
-    with pytest.raises(ConfigError, match=f"rollout.tracked_trajectories = 4 .* and {key}"):
+    with pytest.raises(ConfigError, match=f"rollout.tracked_trajectories = 4 .* but {key}"):
         load_config(RlConfig, config, ["rollout.tracked_trajectories=4", *settings])
     load_config(RlConfig, config, settings)
